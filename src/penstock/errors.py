@@ -1,0 +1,44 @@
+"""The one tree of exceptions that Penstock raises."""
+
+__all__ = [
+    "CostsError",
+    "DeadlockError",
+    "MissingDependencyError",
+    "ParseError",
+    "PenstockError",
+    "ScheduleError",
+    "SizeError",
+    "UnknownScheduleError",
+]
+
+
+class PenstockError(Exception):
+    """Base of everything that Penstock raises on purpose."""
+
+
+class ScheduleError(PenstockError, ValueError):
+    """A schedule breaks a rule; the message names rank, position, action and rule."""
+
+
+class DeadlockError(ScheduleError):
+    """A schedule can never finish; the message names the cycle of waits."""
+
+
+class ParseError(ScheduleError):
+    """A piece of schedule text cannot be read; the message names the cell."""
+
+
+class SizeError(PenstockError, ValueError):
+    """A schedule family does not exist for these sizes; the message says which would work."""
+
+
+class UnknownScheduleError(PenstockError, ValueError):
+    """No schedule family has this name; the message lists the known ones."""
+
+
+class CostsError(PenstockError, ValueError):
+    """A cost model is malformed or does not fit the schedule."""
+
+
+class MissingDependencyError(PenstockError, ImportError):
+    """An optional dependency is not installed; the message says how to install it."""

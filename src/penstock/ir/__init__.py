@@ -1,0 +1,1 @@
+"""Schedules as data: actions, placement, dataflow, orders, and who waits for whom."""

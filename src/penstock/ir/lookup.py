@@ -1,0 +1,81 @@
+"""Where each action of a schedule stands: from (kind, stage, microbatch) to its row."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.actions import Kind
+from penstock.ir.rows import ABSENT
+from penstock.ir.schedule import Schedule
+
+__all__ = ["Lookup", "edge_of_row", "find_rows", "slot_of_row"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """Row of each action, or -1: compute by (stage, microbatch), messages by (edge, microbatch).
+
+    A full backward stands both under `backward_input` and under `backward_weight`.
+    """
+
+    forward: NDArray[np.int32]
+    backward_input: NDArray[np.int32]
+    backward_weight: NDArray[np.int32]
+    send_forward: NDArray[np.int32]
+    receive_forward: NDArray[np.int32]
+    send_backward: NDArray[np.int32]
+    receive_backward: NDArray[np.int32]
+
+
+def find_rows(schedule: Schedule) -> Lookup:
+    """Index a schedule in which no action stands twice."""
+    rows = schedule.rows
+    edges = edge_of_row(schedule)
+
+    def locate(count: int, owner: NDArray[np.int32], *kinds: Kind) -> NDArray[np.int32]:
+        table = np.full((count, schedule.microbatches), ABSENT, dtype=np.int32)
+        found = np.flatnonzero(rows.is_kind(*kinds)).astype(np.int32)
+        table[owner[found], rows.microbatch[found]] = found
+        return table
+
+    num_stages, num_edges = schedule.num_stages, len(schedule.dataflow.edges)
+    return Lookup(
+        locate(num_stages, rows.stage, Kind.FORWARD),
+        locate(num_stages, rows.stage, Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT),
+        locate(num_stages, rows.stage, Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT),
+        locate(num_edges, edges, Kind.SEND_F),
+        locate(num_edges, edges, Kind.RECV_F),
+        locate(num_edges, edges, Kind.SEND_B),
+        locate(num_edges, edges, Kind.RECV_B),
+    )
+
+
+def edge_of_row(schedule: Schedule) -> NDArray[np.int32]:
+    """For every communication the number of its edge in the dataflow, elsewhere -1.
+
+    A communication between stages that no edge joins has -1 too.
+    """
+    rows, stages = schedule.rows, schedule.num_stages
+    result = np.full(len(rows), ABSENT, dtype=np.int32)
+    talks = np.flatnonzero(rows.is_kind(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B))
+    if not len(talks) or not schedule.dataflow.edges:
+        return result
+    # An activation goes from producer to consumer: SEND_F and RECV_B stand at the producer.
+    at_producer = rows.is_kind(Kind.SEND_F, Kind.RECV_B)[talks]
+    stage = rows.stage[talks].astype(np.int64)
+    peer = rows.peer[talks].astype(np.int64)
+    key = np.where(at_producer, stage * stages + peer, peer * stages + stage)
+    known = np.array(
+        [producer * stages + consumer for producer, consumer in schedule.dataflow.edges]
+    )
+    place = np.minimum(np.searchsorted(known, key), len(known) - 1)
+    is_edge = (known[place] == key) & (peer >= 0) & (peer < stages) & (stage < stages)
+    result[talks] = np.where(is_edge, place, ABSENT)
+    return result
+
+
+def slot_of_row(schedule: Schedule) -> NDArray[np.int64]:
+    """For every row with a microbatch, stage times microbatches plus microbatch: its slot."""
+    rows = schedule.rows
+    return rows.stage.astype(np.int64) * schedule.microbatches + rows.microbatch

@@ -1,0 +1,208 @@
+"""Every rank's work as columns of numbers, so that passes and checks run at array speed.
+
+row          0    1    2    3    4        first = [0, 3, 5]: rank 0 owns rows 0-2,
+rank         0    0    0    1    1                           rank 1 owns rows 3-4
+kind         F    F    B    F    B
+stage        0    0    0    1    1
+microbatch   0    1    0    0    0
+peer         -    -    -    -    -        the other stage of a communication
+joined       no   no   yes  no   no       row 2 runs together with row 1: an overlap
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.actions import Action, Kind, Overlap, Work
+
+__all__ = ["ABSENT", "Bools", "Floats", "Ints", "Rows", "insert_rows"]
+
+Ints = NDArray[np.int64] | NDArray[np.int32] | NDArray[np.int8]
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+# In the columns of numbers, an action without a microbatch or a peer has this code there.
+ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The columns; `first[r]` to `first[r + 1]` are the rows of rank r, in its order."""
+
+    first: NDArray[np.int64]
+    kind: NDArray[np.int8]
+    stage: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    peer: NDArray[np.int32]
+    joined: Bools
+
+    def __post_init__(self) -> None:
+        for column in (self.first, *self.columns):
+            column.flags.writeable = False
+
+    @property
+    def columns(self) -> tuple[NDArray[np.generic], ...]:
+        """The columns in the order of the fields, without `first`."""
+        return (self.kind, self.stage, self.microbatch, self.peer, self.joined)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the rows belong to."""
+        return len(self.first) - 1
+
+    @classmethod
+    def from_works(cls, orders: Sequence[Sequence[Work]]) -> "Rows":
+        """The rows of every rank's list of actions and overlaps."""
+        cells = [cell for order in orders for work in order for cell in _encode(work)]
+        lengths = [sum(_width(work) for work in order) for order in orders]
+        columns = np.array(cells, dtype=np.int32).reshape(len(cells), 5).T
+        return cls(
+            first=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
+            kind=columns[0].astype(np.int8),
+            stage=columns[1].copy(),
+            microbatch=columns[2].copy(),
+            peer=columns[3].copy(),
+            joined=columns[4].astype(np.bool_),
+        )
+
+    @classmethod
+    def from_moves(
+        cls,
+        lengths: Sequence[int],
+        kind: Ints,
+        stage: Ints,
+        microbatch: Ints,
+        joined: Bools,
+    ) -> "Rows":
+        """The rows of a compute-only schedule from its columns, rank after rank."""
+        return cls(
+            first=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
+            kind=kind.astype(np.int8),
+            stage=stage.astype(np.int32),
+            microbatch=microbatch.astype(np.int32),
+            peer=np.full(len(kind), ABSENT, dtype=np.int32),
+            joined=joined,
+        )
+
+    def rank_of_row(self) -> NDArray[np.int32]:
+        """The rank of every row."""
+        ranks = np.arange(self.num_ranks, dtype=np.int32)
+        return np.repeat(ranks, np.diff(self.first))
+
+    def is_kind(self, *kinds: Kind) -> Bools:
+        """For every row, whether it is of one of these kinds."""
+        wanted = np.zeros(len(Kind), dtype=np.bool_)
+        wanted[list(kinds)] = True
+        return wanted[self.kind]
+
+    def has_kind(self, *kinds: Kind) -> bool:
+        """Whether any row is of one of these kinds."""
+        return bool(self.is_kind(*kinds).any())
+
+    def in_overlap(self) -> Bools:
+        """For every row, whether it runs together with the row before or after it."""
+        together = self.joined.copy()
+        together[:-1] |= self.joined[1:]
+        return together
+
+    def opening_row(self) -> NDArray[np.int64]:
+        """For every row, the first row of the piece of work that it belongs to."""
+        return np.maximum.accumulate(np.where(self.joined, 0, np.arange(len(self))))
+
+    def take(self, index: NDArray[np.int64], first: NDArray[np.int64]) -> "Rows":
+        """Some of these rows, in another order, with the bounds of the ranks given anew."""
+        return Rows(
+            first,
+            self.kind[index],
+            self.stage[index],
+            self.microbatch[index],
+            self.peer[index],
+            self.joined[index],
+        )
+
+    def keep(self, wanted: Bools) -> "Rows":
+        """The rows for which `wanted` holds, each on its rank."""
+        kept = np.concatenate(([0], np.cumsum(wanted, dtype=np.int64)))
+        return self.take(np.flatnonzero(wanted), kept[self.first])
+
+    def action(self, row: int) -> Action:
+        """The action in one row, overlapped or not."""
+        return _decode(*(int(column[row]) for column in self.columns[:4]))
+
+    def works(self, rank: int, start: int = 0, stop: int | None = None) -> Iterator[Work]:
+        """One rank's rows `start` to `stop`, counted from its first, as actions and overlaps."""
+        last = self.first[rank + 1] if stop is None else self.first[rank] + stop
+        bounds = slice(int(self.first[rank]) + start, int(last))
+        group: list[Action] = []
+        *numbers, joined = (column[bounds].tolist() for column in self.columns)
+        for *cell, is_joined in zip(*numbers, joined, strict=True):
+            if group and not is_joined:
+                yield _work(group)
+                group = []
+            group.append(_decode(*cell))
+        if group:
+            yield _work(group)
+
+    def rank(self, row: int) -> int:
+        """The rank of one row."""
+        return int(np.searchsorted(self.first, row, side="right")) - 1
+
+    def position(self, row: int) -> tuple[int, int]:
+        """The rank of a row and its place in that rank's list, where an overlap is one place."""
+        rank = self.rank(row)
+        before = self.joined[int(self.first[rank]) + 1 : row + 1]
+        return rank, len(before) - int(before.sum())
+
+
+def insert_rows(rows: Rows, before: NDArray[np.int64], new: Rows) -> Rows:
+    """`rows` with the rows of `new` put in, each before row `before[i]`, on the same rank.
+
+    Rows for the same place keep their order; `before` may point one past the last row of a rank.
+    """
+    ranks = new.rank_of_row()
+    # Ranks first, so that "past the end of rank 0" and "before the first of rank 1" stay apart.
+    order = np.lexsort((before, ranks))
+    before, new = before[order], new.take(order, new.first)
+    target = before + np.arange(len(before))
+    total = len(rows) + len(new)
+    is_new = np.zeros(total, dtype=np.bool_)
+    is_new[target] = True
+
+    def merge(old: NDArray[np.generic], added: NDArray[np.generic]) -> NDArray[np.generic]:
+        column = np.empty(total, dtype=old.dtype)
+        column[~is_new] = old
+        column[is_new] = added
+        return column
+
+    columns = map(merge, rows.columns, new.columns)
+    return Rows(rows.first + new.first, *columns)  # type: ignore[arg-type]  # dtypes are kept
+
+
+def _width(work: Work) -> int:
+    return len(work.actions) if isinstance(work, Overlap) else 1
+
+
+def _encode(work: Work) -> Iterator[tuple[int, int, int, int, int]]:
+    actions = work.actions if isinstance(work, Overlap) else (work,)
+    for place, action in enumerate(actions):
+        microbatch = ABSENT if action.microbatch is None else action.microbatch
+        peer = ABSENT if action.peer is None else action.peer
+        yield action.kind, action.stage, microbatch, peer, place > 0
+
+
+def _decode(kind: int, stage: int, microbatch: int, peer: int) -> Action:
+    return Action(
+        Kind(kind),
+        stage,
+        None if microbatch == ABSENT else microbatch,
+        None if peer == ABSENT else peer,
+    )
+
+
+def _work(group: list[Action]) -> Work:
+    return group[0] if len(group) == 1 else Overlap(tuple(group))

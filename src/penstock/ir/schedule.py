@@ -1,0 +1,178 @@
+"""The value in which planning and running meet: every rank's order of work."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from penstock.errors import ParseError, ScheduleError
+from penstock.ir.actions import Kind, Work
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.placement import Placement
+from penstock.ir.rows import Rows
+from penstock.ir.text import format_csv, format_table, parse_csv, parse_work
+
+__all__ = ["Schedule"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """Every rank's order of work, with its placement and dataflow.
+
+    Equality compares all but the name.
+
+    >>> schedule = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
+    >>> schedule.num_ranks, schedule.num_stages, schedule.microbatches
+    (2, 2, 1)
+    >>> print(schedule)
+       rank 0  rank 1
+    0  0F0     1F0
+    1  0B0     1B0
+    """
+
+    rows: Rows = field(repr=False)
+    placement: Placement
+    dataflow: Dataflow
+    microbatches: int
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        stages, ranks = self.dataflow.num_stages, self.rows.num_ranks
+        if self.placement.num_stages != stages or self.placement.num_ranks != ranks:
+            raise ScheduleError(
+                f"orders, placement and dataflow differ in size (ranks: {ranks} and "
+                f"{self.placement.num_ranks}, stages: {stages} and {self.placement.num_stages})"
+            )
+
+    @classmethod
+    def from_orders(
+        cls,
+        orders: Iterable[Iterable[Work | str]],
+        *,
+        name: str = "custom",
+        dataflow: Dataflow | None = None,
+    ) -> "Schedule":
+        """A schedule from every rank's list of actions, given as values or as text.
+
+        Placement and number of microbatches are read off the lists; the dataflow is a chain
+        unless given. Nothing else is checked here: `penstock.check` does that.
+        """
+        works = [
+            [parse_work(work) if isinstance(work, str) else work for work in order]
+            for order in orders
+        ]
+        rows = Rows.from_works(works)
+        placement = _read_placement(rows)
+        compute = rows.kind <= Kind.FULL_BACKWARD
+        microbatches = int(rows.microbatch[compute].max()) + 1
+        if microbatches > len(rows):
+            raise ScheduleError(
+                f"microbatch {microbatches - 1} is named, but there are only {len(rows)} actions; "
+                "number the microbatches from 0 without gaps"
+            )
+        flow = Dataflow.chain(placement.num_stages) if dataflow is None else dataflow
+        return cls(rows, placement, flow, microbatches, name)
+
+    @classmethod
+    def from_csv(cls, path: Path | str) -> "Schedule":
+        """Read a schedule from a CSV file with one row per rank; see `to_csv`."""
+        file = Path(path)
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ParseError(f"{file} is not a text file: {error}") from error
+        try:
+            orders, dataflow = parse_csv(text)
+            return cls.from_orders(orders, name=file.stem, dataflow=dataflow)
+        except ScheduleError as error:
+            raise type(error)(f"{file}: {error}") from error
+
+    def to_csv(self, path: Path | str) -> None:
+        """Write one row per rank and one cell per action, as `torch.distributed.pipelining` does.
+
+        A dataflow that is no chain goes into a first line that begins with `#`.
+        """
+        text = format_csv((self.order(rank) for rank in range(self.num_ranks)), self.dataflow)
+        Path(path).write_text(text, encoding="utf-8")
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks take part."""
+        return self.rows.num_ranks
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages the model is cut into."""
+        return self.dataflow.num_stages
+
+    @property
+    def has_communication(self) -> bool:
+        """Whether sends and receives are part of the order; without them they are implied."""
+        return self.rows.has_kind(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+
+    @property
+    def is_forward_only(self) -> bool:
+        """Whether no rank runs a backward."""
+        return not self.rows.has_kind(
+            Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT
+        )
+
+    def order(self, rank: int) -> tuple[Work, ...]:
+        """What one rank does, first to last."""
+        return tuple(self.rows.works(rank))
+
+    @property
+    def orders(self) -> tuple[tuple[Work, ...], ...]:
+        """What every rank does, first to last."""
+        return tuple(self.order(rank) for rank in range(self.num_ranks))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        mine, theirs = self.rows, other.rows
+        return (
+            self.placement == other.placement
+            and self.dataflow == other.dataflow
+            and self.microbatches == other.microbatches
+            and np.array_equal(mine.first, theirs.first)
+            and all(map(np.array_equal, mine.columns, theirs.columns))
+        )
+
+    def __hash__(self) -> int:
+        columns = (column.tobytes() for column in self.rows.columns)
+        return hash((self.placement, self.dataflow, self.microbatches, *columns))
+
+    def __str__(self) -> str:
+        return format_table(self.orders)
+
+
+def _read_placement(rows: Rows) -> Placement:
+    """Which rank holds each stage, as the compute actions say."""
+    compute = rows.kind <= Kind.FULL_BACKWARD
+    stage, rank = rows.stage[compute], rows.rank_of_row()[compute]
+    if not len(stage):
+        raise ScheduleError("the schedule holds no compute action; add forwards such as 0F0")
+    num_stages = int(stage.max()) + 1
+    if num_stages > len(rows):
+        raise ScheduleError(
+            f"stage {num_stages - 1} is named, but there are only {len(rows)} actions; "
+            "number the stages from 0 without gaps"
+        )
+    holder = np.full(num_stages, -1)
+    holder[stage] = rank
+    if (missing := np.flatnonzero(holder < 0)).size:
+        raise ScheduleError(
+            f"stage {missing[0]} never computes, but stage {num_stages - 1} does; "
+            "number the stages from 0 without gaps"
+        )
+    if (wrong := np.flatnonzero(holder[stage] != rank)).size:
+        row = int(np.flatnonzero(compute)[wrong[0]])
+        at, position = rows.position(row)
+        raise ScheduleError(
+            f"rank {at}, position {position}, {rows.action(row)}: stage {rows.stage[row]} also "
+            f"runs on rank {holder[rows.stage[row]]}; a stage lives on one rank"
+        )
+    if idle := set(range(rows.num_ranks)) - set(holder.tolist()):
+        raise ScheduleError(f"rank {min(idle)} computes nothing; give every rank a stage")
+    return Placement(tuple(holder.tolist()))

@@ -1,0 +1,131 @@
+"""Schedules as text: strict parsing of actions, CSV both ways, and a readable table."""
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Sequence
+
+from penstock.errors import ParseError, ScheduleError
+from penstock.ir.actions import OVERLAP_TEXT, Action, Kind, Overlap, Work
+from penstock.ir.dataflow import Dataflow
+
+__all__ = ["format_csv", "format_table", "parse_csv", "parse_work"]
+
+_KINDS = {kind.text: kind for kind in Kind}
+# Longest first, so that SEND_F is not read as something shorter. Nine digits stay within int32.
+_KIND_PATTERN = "|".join(sorted(_KINDS, key=len, reverse=True))
+_ACTION = re.compile(rf"([0-9]{{1,9}})({_KIND_PATTERN})([0-9]{{1,9}})?(?:>([0-9]{{1,9}}))?")
+_OVERLAP = re.compile(rf"\(([^()]*)\){OVERLAP_TEXT}")
+_DATAFLOW = re.compile(r"#\s*dataflow:([0-9> ]*)(?:\|\s*parts:([0-9 ]*))?")
+
+
+def parse_work(text: str) -> Work:
+    """Read one action or overlap from its text; spaces around it are dropped.
+
+    >>> parse_work("2F0")
+    Action(kind=<Kind.FORWARD: 0>, stage=2, microbatch=0, peer=None)
+    >>> parse_work("1F0garbage")
+    Traceback (most recent call last):
+    penstock.errors.ParseError: '1F0garbage' is no action; write stage, kind, microbatch as in 2F0
+    """
+    stripped = text.strip()
+    if group := _OVERLAP.fullmatch(stripped):
+        members = tuple(_parse_action(member.strip()) for member in group[1].split(";"))
+        try:
+            return Overlap(members)
+        except ValueError as error:
+            raise ParseError(f"{stripped!r} is no overlap: {error}") from error
+    return _parse_action(stripped)
+
+
+def _parse_action(text: str) -> Action:
+    match = _ACTION.fullmatch(text)
+    if match is None:
+        raise ParseError(f"{text!r} is no action; write stage, kind, microbatch as in 2F0")
+    stage, kind, microbatch, peer = match.groups()
+    try:
+        return Action(
+            _KINDS[kind],
+            int(stage),
+            None if microbatch is None else int(microbatch),
+            None if peer is None else int(peer),
+        )
+    except ValueError as error:
+        raise ParseError(f"{text!r} is no action: {error}") from error
+
+
+def format_csv(orders: Iterable[Iterable[Work]], dataflow: Dataflow) -> str:
+    """One row per rank, one cell per action; a first line holds any dataflow but a chain."""
+    lines = [] if dataflow.is_chain else [_format_dataflow(dataflow)]
+    lines += [",".join(map(str, order)) for order in orders]
+    return "\n".join(lines) + "\n"
+
+
+def parse_csv(text: str) -> tuple[list[list[Work]], Dataflow | None]:
+    """Read what `format_csv` wrote: every rank's list, and the dataflow where one is given.
+
+    Empty cells are idle slots and are dropped, as are empty lines at the end.
+    """
+    lines = text.rstrip().splitlines()
+    dataflow = None
+    if lines and lines[0].lstrip().startswith("#"):
+        dataflow = _parse_dataflow(lines.pop(0).strip())
+    try:
+        table = list(csv.reader(io.StringIO("\n".join(lines)), strict=True))
+    except csv.Error as error:
+        raise ParseError(f"not a CSV file: {error}") from error
+    if not table:
+        raise ParseError("the file is empty; write one line per rank, one action per cell")
+    return [_parse_row(rank, row) for rank, row in enumerate(table)], dataflow
+
+
+def _parse_row(rank: int, row: Sequence[str]) -> list[Work]:
+    order = []
+    for column, cell in enumerate(row):
+        if cell.strip():
+            try:
+                order.append(parse_work(cell))
+            except ParseError as error:
+                raise ParseError(f"rank {rank}, cell {column}: {error}") from error
+    return order
+
+
+def _format_dataflow(dataflow: Dataflow) -> str:
+    edges = " ".join(f"{producer}>{consumer}" for producer, consumer in dataflow.edges)
+    return f"# dataflow: {edges} | parts: {' '.join(map(str, dataflow.parts))}"
+
+
+def _parse_dataflow(line: str) -> Dataflow:
+    match = _DATAFLOW.fullmatch(line)
+    if match is None or match[2] is None:
+        raise ParseError(f"{line!r} is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2")
+    try:
+        edges = []
+        for edge in match[1].split():
+            producer, consumer = edge.split(">")
+            edges.append((int(producer), int(consumer)))
+        parts = [int(part) for part in match[2].split()]
+        return Dataflow(len(parts), edges, parts)
+    except ScheduleError:
+        raise
+    except ValueError as error:
+        raise ParseError(f"{line!r} is no dataflow: {error}") from error
+
+
+def format_table(orders: Sequence[Sequence[Work]], first_position: int = 0) -> str:
+    """A table with ranks across and positions down, for reading and for error messages."""
+    labels = [f"rank {rank}" for rank in range(len(orders))]
+    length = max(map(len, orders), default=0)
+    index_width = len(str(first_position + max(length - 1, 0)))
+    texts = [[str(work) for work in order] for order in orders]
+    widths = [max(map(len, [label, *text])) for label, text in zip(labels, texts, strict=True)]
+
+    def line(index: str, cells: Iterable[str]) -> str:
+        padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        return f"{index.rjust(index_width)}  {'  '.join(padded)}".rstrip()
+
+    body = (
+        line(str(first_position + place), (t[place] if place < len(t) else "" for t in texts))
+        for place in range(length)
+    )
+    return "\n".join([line("", labels), *body])
