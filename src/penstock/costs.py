@@ -1,0 +1,248 @@
+"""What actions cost: seconds and bytes per stage and kind of action, and seconds per link."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import CostsError
+from penstock.ir.actions import Kind
+from penstock.ir.graph import Graph
+from penstock.ir.rows import Floats
+from penstock.ir.schedule import Schedule
+
+__all__ = ["Costs", "PerLink", "PerStage", "Prices"]
+
+_PER_STAGE = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "full_backward",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "parameter_bytes",
+)
+
+PerStage: TypeAlias = float | Sequence[float]
+PerLink: TypeAlias = float | Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prices:
+    """The costs of one schedule: seconds per row, and seconds per need that crosses ranks.
+
+    `duration` is how long a row's result takes, `busy` how long it keeps its rank.
+    """
+
+    duration: Floats
+    busy: Floats
+    lag: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds and bytes per stage and kind of action; each a number or one number per stage.
+
+    `transfer` is the seconds that a value needs from rank to rank: one number, or a table with a
+    row per sending and a column per receiving rank. `send` is the seconds that a send keeps the
+    sender. Activations live from F to I or B (`activation_bytes`), what the weight backward still
+    needs lives from I to W (`weight_stash_bytes`). An overlapped pair takes the sum of its parts
+    less `overlap_gain` (0 to 1) times the shorter of them.
+
+    >>> Costs(forward=1, backward_input=1, backward_weight=[1, 2]).full_backward_seconds(1)
+    3.0
+    """
+
+    forward: PerStage = 1.0
+    backward_input: PerStage = 1.0
+    backward_weight: PerStage = 1.0
+    full_backward: PerStage | None = None
+    transfer: PerLink = 0.0
+    send: float = 0.0
+    overlap_gain: float = 0.0
+    activation_bytes: PerStage = 0.0
+    weight_stash_bytes: PerStage = 0.0
+    parameter_bytes: PerStage = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = _frozen(field.name, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        if not self.overlap_gain <= 1:
+            raise CostsError(f"overlap_gain lies between 0 and 1 (got {self.overlap_gain})")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> "Costs":
+        """Costs from names and numbers; an unknown name is an error that lists the known ones."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(values) - set(known)):
+            raise CostsError(f"unknown cost {unknown[0]!r}; known are {', '.join(known)}")
+        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> "Costs":
+        """Costs from a TOML or JSON file that holds names and numbers."""
+        file = Path(path)
+        try:
+            text = file.read_text(encoding="utf-8")
+            values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+            if not isinstance(values, dict):
+                raise CostsError("write names and numbers, such as forward = 1.5")
+            return cls.from_mapping(values)
+        except (CostsError, ValueError, RecursionError) as error:
+            raise CostsError(f"{file}: {error}") from error
+
+    def recut(self, share_of: int, pieces: int) -> "Costs":
+        """The costs of the same model cut into `pieces` stages.
+
+        A single number is the cost of one of `share_of` equal shares of the model. A list is for
+        consecutive pieces, which are added up or divided evenly.
+        """
+        changes: dict[str, Any] = {}
+        for name in _PER_STAGE:
+            value = getattr(self, name)
+            if value is not None:
+                given = list(value) if isinstance(value, Sequence) else [value] * share_of
+                changes[name] = _recut(name, given, pieces)
+        return replace(self, **changes)
+
+    def for_parts(self, parts: Sequence[int]) -> "Costs":
+        """The costs of stages that run these parts of the model, from costs per part."""
+        changes: dict[str, Any] = {
+            name: tuple(value[part] for part in parts)
+            for name in _PER_STAGE
+            if isinstance(value := getattr(self, name), Sequence)
+        }
+        return replace(self, **changes)
+
+    def full_backward_seconds(self, stage: int) -> float:
+        """The seconds of a full backward of one stage: as given, or input plus weight part."""
+        if self.full_backward is not None:
+            return _at(self.full_backward, stage)
+        return _at(self.backward_input, stage) + _at(self.backward_weight, stage)
+
+    def per_stage(self, name: str, num_stages: int) -> Floats:
+        """One of the costs, for every stage."""
+        value: PerStage = getattr(self, name)
+        if isinstance(value, Sequence) and len(value) != num_stages:
+            raise CostsError(
+                f"{name} has {len(value)} values, but the schedule has {num_stages} stages; "
+                "give one number, or one per stage"
+            )
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), (num_stages,))
+
+    def per_link(self, num_ranks: int) -> Floats:
+        """The transfer seconds from every rank to every rank."""
+        table = np.asarray(self.transfer, dtype=np.float64)
+        if table.ndim and table.shape != (num_ranks, num_ranks):
+            raise CostsError(
+                f"transfer is a table of {table.shape[0]} by {table.shape[1]}, but the schedule "
+                f"has {num_ranks} ranks; give one number, or one per sender and receiver"
+            )
+        return np.broadcast_to(table, (num_ranks, num_ranks))
+
+    def price(self, schedule: Schedule, graph: Graph) -> Prices:
+        """What every row of a schedule costs, and every need that crosses ranks."""
+        rows = schedule.rows
+        duration = self._seconds_by_kind(schedule.num_stages)[rows.kind, rows.stage]
+        if rows.joined.any():
+            duration = _price_overlaps(duration, rows.joined, self.overlap_gain)
+        lag = self._lags(schedule, graph)
+        busy = duration
+        if self.send and not schedule.has_communication:
+            # Sends are implied: they follow the work that they send, one after the other.
+            messages = _implied_messages(schedule)
+            busy = duration + self.send * messages
+            lag[graph.link >= 0] += self.send * messages[graph.need[graph.link >= 0]]
+        return Prices(duration, busy, lag)
+
+    def _seconds_by_kind(self, num_stages: int) -> Floats:
+        table = np.zeros((len(Kind), num_stages))
+        table[Kind.FORWARD] = self.per_stage("forward", num_stages)
+        table[Kind.BACKWARD_INPUT] = self.per_stage("backward_input", num_stages)
+        table[Kind.BACKWARD_WEIGHT] = self.per_stage("backward_weight", num_stages)
+        if self.full_backward is None:
+            table[Kind.FULL_BACKWARD] = table[Kind.BACKWARD_INPUT] + table[Kind.BACKWARD_WEIGHT]
+        else:
+            table[Kind.FULL_BACKWARD] = self.per_stage("full_backward", num_stages)
+        table[Kind.SEND_F] = table[Kind.SEND_B] = self.send
+        return table
+
+    def _lags(self, schedule: Schedule, graph: Graph) -> Floats:
+        transfer = self.per_link(schedule.num_ranks).ravel()
+        lag = np.zeros(len(graph.link))
+        crosses = graph.link >= 0
+        lag[crosses] = transfer[graph.link[crosses]]
+        return lag
+
+
+def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
+    if pieces % len(given) == 0:
+        times = pieces // len(given)
+        return tuple(value / times for value in given for _ in range(times))
+    if len(given) % pieces == 0:
+        size = len(given) // pieces
+        return tuple(sum(given[piece * size : (piece + 1) * size]) for piece in range(pieces))
+    raise CostsError(
+        f"{name} has {len(given)} values, which cannot be shared out evenly over {pieces} stages"
+    )
+
+
+def _implied_messages(schedule: Schedule) -> NDArray[np.int64]:
+    """How many messages each row of a compute-only schedule sends to other ranks."""
+    flow, holder = schedule.dataflow, schedule.placement.rank_of_stage
+    counts = np.zeros((len(Kind), schedule.num_stages), dtype=np.int64)
+    for stage in range(schedule.num_stages):
+        remote = [c for c in flow.consumers(stage) if holder[c] != holder[stage]]
+        counts[Kind.FORWARD, stage] = len(remote)
+        remote = [p for p in flow.producers(stage) if holder[p] != holder[stage]]
+        counts[[Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD], stage] = len(remote)
+    return counts[schedule.rows.kind, schedule.rows.stage]
+
+
+def _price_overlaps(duration: Floats, joined: NDArray[np.bool_], gain: float) -> Floats:
+    """Give every member of an overlap the duration of the whole."""
+    opens = np.flatnonzero(~joined)
+    total = np.add.reduceat(duration, opens)
+    shortest = np.minimum.reduceat(duration, opens)
+    size = np.diff(np.append(opens, len(duration)))
+    whole = np.where(size > 1, total - gain * shortest, total)
+    return np.repeat(whole, size)
+
+
+def _at(value: PerStage, stage: int) -> float:
+    return value[stage] if isinstance(value, Sequence) else value
+
+
+def _frozen(name: str, value: object) -> object:
+    """The value with numbers as floats and sequences as tuples, after checking every number."""
+    if value is None and name == "full_backward":
+        return None
+    is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+    depth = 0 if name in ("send", "overlap_gain") else 2 if name == "transfer" else 1
+    if is_list and depth:
+        if depth == 1:
+            return tuple(_number(name, item) for item in value)  # type: ignore[attr-defined]
+        table = tuple(
+            tuple(_number(name, item) for item in row)
+            if isinstance(row, Sequence | np.ndarray)
+            else ()
+            for row in value  # type: ignore[attr-defined]
+        )
+        if any(len(row) != len(table) for row in table):
+            raise CostsError("transfer is one number, or a square table of numbers")
+        return table
+    return _number(name, value)
+
+
+def _number(name: str, value: object) -> float:
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not is_number or not isfinite(float(value)) or float(value) < 0:  # type: ignore[arg-type]
+        raise CostsError(f"{name} takes numbers from 0 up (got {value!r})")
+    return float(value)  # type: ignore[arg-type]

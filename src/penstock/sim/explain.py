@@ -1,0 +1,196 @@
+"""Why a step takes as long as it does: the critical path, the idle gaps, what would help."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.costs import Costs, Prices
+from penstock.ir.actions import Action, Kind
+from penstock.ir.graph import Graph, build_graph
+from penstock.ir.rows import ABSENT
+from penstock.ir.schedule import Schedule
+from penstock.sim.engine import simulate
+from penstock.sim.timeline import Span, Timeline
+
+__all__ = ["Explanation", "Gap", "Saving", "explain"]
+
+# What `Saving` asks of each cost: what if it were this much cheaper?
+_CHEAPER_BY = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Idle time on a rank: from when to when, what started after it, and what that waited for.
+
+    `transfer_seconds` is the part of the gap in which the awaited value was on its way.
+    """
+
+    rank: int
+    start: float
+    end: float
+    action: Action
+    waited_for: Action
+    waited_for_rank: int
+    transfer_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """How long the rank was idle."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What the step would gain if one cost were 5 % lower."""
+
+    cost: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The timeline of a schedule, with the reasons for its length."""
+
+    timeline: Timeline
+    critical_path: tuple[Span, ...]
+    gaps: tuple[Gap, ...]
+    savings: tuple[Saving, ...]
+
+    @property
+    def critical_seconds(self) -> dict[str, float]:
+        """Seconds of the critical path by kind of action; the rest of it is transfers."""
+        seconds: dict[str, float] = {}
+        for span in self.critical_path:
+            kind = span.action.kind.text
+            seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
+        whole = self.critical_path[-1].end - self.critical_path[0].start
+        return seconds | {"transfer": max(0.0, whole - sum(seconds.values()))}
+
+    @property
+    def idle_seconds(self) -> dict[str, float]:
+        """Seconds of all gaps, by the kind of work that was waited for, transfers apart."""
+        seconds: dict[str, float] = {}
+        for gap in self.gaps:
+            kind = gap.waited_for.kind.text
+            seconds[kind] = seconds.get(kind, 0.0) + gap.seconds - gap.transfer_seconds
+            seconds["transfer"] = seconds.get("transfer", 0.0) + gap.transfer_seconds
+        return {cause: value for cause, value in seconds.items() if value > 0}
+
+
+def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
+    """Say what sets the length of a step, why ranks are idle, and which cost matters most.
+
+    >>> from penstock.assembly import build
+    >>> found = explain(build("GPipe", ranks=2, microbatches=2))
+    >>> " ".join(str(span.action) for span in found.critical_path)
+    '0F0 1F0 1F1 1B0 0B0 0B1'
+    """
+    costs = Costs() if costs is None else costs
+    timeline = simulate(schedule, costs)
+    reasons = _Reasons(timeline, costs)
+    return Explanation(
+        timeline, reasons.critical_path(), reasons.gaps(), _savings(timeline, costs)
+    )
+
+
+class _Reasons:
+    """For each row: when its rank was free, and which need came last."""
+
+    def __init__(self, timeline: Timeline, costs: Costs) -> None:
+        self.timeline = timeline
+        self.rows = timeline.schedule.rows
+        self.graph: Graph = build_graph(timeline.schedule)
+        self.prices: Prices = costs.price(timeline.schedule, self.graph)
+        self.opens = self.rows.opening_row()
+        self.free_at = self._free_at()
+        self.last_need = self._last_need()
+
+    def _free_at(self) -> NDArray[np.float64]:
+        """When each row's rank was done with what stands before it; a first row's own start."""
+        start = self.timeline.start
+        free = np.empty(len(start))
+        free[1:] = (start + self.prices.busy)[:-1]
+        free[self.rows.first[:-1]] = start[self.rows.first[:-1]]
+        return free[self.opens]
+
+    def _last_need(self) -> NDArray[np.int64]:
+        """For the opening row of each work, the slot of the need that arrived last, or -1."""
+        graph, start = self.graph, self.timeline.start
+        arrival = start[graph.need] + self.prices.duration[graph.need] + self.prices.lag
+        work = self.opens[np.repeat(np.arange(len(start)), np.diff(graph.first))]
+        latest = np.full(len(start), -np.inf)
+        np.maximum.at(latest, work, arrival)
+        slot = np.full(len(start), ABSENT, dtype=np.int64)
+        is_last = np.flatnonzero(arrival == latest[work])
+        slot[work[is_last]] = is_last
+        return slot
+
+    def gaps(self) -> tuple[Gap, ...]:
+        """The idle gaps of every rank, in its order."""
+        start = self.timeline.start
+        tolerance = 1e-12 * max(1.0, self.timeline.end_time)
+        waits = (start > self.free_at + tolerance) & (self.last_need != ABSENT)
+        waits &= ~self.rows.joined
+        return tuple(self._gap(int(row)) for row in np.flatnonzero(waits))
+
+    def _gap(self, row: int) -> Gap:
+        slot = int(self.last_need[row])
+        need = int(self.graph.need[slot])
+        begin, end = float(self.free_at[row]), float(self.timeline.start[row])
+        on_its_way = min(float(self.prices.lag[slot]), end - begin)
+        rows = self.rows
+        return Gap(
+            rows.rank(row),
+            begin,
+            end,
+            action=rows.action(row),
+            waited_for=rows.action(need),
+            waited_for_rank=rows.rank(need),
+            transfer_seconds=on_its_way,
+        )
+
+    def critical_path(self) -> tuple[Span, ...]:
+        """From the first action to the end of the rank that sets the makespan.
+
+        Each link is what the next one waited for: another rank's work, or its own rank's.
+        """
+        slowest = self.timeline.rank_makespans.index(self.timeline.makespan)
+        begin, end = self.rows.first[slowest : slowest + 2]
+        row = int(begin + np.argmax(self.timeline.end[begin:end]))
+        path = [row]
+        while (before := self._cause(row)) != ABSENT:
+            path.append(before)
+            row = before
+        is_compute = self.rows.kind <= Kind.FULL_BACKWARD
+        return tuple(self.timeline.span(row) for row in reversed(path) if is_compute[row])
+
+    def _cause(self, row: int) -> int:
+        """The row that kept this one from starting earlier."""
+        row = int(self.opens[row])
+        rank = self.rows.rank(row)
+        slot = int(self.last_need[row])
+        if slot != ABSENT and self.timeline.start[row] > self.free_at[row]:
+            return int(self.graph.need[slot])
+        if row > self.rows.first[rank]:
+            return row - 1
+        return int(self.graph.need[slot]) if slot != ABSENT else ABSENT
+
+
+def _savings(timeline: Timeline, costs: Costs) -> tuple[Saving, ...]:
+    names = ["forward", "backward_input", "backward_weight", "transfer"]
+    if costs.full_backward is not None:
+        names.append("full_backward")
+    savings = []
+    for name in names:
+        cheaper = simulate(timeline.schedule, _scale(costs, name, 1 - _CHEAPER_BY))
+        gain = timeline.makespan - cheaper.makespan
+        savings.append(Saving(name, gain, gain / timeline.makespan if timeline.makespan else 0.0))
+    return tuple(sorted(savings, key=lambda saving: -saving.seconds))
+
+
+def _scale(costs: Costs, name: str, factor: float) -> Costs:
+    """The costs with one of them multiplied."""
+    value = np.asarray(getattr(costs, name)) * factor
+    return replace(costs, **{name: value.tolist()})

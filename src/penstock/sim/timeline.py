@@ -1,0 +1,130 @@
+"""What happened when: the actions of a schedule with start, end and memory, per rank."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.actions import Action, Kind
+from penstock.ir.rows import Floats
+from penstock.ir.schedule import Schedule
+
+__all__ = ["Span", "Timeline"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One action with its rank, its seconds and the bytes its rank holds because of it.
+
+    `bytes` counts from the start of a forward and from the end of anything else.
+    """
+
+    rank: int
+    action: Action
+    start: float
+    end: float
+    bytes: float
+    is_overlapped: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """The rows of a schedule with their start and end in seconds and their rank's bytes.
+
+    It comes from the simulator or from a recorded run; nothing here knows which.
+    """
+
+    schedule: Schedule
+    start: Floats
+    end: Floats
+    memory: Floats
+
+    @cached_property
+    def rank_makespans(self) -> tuple[float, ...]:
+        """Per rank, the seconds from the start of its first action to the end of its last."""
+        first, last = self._bounds()
+        return tuple((last - first).tolist())
+
+    @property
+    def makespan(self) -> float:
+        """The cost of the step: the longest time that any rank needs from first to last."""
+        return max(self.rank_makespans)
+
+    @cached_property
+    def end_time(self) -> float:
+        """When the last action of all ends, counted from the start of the first of all."""
+        first, last = self._bounds()
+        return float(last.max() - first.min())
+
+    @cached_property
+    def busy_seconds(self) -> tuple[float, ...]:
+        """Per rank, the seconds spent computing and sending; an overlap counts once."""
+        rows = self.schedule.rows
+        length = np.where(
+            rows.joined | rows.is_kind(Kind.RECV_F, Kind.RECV_B), 0, self.end - self.start
+        )
+        total = np.concatenate(([0.0], np.cumsum(length)))
+        return tuple(np.diff(total[rows.first]).tolist())
+
+    @property
+    def idle_seconds(self) -> tuple[float, ...]:
+        """Per rank, the seconds of the makespan in which it does nothing."""
+        return tuple(self.makespan - busy for busy in self.busy_seconds)
+
+    @property
+    def rank_bubble_rates(self) -> tuple[float, ...]:
+        """Per rank, the share of the makespan in which it does nothing."""
+        return tuple(idle / self.makespan if self.makespan else 0.0 for idle in self.idle_seconds)
+
+    @property
+    def bubble_rate(self) -> float:
+        """The share of the makespan in which the rank that sets it does nothing."""
+        slowest = self.rank_makespans.index(self.makespan)
+        return self.rank_bubble_rates[slowest]
+
+    @cached_property
+    def rank_peak_activations(self) -> tuple[int, ...]:
+        """Per rank, the most stage activations held at once, each from its F to its B or W."""
+        rows = self.schedule.rows
+        change = np.zeros(len(Kind), dtype=np.int64)
+        change[Kind.FORWARD] = 1
+        change[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
+        held = np.cumsum(change[rows.kind])
+        before = np.concatenate(([0], held))[rows.first[:-1]]
+        return tuple((np.maximum.reduceat(held, rows.first[:-1]) - before).tolist())
+
+    @property
+    def peak_activations(self) -> int:
+        """The most stage activations that any rank holds at once."""
+        return max(self.rank_peak_activations)
+
+    @cached_property
+    def rank_peak_bytes(self) -> tuple[float, ...]:
+        """Per rank, the most bytes held at once."""
+        return tuple(np.maximum.reduceat(self.memory, self.schedule.rows.first[:-1]).tolist())
+
+    @property
+    def peak_bytes(self) -> float:
+        """The most bytes that any rank holds at once."""
+        return max(self.rank_peak_bytes)
+
+    def spans(self, rank: int) -> Iterator[Span]:
+        """One rank's actions with their times, in order."""
+        first = self.schedule.rows.first
+        return map(self.span, range(int(first[rank]), int(first[rank + 1])))
+
+    def span(self, row: int) -> Span:
+        """The action in one row of the schedule with its times."""
+        rows = self.schedule.rows
+        times = float(self.start[row]), float(self.end[row]), float(self.memory[row])
+        is_overlapped = bool(rows.joined[row : row + 2].any())
+        return Span(rows.rank(row), rows.action(row), *times, is_overlapped)
+
+    def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Per rank, when its first compute action starts and its last action ends."""
+        bounds = self.schedule.rows.first[:-1]
+        is_compute = self.schedule.rows.kind <= Kind.FULL_BACKWARD
+        first = np.minimum.reduceat(np.where(is_compute, self.start, np.inf), bounds)
+        return first, np.maximum.reduceat(self.end, bounds)
