@@ -1,0 +1,109 @@
+"""Sharded parameters: gathered before a stage is used, let go when others need the room.
+
+limit 1   0UNSHARD 0F0 0RESHARD 4UNSHARD 4F0 4B0 4RESHARD 0UNSHARD 0B0 0RESHARD
+limit 2   0UNSHARD 4UNSHARD 0F0 4F0 4B0 4RESHARD 0B0 0RESHARD
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.errors import SizeError
+from penstock.ir.actions import Kind
+from penstock.ir.rows import insert_rows
+from penstock.ir.schedule import Schedule
+from penstock.passes.stage_actions import end_of_work, stage_rows
+
+__all__ = ["add_unshard_reshard"]
+
+# The rows that something is put before, and the kind and stage of what is put there.
+Placed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int64]]
+
+
+def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedule:
+    """Gather the next stages that a rank will use, and let go of those it will not use soon.
+
+    At most `whole_stages` stages of a rank are whole at once. An overlap needs all its stages at
+    once, so a limit below that is an error.
+    """
+    stages_per_rank = np.bincount(schedule.placement.rank_of_stage)
+    place = _place_once if stages_per_rank.max() <= whole_stages else _place_in_turns
+    before, kind, stage = place(schedule, whole_stages)
+    new = stage_rows(schedule, kind, stage)
+    return replace(schedule, rows=insert_rows(schedule.rows, before, new))
+
+
+def _place_once(schedule: Schedule, _: int) -> Placed:
+    """Where all stages of a rank fit: gather them at its start, let go of each after its end."""
+    rows = schedule.rows
+    each = np.arange(schedule.num_stages)
+    first_use = np.empty(schedule.num_stages, dtype=np.int64)
+    first_use[rows.stage[::-1]] = np.arange(len(rows))[::-1]
+    last_use = np.empty(schedule.num_stages, dtype=np.int64)
+    last_use[rows.stage] = np.arange(len(rows))
+    holder = np.array(schedule.placement.rank_of_stage)
+    before = np.concatenate((rows.first[holder], end_of_work(rows, last_use)))
+    kind = np.repeat(np.array([Kind.UNSHARD, Kind.RESHARD], dtype=np.int8), schedule.num_stages)
+    order = np.lexsort((np.tile(first_use, 2), before, np.tile(holder, 2)))
+    return before[order], kind[order], np.tile(each, 2)[order]
+
+
+def _place_in_turns(schedule: Schedule, limit: int) -> Placed:
+    """Where they do not all fit: follow each rank's order, looking ahead as far as the limit."""
+    rows = schedule.rows
+    moves: list[tuple[int, Kind, int]] = []
+    for rank in range(schedule.num_ranks):
+        begin, end = int(rows.first[rank]), int(rows.first[rank + 1])
+        uses = _uses(rows.stage[begin:end].tolist(), rows.joined[begin:end].tolist())
+        moves += _moves([(begin + place, stages) for place, stages in uses], end, limit)
+    row, kind, stage = (np.array(column) for column in zip(*moves, strict=True))
+    return row, kind.astype(np.int8), stage
+
+
+def _uses(stages: Sequence[int], joined: Sequence[bool]) -> list[tuple[int, tuple[int, ...]]]:
+    """The stages that each piece of work uses, with its first row; repeats are left out."""
+    uses: list[tuple[int, tuple[int, ...]]] = []
+    for row, (stage, is_joined) in enumerate(zip(stages, joined, strict=True)):
+        if is_joined:
+            place, members = uses.pop()
+            uses.append((place, members if stage in members else (*members, stage)))
+        else:
+            uses.append((row, (stage,)))
+    return [
+        use
+        for use, last in zip(uses, [None, *uses], strict=False)
+        if not last or use[1] != last[1]
+    ]
+
+
+def _moves(
+    uses: Sequence[tuple[int, tuple[int, ...]]], end: int, limit: int
+) -> Iterator[tuple[int, Kind, int]]:
+    """RESHARD and UNSHARD before the uses that need them, and the last RESHARDs at the end."""
+    whole: list[int] = []
+    for (row, stages), wanted in zip(uses, _next_stages(uses, limit), strict=True):
+        if len(stages) > limit:
+            raise SizeError(
+                f"an overlap uses {len(stages)} stages at once (whole_stages: {limit}); "
+                f"use whole_stages={len(stages)} or more"
+            )
+        yield from ((row, Kind.RESHARD, stage) for stage in whole if stage not in wanted)
+        yield from ((row, Kind.UNSHARD, stage) for stage in wanted if stage not in whole)
+        whole = [stage for stage in whole if stage in wanted] + [
+            stage for stage in wanted if stage not in whole
+        ]
+    yield from ((end, Kind.RESHARD, stage) for stage in whole)
+
+
+def _next_stages(uses: Sequence[tuple[int, tuple[int, ...]]], limit: int) -> list[tuple[int, ...]]:
+    """For each use, the next `limit` different stages from there on, in order of use."""
+    upcoming: tuple[int, ...] = ()
+    result = []
+    for _, stages in reversed(uses):
+        later = tuple(stage for stage in upcoming if stage not in stages)
+        upcoming = (*stages, *later)
+        result.append(upcoming[:limit])
+    return result[::-1]
