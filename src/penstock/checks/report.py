@@ -1,0 +1,48 @@
+"""All checks in their order: later ones need what earlier ones have shown."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from penstock.checks.complete import find_incomplete, find_misplaced
+from penstock.checks.deadlock import Channels, find_deadlock
+from penstock.checks.lowered import find_message_problems, find_stage_problems
+from penstock.checks.problem import Problem
+from penstock.errors import DeadlockError, ScheduleError
+from penstock.ir.schedule import Schedule
+
+__all__ = ["check", "find_problems"]
+
+
+def check(schedule: Schedule, *, channels: Channels = "directed") -> None:
+    """Raise `ScheduleError` unless the schedule is complete, consistent and sure to finish.
+
+    The message names rank, position, action and rule. `channels` is the model in which a lowered
+    schedule must finish: one queue per direction of a pair of ranks, or one per pair ("shared").
+
+    >>> check(Schedule.from_orders([["0F0", "0B0", "0B0"]]))
+    Traceback (most recent call last):
+    penstock.errors.ScheduleError: rank 0, position 2, 0B0: stands 2 times (rule: once)
+      rank 0: 0F0 0B0 [0B0]
+    """
+    for problem in find_problems(schedule, channels=channels, limit=1):
+        error = DeadlockError if problem.rule == "deadlock" else ScheduleError
+        raise error(str(problem))
+
+
+def find_problems(
+    schedule: Schedule, *, channels: Channels = "directed", limit: int = 20
+) -> tuple[Problem, ...]:
+    """What is wrong with a schedule, at most `limit` things; nothing if it may run."""
+
+    searches: tuple[Iterator[Problem], ...] = (
+        find_misplaced(schedule),
+        find_incomplete(schedule),
+        find_message_problems(schedule),
+        find_stage_problems(schedule),
+        find_deadlock(schedule, channels),
+    )
+    for search in searches:
+        # Each may rely on the ones before, so the first that finds something is the last to run.
+        if problems := tuple(islice(search, limit)):
+            return problems
+    return ()
