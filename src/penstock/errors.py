@@ -7,8 +7,8 @@ __all__ = [
     "ParseError",
     "PenstockError",
     "ScheduleError",
+    "ScheduleNameError",
     "SizeError",
-    "UnknownScheduleError",
 ]
 
 
@@ -32,8 +32,8 @@ class SizeError(PenstockError, ValueError):
     """A schedule family does not exist for these sizes; the message says which would work."""
 
 
-class UnknownScheduleError(PenstockError, ValueError):
-    """No schedule family has this name; the message lists the known ones."""
+class ScheduleNameError(PenstockError, ValueError):
+    """No schedule family has this name, or one has it already; the message lists them."""
 
 
 class CostsError(PenstockError, ValueError):

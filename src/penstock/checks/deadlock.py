@@ -49,6 +49,7 @@ class _Queues:
     def __init__(self, schedule: Schedule, channels: Channels) -> None:
         self.schedule = schedule
         self.channels = channels
+        self.edge = edge_of_row(schedule)
         rows, ranks = schedule.rows, schedule.num_ranks
         holder = np.array(schedule.placement.rank_of_stage)
         talks = np.flatnonzero(rows.is_kind(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B))
@@ -96,7 +97,7 @@ class _Queues:
         """A number for the message that a communication belongs to, the same on both sides."""
         rows = self.schedule.rows
         is_forward = rows.is_kind(Kind.SEND_F, Kind.RECV_F)[row]
-        edge = edge_of_row(self.schedule)[row].astype(np.int64)
+        edge = self.edge[row].astype(np.int64)
         return (edge * self.schedule.microbatches + rows.microbatch[row]) * 2 + is_forward
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from penstock.checks.complete import expected_work
 from penstock.checks.problem import Problem, at_row
 from penstock.ir.actions import Action, Kind
-from penstock.ir.lookup import edge_of_row, find_rows
+from penstock.ir.lookup import Lookup, find_rows
 from penstock.ir.rows import ABSENT, Bools
 from penstock.ir.schedule import Schedule
 
@@ -22,7 +22,8 @@ def find_message_problems(schedule: Schedule) -> Iterator[Problem]:
     """
     if not schedule.has_communication:
         return
-    rows, edge = schedule.rows, edge_of_row(schedule)
+    rows, lookup = schedule.rows, find_rows(schedule)
+    edge = lookup.edge
     holder = np.array(schedule.placement.rank_of_stage)
     ends = np.array(schedule.dataflow.edges, dtype=np.int64).reshape(-1, 2)
     crosses = holder[ends[:, 0]] != holder[ends[:, 1]]
@@ -36,7 +37,7 @@ def find_message_problems(schedule: Schedule) -> Iterator[Problem]:
             yield at_row(schedule, int(row), "messages", message)
     expected = expected_work(schedule)[ends[:, 0]] & crosses[:, None]
     yield from _find_miscounted(schedule, edge, ends, expected)
-    yield from _find_untimely(schedule, ends)
+    yield from _find_untimely(schedule, lookup, ends)
 
 
 def _find_miscounted(
@@ -64,9 +65,11 @@ def _find_miscounted(
             yield at_row(schedule, int(row), "messages", "stands more often than it is needed")
 
 
-def _find_untimely(schedule: Schedule, ends: NDArray[np.int64]) -> Iterator[Problem]:
+def _find_untimely(
+    schedule: Schedule, lookup: Lookup, ends: NDArray[np.int64]
+) -> Iterator[Problem]:
     """Sends before what they send, and receives after what uses them."""
-    lookup, opens = find_rows(schedule), schedule.rows.opening_row()
+    opens = schedule.rows.opening_row()
     producer, consumer = ends[:, 0], ends[:, 1]
     for send, made in (
         (lookup.send_forward, lookup.forward[producer]),

@@ -72,6 +72,11 @@ class Action:
         if self.kind.has_microbatch != (self.microbatch is not None):
             need = "a" if self.kind.has_microbatch else "no"
             raise ValueError(f"{self.kind.text} takes {need} microbatch (got {self.microbatch})")
+        if self.stage < 0 or (self.microbatch is not None and self.microbatch < 0):
+            raise ValueError(
+                "stages and microbatches are numbered from 0 "
+                f"(got {self.stage} and {self.microbatch})"
+            )
         if self.kind.is_communication:
             if self.peer is None:
                 object.__setattr__(self, "peer", chain_peer(self.kind, self.stage))

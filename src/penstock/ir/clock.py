@@ -18,8 +18,8 @@ from penstock.ir.rows import Floats, Rows
 
 __all__ = ["Run", "find_cycle", "run_in_order"]
 
-# Below this many rows, loading the compiler costs more than it saves.
-_COMPILE_ROWS = 100_000
+# Loading the compiled loop takes a good half second, once; below this many rows it does not pay.
+_ROWS_WORTH_LOADING = 100_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +48,7 @@ def run_in_order(rows: Rows, graph: Graph, *, duration: Floats, busy: Floats, la
     start = np.full(num_rows, np.nan)
     stuck_at = np.full(num_ranks, -1, dtype=np.int64)
     waits_for = np.full(num_ranks, -1, dtype=np.int64)
-    if num_rows >= _COMPILE_ROWS and find_spec("numba") is not None:
+    if _is_worth_compiling(num_rows):
         waiter = np.full(num_rows, -1, dtype=np.int32)
         _compiled_loop()(*inputs, start, stuck_at, waits_for, waiter)
         return Run(start, stuck_at, waits_for)
@@ -56,6 +56,12 @@ def run_in_order(rows: Rows, graph: Graph, *, duration: Floats, busy: Floats, la
     arguments: list[Any] = [*(array.tolist() for array in inputs), *results, [-1] * num_rows]
     _loop(*arguments)
     return Run(*map(np.array, results))
+
+
+def _is_worth_compiling(num_rows: int) -> bool:
+    if _compiled_loop.cache_info().currsize:
+        return True
+    return num_rows >= _ROWS_WORTH_LOADING and find_spec("numba") is not None
 
 
 @cache

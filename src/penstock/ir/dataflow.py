@@ -45,6 +45,11 @@ class Dataflow:
                 )
         if parts is not None and len(parts) != num_stages:
             raise ScheduleError(f"one part per stage (stages: {num_stages}, parts: {len(parts)})")
+        for part, expected in zip(sorted(set(parts or ())), range(num_stages), strict=False):
+            if part != expected:
+                raise ScheduleError(
+                    f"parts are numbered from 0 without gaps (got {part} for {num_stages} stages)"
+                )
         object.__setattr__(self, "num_stages", num_stages)
         object.__setattr__(self, "edges", tuple(sorted(set(edges))))
         object.__setattr__(self, "parts", tuple(range(num_stages) if parts is None else parts))

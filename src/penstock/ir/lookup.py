@@ -9,14 +9,15 @@ from penstock.ir.actions import Kind
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 
-__all__ = ["Lookup", "edge_of_row", "find_rows", "slot_of_row"]
+__all__ = ["Lookup", "edge_of_row", "find_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lookup:
     """Row of each action, or -1: compute by (stage, microbatch), messages by (edge, microbatch).
 
-    A full backward stands both under `backward_input` and under `backward_weight`.
+    A full backward stands both under `backward_input` and under `backward_weight`. `edge` is, for
+    every row, the edge of the dataflow that it communicates along, or -1.
     """
 
     forward: NDArray[np.int32]
@@ -26,16 +27,17 @@ class Lookup:
     receive_forward: NDArray[np.int32]
     send_backward: NDArray[np.int32]
     receive_backward: NDArray[np.int32]
+    edge: NDArray[np.int32]
 
 
 def find_rows(schedule: Schedule) -> Lookup:
-    """Index a schedule in which no action stands twice."""
+    """Index a schedule; of an action that stands twice, the last row counts."""
     rows = schedule.rows
     edges = edge_of_row(schedule)
 
     def locate(count: int, owner: NDArray[np.int32], *kinds: Kind) -> NDArray[np.int32]:
         table = np.full((count, schedule.microbatches), ABSENT, dtype=np.int32)
-        found = np.flatnonzero(rows.is_kind(*kinds)).astype(np.int32)
+        found = np.flatnonzero(rows.is_kind(*kinds) & (owner != ABSENT)).astype(np.int32)
         table[owner[found], rows.microbatch[found]] = found
         return table
 
@@ -48,6 +50,7 @@ def find_rows(schedule: Schedule) -> Lookup:
         locate(num_edges, edges, Kind.RECV_F),
         locate(num_edges, edges, Kind.SEND_B),
         locate(num_edges, edges, Kind.RECV_B),
+        edges,
     )
 
 
@@ -74,8 +77,3 @@ def edge_of_row(schedule: Schedule) -> NDArray[np.int32]:
     result[talks] = np.where(is_edge, place, ABSENT)
     return result
 
-
-def slot_of_row(schedule: Schedule) -> NDArray[np.int64]:
-    """For every row with a microbatch, stage times microbatches plus microbatch: its slot."""
-    rows = schedule.rows
-    return rows.stage.astype(np.int64) * schedule.microbatches + rows.microbatch

@@ -96,9 +96,10 @@ class Rows:
 
     def is_kind(self, *kinds: Kind) -> Bools:
         """For every row, whether it is of one of these kinds."""
-        wanted = np.zeros(len(Kind), dtype=np.bool_)
-        wanted[list(kinds)] = True
-        return wanted[self.kind]
+        found: Bools = self.kind == kinds[0]
+        for kind in kinds[1:]:
+            found |= self.kind == kind
+        return found
 
     def has_kind(self, *kinds: Kind) -> bool:
         """Whether any row is of one of these kinds."""

@@ -5,7 +5,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 
-from penstock.errors import ParseError, ScheduleError
+from penstock.errors import ParseError
 from penstock.ir.actions import OVERLAP_TEXT, Action, Kind, Overlap, Work
 from penstock.ir.dataflow import Dataflow
 
@@ -16,7 +16,7 @@ _KINDS = {kind.text: kind for kind in Kind}
 _KIND_PATTERN = "|".join(sorted(_KINDS, key=len, reverse=True))
 _ACTION = re.compile(rf"([0-9]{{1,9}})({_KIND_PATTERN})([0-9]{{1,9}})?(?:>([0-9]{{1,9}}))?")
 _OVERLAP = re.compile(rf"\(([^()]*)\){OVERLAP_TEXT}")
-_DATAFLOW = re.compile(r"#\s*dataflow:([0-9> ]*)(?:\|\s*parts:([0-9 ]*))?")
+_DATAFLOW = re.compile(r"# dataflow:((?: +[0-9]{1,9}>[0-9]{1,9})*) *\| *parts:((?: +[0-9]{1,9})*)")
 
 
 def parse_work(text: str) -> Work:
@@ -97,19 +97,12 @@ def _format_dataflow(dataflow: Dataflow) -> str:
 
 def _parse_dataflow(line: str) -> Dataflow:
     match = _DATAFLOW.fullmatch(line)
-    if match is None or match[2] is None:
+    if match is None:
         raise ParseError(f"{line!r} is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2")
-    try:
-        edges = []
-        for edge in match[1].split():
-            producer, consumer = edge.split(">")
-            edges.append((int(producer), int(consumer)))
-        parts = [int(part) for part in match[2].split()]
-        return Dataflow(len(parts), edges, parts)
-    except ScheduleError:
-        raise
-    except ValueError as error:
-        raise ParseError(f"{line!r} is no dataflow: {error}") from error
+    ends = [edge.split(">") for edge in match[1].split()]
+    edges = [(int(producer), int(consumer)) for producer, consumer in ends]
+    parts = [int(part) for part in match[2].split()]
+    return Dataflow(len(parts), edges, parts)
 
 
 def format_table(orders: Sequence[Sequence[Work]], first_position: int = 0) -> str:

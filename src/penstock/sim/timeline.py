@@ -100,6 +100,15 @@ class Timeline:
         """The most stage activations that any rank holds at once."""
         return max(self.rank_peak_activations)
 
+    @property
+    def peak_microbatches(self) -> float:
+        """The peak in the unit of the papers: whole microbatches over one rank's equal share.
+
+        With two stages per rank, two stage activations make one; a copied part counts in full.
+        """
+        num_parts = max(self.schedule.dataflow.parts) + 1
+        return self.peak_activations * self.schedule.num_ranks / num_parts
+
     @cached_property
     def rank_peak_bytes(self) -> tuple[float, ...]:
         """Per rank, the most bytes held at once."""

@@ -1,0 +1,187 @@
+"""V-Half and V-Min: less memory for a little bubble. https://arxiv.org/abs/2405.15362
+
+Each rank holds a stage on the way down (0) and one on the way up (1). A microbatch takes a fixed
+path through the ranks; V-Min over 4 ranks, one column per slot:
+
+    rank 0   F0                   F1 I1                   I0
+    rank 1      F0             F1       I1             I0
+    rank 2         F0       F1             I1       I0
+    rank 3            F0 F1                   I1 I0
+
+The next microbatch starts six slots later, and no two moves of a rank meet; W goes into the two of
+six slots that stay free. The longer a path, the more microbatches are under way at once: the path
+sets the memory. Then work is pulled forward into idle slots: a forward only if all that it
+overtakes still fits after it, so no rank fills up with microbatches that it cannot finish.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.ir.actions import Kind
+from penstock.ir.placement import Placement
+from penstock.ir.schedule import Schedule
+from penstock.schedules.moves import Moves, assemble, count_microbatches
+from penstock.schedules.sizes import require_stages_per_rank
+
+__all__ = ["v_half", "v_min"]
+
+# A rank's work lies in six lanes, each in the order of the microbatches: F0 F1 I1 I0 W1 W0.
+_F0, _F1, _I1, _I0, _W1, _W0 = _LANES = range(6)
+_KINDS = (Kind.FORWARD,) * 2 + (Kind.BACKWARD_INPUT,) * 2 + (Kind.BACKWARD_WEIGHT,) * 2
+_LOCAL_STAGES = (0, 1, 1, 0, 1, 0)
+_HELD_AFTER = (1, 1, 0, 0, -1, -1)
+_INTERVAL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """How a microbatch travels: slots per hop down and up, and slots it waits at each turn."""
+
+    down: int
+    up: int
+    waits: tuple[int, int, int]
+
+
+def v_half(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
+    """Half the activations of ZBV, for half the bubble of 1F1B at equal costs."""
+    require_stages_per_rank("V-Half", stages_per_rank, 2, instead="InterleavedZeroBubble")
+    path = _Path(down=2, up=1, waits=(0, 0 if ranks % 2 else 3, 1))
+    return _pull_forward("V-Half", path, ranks, microbatches, limit=2 * ((ranks + 2) // 2))
+
+
+def v_min(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
+    """A third of the activations of ZBV, for two thirds of the bubble of 1F1B at equal costs."""
+    require_stages_per_rank("V-Min", stages_per_rank, 2, instead="InterleavedZeroBubble")
+    # The waits keep the moves of a rank apart. Where ranks % 3 is 2, none are needed, but memory
+    # has room for a path that waits at every turn, and the bubble is then two slots smaller.
+    waits = ((0, 2, 0), (0, 0, 0), (2, 2, 2))[ranks % 3]
+    path = _Path(down=1, up=1, waits=waits)
+    return _pull_forward("V-Min", path, ranks, microbatches, limit=2 * ((ranks + 4) // 3))
+
+
+def _pull_forward(
+    name: str, path: _Path, ranks: int, microbatches: int, *, limit: int
+) -> Schedule:
+    """Run all ranks slot by slot; each does what is next on the path, or else what it can."""
+    placement = Placement.v(ranks)
+    line_ups = (_line_up(path, ranks, rank, microbatches) for rank in range(ranks))
+    players = [_Player(line_up, microbatches, limit) for line_up in line_ups]
+    while not all(player.is_finished for player in players):
+        supplies = _supplies(players, microbatches)
+        for player, supply in zip(players, supplies, strict=True):
+            player.play(supply)
+    orders = [_moves(p.order, placement.stages(rank)) for rank, p in enumerate(players)]
+    return assemble(name, orders, placement, microbatches)
+
+
+def _line_up(path: _Path, ranks: int, rank: int, microbatches: int) -> list[int]:
+    """The lanes of one rank's moves in the order of the repeated path."""
+    slots = _slots(path, ranks, rank)
+    slot = np.add.outer(_INTERVAL * np.arange(microbatches), slots).ravel()
+    lanes: list[int] = (np.argsort(slot) % _INTERVAL).tolist()
+    return lanes
+
+
+def _slots(path: _Path, ranks: int, rank: int) -> list[int]:
+    """When the first microbatch has its move in each lane of a rank."""
+    above, below = rank, ranks - 1 - rank
+    turns = [1 + wait for wait in path.waits]
+    forward_0 = path.down * above
+    forward_1 = forward_0 + path.down * below + turns[0] + path.up * below
+    input_1 = forward_1 + path.up * above + turns[1] + path.down * above
+    input_0 = input_1 + path.down * below + turns[2] + path.up * below
+    slots = [forward_0, forward_1, input_1, input_0]
+    for after in (input_1, input_0):
+        taken = {slot % _INTERVAL for slot in slots}
+        slots.append(
+            next(s for s in range(after + 1, after + 1 + _INTERVAL) if s % _INTERVAL not in taken)
+        )
+    return slots
+
+
+@dataclass(slots=True)
+class _Player:
+    """One rank under way: its line-up, what it has done of it, and the activations it holds."""
+
+    line_up: list[int]
+    microbatches: int
+    limit: int
+    order: list[int] = field(default_factory=list)
+    done: list[int] = field(default_factory=lambda: [0] * len(_LANES))
+    held: int = 0
+    head: int = 0
+    places: list[list[int]] = field(init=False)
+    counts: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.places = [[] for _ in _LANES]
+        self.counts = []
+        for place, lane in enumerate(self.line_up):
+            self.counts.append(len(self.places[lane]))
+            self.places[lane].append(place)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything of the line-up is done."""
+        return self.head == len(self.line_up)
+
+    def play(self, supply: Sequence[int]) -> None:
+        """Make one move, if there is one whose inputs are there; `supply` counts them per lane."""
+        if self.is_finished:
+            return
+        lane = self.line_up[self.head]
+        # With no fresh microbatch left to make room for, weight work can wait.
+        can_wait = lane >= _W1 and self.done[_F0] == self.microbatches
+        if supply[lane] == self.done[lane] or can_wait:
+            ready = [lane for lane in _LANES if self.done[lane] < supply[lane]]
+            choices = [
+                (lane >= _W1, self._place(lane), lane) for lane in ready if self._fits(lane)
+            ]
+            if not choices:
+                return
+            lane = min(choices)[-1]
+        self._do(lane)
+
+    def _place(self, lane: int) -> int:
+        return self.places[lane][self.done[lane]]
+
+    def _fits(self, lane: int) -> bool:
+        """Whether this move, and then all that it overtakes, stays within the limit."""
+        if _HELD_AFTER[lane] <= 0:
+            return True
+        held = self.held + 1
+        for place in range(self.head, self._place(lane)):
+            if held > self.limit:
+                return False
+            other = self.line_up[place]
+            if self.counts[place] >= self.done[other]:
+                held += _HELD_AFTER[other]
+        return held <= self.limit
+
+    def _do(self, lane: int) -> None:
+        self.order.append(lane)
+        self.done[lane] += 1
+        self.held += _HELD_AFTER[lane]
+        while not self.is_finished and self.counts[self.head] < self.done[self.line_up[self.head]]:
+            self.head += 1
+
+
+def _supplies(players: Sequence[_Player], microbatches: int) -> list[tuple[int, ...]]:
+    """Per rank and lane, for how many microbatches the inputs are there."""
+    done = [player.done for player in players]
+    supplies: list[tuple[int, ...]] = []
+    for rank, own in enumerate(done):
+        above = done[rank - 1] if rank else [microbatches, 0, own[_F1], 0]
+        below = done[rank + 1] if rank + 1 < len(done) else [0, own[_F0], 0, own[_I1]]
+        supplies.append((above[_F0], below[_F1], above[_I1], below[_I0], own[_I1], own[_I0]))
+    return supplies
+
+
+def _moves(order: Sequence[int], stages: Sequence[int]) -> Moves:
+    """One rank's lanes as moves, with the microbatches counted."""
+    lanes = np.array(order)
+    kind, local = np.array(_KINDS)[lanes], np.array(_LOCAL_STAGES)[lanes]
+    microbatch = count_microbatches(kind, local, len(stages))
+    return Moves(kind, np.array(stages)[local], microbatch, np.zeros(len(lanes), np.bool_))
