@@ -163,20 +163,17 @@ class Rows:
 def insert_rows(rows: Rows, before: NDArray[np.int64], new: Rows) -> Rows:
     """`rows` with the rows of `new` put in, each before row `before[i]`, on the same rank.
 
-    Rows for the same place keep their order; `before` may point one past the last row of a rank.
+    `before` never falls within a rank, and may point one past the last row of a rank; rows for
+    the same place keep their order.
     """
-    ranks = new.rank_of_row()
-    # Ranks first, so that "past the end of rank 0" and "before the first of rank 1" stay apart.
-    order = np.lexsort((before, ranks))
-    before, new = before[order], new.take(order, new.first)
-    target = before + np.arange(len(before))
     total = len(rows) + len(new)
     is_new = np.zeros(total, dtype=np.bool_)
-    is_new[target] = True
+    is_new[before + np.arange(len(before))] = True
+    is_old = ~is_new
 
     def merge(old: NDArray[np.generic], added: NDArray[np.generic]) -> NDArray[np.generic]:
         column = np.empty(total, dtype=old.dtype)
-        column[~is_new] = old
+        column[is_old] = old
         column[is_new] = added
         return column
 

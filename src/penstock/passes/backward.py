@@ -25,10 +25,10 @@ def merge_backward(schedule: Schedule) -> Schedule:
         & (rows.kind[1:] == Kind.BACKWARD_WEIGHT)
         & (rows.stage[:-1] == rows.stage[1:])
         & (rows.microbatch[:-1] == rows.microbatch[1:])
-        & ~rows.joined[1:]
     )
-    # An overlap ends with its last member; nothing after it may slip inside.
-    is_pair &= ~rows.joined
+    # A half that is part of an overlap stays there; nothing beside it may slip inside.
+    alone = ~rows.in_overlap()
+    is_pair[:-1] &= alone[:-1] & alone[1:]
     kind = np.where(is_pair, np.int8(Kind.FULL_BACKWARD), rows.kind)
     is_second = np.concatenate(([False], is_pair[:-1]))
     return replace(schedule, rows=replace(rows, kind=kind).keep(~is_second))

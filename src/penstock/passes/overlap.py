@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from penstock.errors import ScheduleError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle, run_in_order
 from penstock.ir.graph import build_graph
@@ -36,14 +37,19 @@ def overlap_forward_backward(schedule: Schedule) -> Schedule:
         if run.is_finished:
             return attempt
         # Each pair in a cycle waits, through the others, for itself: take those apart again.
+        stuck = run.stuck_at[find_cycle(attempt.rows, run)]
+        pairs = np.intersect1d(stuck + 1, np.flatnonzero(joined & ~schedule.rows.joined))
+        if not pairs.size:
+            raise ScheduleError("the order never finishes, so nothing can overlap; check it first")
         joined = joined.copy()
-        joined[run.stuck_at[find_cycle(attempt.rows, run)] + 1] = False
+        joined[pairs] = False
 
 
 def _candidates(schedule: Schedule) -> Bools:
     rows = schedule.rows
-    is_first = (rows.kind == Kind.FORWARD) & ~rows.joined
-    is_second = (rows.kind == Kind.FULL_BACKWARD) & ~rows.joined
+    alone = ~rows.in_overlap()
+    is_first = (rows.kind == Kind.FORWARD) & alone
+    is_second = (rows.kind == Kind.FULL_BACKWARD) & alone
     same_rank = np.ones(len(rows), dtype=np.bool_)
     same_rank[rows.first[:-1]] = False
     joined = rows.joined.copy()

@@ -51,7 +51,8 @@ def add_send_recv_by_cost(schedule: Schedule, costs: Costs) -> Schedule:
 def delay_receives(schedule: Schedule) -> Schedule:
     """Move each receive down to the work that uses it, but past no other communication.
 
-    Passing only compute keeps the order of messages, so what finished before still finishes.
+    Where every rank meets its messages in one order, as `add_send_recv` lists them, passing only
+    compute keeps that order, so the result finishes; a schedule from elsewhere is worth a check.
     """
     rows, graph = schedule.rows, build_graph(schedule)
     is_receive = rows.is_kind(Kind.RECV_F, Kind.RECV_B)
@@ -147,7 +148,7 @@ def _insert_messages(schedule: Schedule, moment: NDArray[np.int64]) -> Schedule:
     send = np.where(messages.is_forward, Kind.SEND_F, Kind.SEND_B)
     receive = np.where(messages.is_forward, Kind.RECV_F, Kind.RECV_B)
     rank = np.concatenate((holder[messages.stage], receiver))
-    order = np.lexsort((np.tile(when, 2), rank))
+    order = np.argsort(rank * np.int64(horizon) + np.tile(when, 2), kind="stable")
     new = Rows(
         first=np.concatenate(([0], np.cumsum(np.bincount(rank, minlength=rows.num_ranks)))),
         kind=np.concatenate((send, receive)).astype(np.int8)[order],

@@ -29,6 +29,8 @@ def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedul
     At most `whole_stages` stages of a rank are whole at once. An overlap needs all its stages at
     once, so a limit below that is an error.
     """
+    if whole_stages < 1:
+        raise SizeError(f"whole_stages must be at least 1 (whole_stages: {whole_stages})")
     stages_per_rank = np.bincount(schedule.placement.rank_of_stage)
     place = _place_once if stages_per_rank.max() <= whole_stages else _place_in_turns
     before, kind, stage = place(schedule, whole_stages)

@@ -1,0 +1,113 @@
+"""Where every bar of a picture goes: ranks down, time across.
+
+-0.5 +-------------------+      one lane per rank, centred on the rank's number;
+   0 | rank 0's lane     |      the members of an overlap share its height,
+ 0.5 +-------------------+      forward above, backward below
+   1 | rank 1's lane     |
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.actions import Kind
+from penstock.ir.placement import Placement
+from penstock.ir.rows import Bools, Floats
+from penstock.sim.timeline import Timeline
+
+__all__ = ["BUSY_KINDS", "LANE_HEIGHT", "Rectangles", "rectangles"]
+
+# The share of a lane that its bars fill; the rest separates one rank from the next.
+LANE_HEIGHT = 0.84
+
+# A receive waits while its rank works on; everything else keeps its rank.
+BUSY_KINDS = tuple(kind for kind in Kind if kind not in (Kind.RECV_F, Kind.RECV_B))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rectangles:
+    """The bars of a picture as columns, in the order of the timeline's rows.
+
+    `row` is the row of the timeline; `place` counts its stage among the stages of its rank.
+    `left` and `right` are its start and end; `top` and `bottom` count lanes downwards.
+    """
+
+    row: NDArray[np.int64]
+    rank: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    place: NDArray[np.int32]
+    microbatch: NDArray[np.int32]
+    left: Floats
+    right: Floats
+    top: Floats
+    bottom: Floats
+    is_overlapped: Bools
+
+    def __len__(self) -> int:
+        """How many bars there are."""
+        return len(self.row)
+
+    @property
+    def num_places(self) -> int:
+        """How many stages a rank has at most, counted on the bars."""
+        return int(self.place.max(initial=0)) + 1
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that occur."""
+        return [Kind(code) for code in np.unique(self.kind).tolist()]
+
+    @property
+    def begin(self) -> float:
+        """When the first bar starts."""
+        return float(self.left.min()) if len(self) else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time from the start of the first bar to the end of the last; never zero."""
+        return float(self.right.max()) - self.begin if len(self) else 1.0
+
+
+def rectangles(timeline: Timeline, kinds: Collection[Kind] = BUSY_KINDS) -> Rectangles:
+    """The bars of a timeline: one for every row of these kinds that takes any time."""
+    rows = timeline.schedule.rows
+    rank = rows.rank_of_row()
+    number, size = _number_in_group(rows.joined, rows.kind)
+    top, bottom = (LANE_HEIGHT * (part / size - 0.5) for part in (number, number + 1))
+    drawn = np.flatnonzero(rows.is_kind(*kinds) & (timeline.end > timeline.start))
+    return Rectangles(
+        row=drawn,
+        rank=rank[drawn],
+        kind=rows.kind[drawn],
+        place=_place_of_stage(timeline.schedule.placement)[rows.stage[drawn]],
+        microbatch=rows.microbatch[drawn],
+        left=timeline.start[drawn],
+        right=timeline.end[drawn],
+        top=(rank + top)[drawn],
+        bottom=(rank + bottom)[drawn],
+        is_overlapped=(size > 1)[drawn],
+    )
+
+
+def _number_in_group(
+    joined: Bools, kind: NDArray[np.int8]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For every row its number among the rows it runs together with, by kind, and how many."""
+    group = np.cumsum(~joined) - 1
+    size = np.bincount(group)
+    order = np.lexsort((kind, group))
+    number = np.empty(len(joined), dtype=np.int64)
+    number[order] = np.arange(len(joined)) - np.repeat(np.cumsum(size) - size, size)
+    return number, size[group]
+
+
+def _place_of_stage(placement: Placement) -> NDArray[np.int32]:
+    """For every stage, how many lower stages its rank holds."""
+    held = [0] * placement.num_ranks
+    places = []
+    for rank in placement.rank_of_stage:
+        places.append(held[rank])
+        held[rank] += 1
+    return np.array(places, dtype=np.int32)

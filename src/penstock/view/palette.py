@@ -1,0 +1,96 @@
+"""The one place of colours: how each kind of action looks in every picture.
+
+The four compute kinds stay apart for readers with protanopia, deuteranopia and tritanopia, also
+in their lighter shades, and are told apart by a letter where there is no colour at all.
+"""
+
+from dataclasses import dataclass
+
+from penstock.ir.actions import Kind
+
+__all__ = [
+    "BORDER",
+    "IDLE",
+    "INK",
+    "LOOKS",
+    "MEMORY",
+    "PAPER",
+    "Look",
+    "contrast",
+    "shade",
+    "text_colour",
+]
+
+INK = "#000000"
+PAPER = "#ffffff"
+IDLE = "#ebebeb"
+BORDER = "#111111"
+MEMORY = "#6b7280"
+
+# How far the last stage of a rank is mixed with white; the first one is not.
+_LIGHTEST = 0.45
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one kind of action is drawn: its colour, its letter without colour, its name."""
+
+    colour: str
+    letter: str
+    label: str
+
+
+LOOKS: dict[Kind, Look] = {
+    Kind.FORWARD: Look("#2b63a8", "F", "Forward"),
+    Kind.BACKWARD_INPUT: Look("#f0a202", "I", "Backward input"),
+    Kind.BACKWARD_WEIGHT: Look("#5fa845", "W", "Backward weight"),
+    Kind.FULL_BACKWARD: Look("#a63a50", "B", "Full backward"),
+    Kind.SEND_F: Look("#9db4cc", ">", "Send forward"),
+    Kind.RECV_F: Look("#c3d0dd", "]", "Receive forward"),
+    Kind.SEND_B: Look("#cba6ad", "<", "Send backward"),
+    Kind.RECV_B: Look("#dfcacd", "[", "Receive backward"),
+    Kind.UNSHARD: Look("#8d8799", "U", "Unshard"),
+    Kind.RESHARD: Look("#b9b5c2", "R", "Reshard"),
+    Kind.REDUCE_GRAD: Look("#7c8a80", "G", "Reduce gradients"),
+}
+
+
+def shade(kind: Kind, place: int = 0, places: int = 1) -> str:
+    """The colour of a kind on a rank's stage number `place` of `places`: later stages are lighter.
+
+    >>> shade(Kind.FORWARD), shade(Kind.FORWARD, place=1, places=2)
+    ('#2b63a8', '#8aa9cf')
+    """
+    share = _LIGHTEST * place / max(places - 1, 1)
+    channels = (
+        round(channel + (255 - channel) * share) for channel in _channels(LOOKS[kind].colour)
+    )
+    return "#" + "".join(f"{channel:02x}" for channel in channels)
+
+
+def text_colour(background: str) -> str:
+    """Ink or paper, whichever reads better on this background."""
+    return max(INK, PAPER, key=lambda colour: contrast(colour, background))
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast ratio of two colours, from 1 to 21, as the web's guidelines define it.
+
+    https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio
+    """
+    darker, lighter = sorted((_luminance(first), _luminance(second)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    red, green, blue = (_linear(channel / 255) for channel in _channels(colour))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _linear(channel: float) -> float:
+    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
+
+
+def _channels(colour: str) -> tuple[int, ...]:
+    """Red, green and blue of a colour such as `#2b63a8`, each from 0 to 255."""
+    return tuple(bytes.fromhex(colour[1:]))

@@ -1,0 +1,38 @@
+"""The timelines that the tests draw."""
+
+from penstock.assembly import build
+from penstock.costs import Costs
+from penstock.errors import SizeError
+from penstock.ir.schedule import Schedule
+from penstock.schedules.registry import FAMILIES
+from penstock.sim.engine import simulate
+from penstock.sim.timeline import Timeline
+
+__all__ = ["EVERY_FAMILY", "timeline_of"]
+
+UNEVEN = Costs(forward=1.1, backward_input=1.7, backward_weight=0.6, transfer=0.3)
+
+
+def timeline_of(name: str, ranks: int, microbatches: int, costs: Costs | None = None) -> Timeline:
+    """The simulated timeline of a schedule by name."""
+    return simulate(build(name, ranks=ranks, microbatches=microbatches), costs)
+
+
+def _schedules() -> dict[str, Schedule]:
+    """Every family in those of a few sizes that it exists for."""
+    schedules = {}
+    for name in FAMILIES:
+        for ranks, microbatches in ((1, 3), (2, 4), (3, 5), (4, 8), (8, 16)):
+            try:
+                schedule = build(name, ranks=ranks, microbatches=microbatches)
+            except SizeError:
+                continue
+            schedules[f"{name}-{ranks}-{microbatches}"] = schedule
+    return schedules
+
+
+EVERY_FAMILY = {
+    f"{size}-{price}": simulate(schedule, costs)
+    for size, schedule in _schedules().items()
+    for price, costs in (("unit", Costs()), ("uneven", UNEVEN))
+}
