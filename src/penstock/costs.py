@@ -3,8 +3,9 @@
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from math import isfinite
+from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -158,8 +159,10 @@ class Costs:
         if self.send and not schedule.has_communication:
             # Sends are implied: they follow the work that they send, one after the other.
             messages = _implied_messages(schedule)
-            busy = duration + self.send * messages
-            lag[graph.link >= 0] += self.send * messages[graph.need[graph.link >= 0]]
+            busy = duration + self.send * _sum_overlaps(messages, rows.joined)
+            before = np.cumsum(messages) - messages
+            queued = before + messages - before[rows.opening_row()]
+            lag[graph.link >= 0] += self.send * queued[graph.need[graph.link >= 0]]
         return Prices(duration, busy, lag)
 
     def _seconds_by_kind(self, num_stages: int) -> Floats:
@@ -194,10 +197,10 @@ def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
     )
 
 
-def _implied_messages(schedule: Schedule) -> NDArray[np.int64]:
+def _implied_messages(schedule: Schedule) -> Floats:
     """How many messages each row of a compute-only schedule sends to other ranks."""
     flow, holder = schedule.dataflow, schedule.placement.rank_of_stage
-    counts = np.zeros((len(Kind), schedule.num_stages), dtype=np.int64)
+    counts = np.zeros((len(Kind), schedule.num_stages))
     for stage in range(schedule.num_stages):
         remote = [c for c in flow.consumers(stage) if holder[c] != holder[stage]]
         counts[Kind.FORWARD, stage] = len(remote)
@@ -209,11 +212,18 @@ def _implied_messages(schedule: Schedule) -> NDArray[np.int64]:
 def _price_overlaps(duration: Floats, joined: NDArray[np.bool_], gain: float) -> Floats:
     """Give every member of an overlap the duration of the whole."""
     opens = np.flatnonzero(~joined)
-    total = np.add.reduceat(duration, opens)
     shortest = np.minimum.reduceat(duration, opens)
     size = np.diff(np.append(opens, len(duration)))
-    whole = np.where(size > 1, total - gain * shortest, total)
-    return np.repeat(whole, size)
+    saved: Floats = np.repeat(np.where(size > 1, gain * shortest, 0.0), size)
+    return _sum_overlaps(duration, joined) - saved
+
+
+def _sum_overlaps(column: Floats, joined: NDArray[np.bool_]) -> Floats:
+    """For every row, the sum over the piece of work that it is part of."""
+    opens = np.flatnonzero(~joined)
+    size = np.diff(np.append(opens, len(column)))
+    total: Floats = np.add.reduceat(column, opens)
+    return np.repeat(total, size)
 
 
 def _at(value: PerStage, stage: int) -> float:
@@ -224,25 +234,32 @@ def _frozen(name: str, value: object) -> object:
     """The value with numbers as floats and sequences as tuples, after checking every number."""
     if value is None and name == "full_backward":
         return None
-    is_list = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
-    depth = 0 if name in ("send", "overlap_gain") else 2 if name == "transfer" else 1
-    if is_list and depth:
-        if depth == 1:
-            return tuple(_number(name, item) for item in value)  # type: ignore[attr-defined]
-        table = tuple(
-            tuple(_number(name, item) for item in row)
-            if isinstance(row, Sequence | np.ndarray)
-            else ()
-            for row in value  # type: ignore[attr-defined]
-        )
-        if any(len(row) != len(table) for row in table):
-            raise CostsError("transfer is one number, or a square table of numbers")
-        return table
-    return _number(name, value)
+    items = None if name in ("send", "overlap_gain") else _items(value)
+    if items is None:
+        return _number(name, value)
+    if not items:
+        raise CostsError(f"{name} has no values; give at least one number")
+    if name != "transfer":
+        return tuple(_number(name, item) for item in items)
+    table = tuple(tuple(_number(name, item) for item in _items(row) or ()) for row in items)
+    if any(len(row) != len(table) for row in table):
+        raise CostsError("transfer is one number, or a square table of numbers")
+    return table
+
+
+def _items(value: object) -> list[object] | None:
+    """What a list or array holds, or nothing where the value is neither."""
+    if isinstance(value, np.ndarray):
+        return list(value) if value.ndim else None
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return list(value)
+    return None
 
 
 def _number(name: str, value: object) -> float:
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not isfinite(float(value)) or float(value) < 0:  # type: ignore[arg-type]
-        raise CostsError(f"{name} takes numbers from 0 up (got {value!r})")
-    return float(value)  # type: ignore[arg-type]
+    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            number = float(value)
+            if 0 <= number < inf:
+                return number
+    raise CostsError(f"{name} takes numbers from 0 up (got {value!r})")

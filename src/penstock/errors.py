@@ -1,11 +1,14 @@
 """The one tree of exceptions that Penstock raises."""
 
 __all__ = [
+    "BatchError",
+    "BoundaryError",
     "CostsError",
     "DeadlockError",
     "MissingDependencyError",
     "ParseError",
     "PenstockError",
+    "PipelineError",
     "ScheduleError",
     "ScheduleNameError",
     "SizeError",
@@ -42,3 +45,15 @@ class CostsError(PenstockError, ValueError):
 
 class MissingDependencyError(PenstockError, ImportError):
     """An optional dependency is not installed; the message says how to install it."""
+
+
+class BatchError(PenstockError, ValueError):
+    """A batch cannot be split as asked, or its parts do not fit together."""
+
+
+class BoundaryError(PenstockError, TypeError):
+    """A value cannot cross from one stage to the next."""
+
+
+class PipelineError(PenstockError, RuntimeError):
+    """A step failed; the message names rank, stage, microbatch and action, and the cause."""

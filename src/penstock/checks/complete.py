@@ -33,7 +33,10 @@ def find_misplaced(schedule: Schedule) -> Iterator[Problem]:
         message = f"stage {rows.stage[row]} lives on rank {home[row]}"
         yield at_row(schedule, int(row), "placement", message)
     for row in np.flatnonzero(rows.in_overlap() & (rows.kind > Kind.FULL_BACKWARD)):
-        yield at_row(schedule, int(row), "overlap", "only compute can be overlapped")
+        # Only columns can say this; as works, which a neighbourhood shows, it does not exist.
+        rank, position = rows.position(int(row))
+        action = str(rows.action(int(row)))
+        yield Problem("overlap", rank, action, "only compute can be overlapped", position)
 
 
 def find_incomplete(schedule: Schedule) -> Iterator[Problem]:
@@ -133,8 +136,8 @@ def _find_reversed(schedule: Schedule) -> Iterator[Problem]:
         (lookup.backward_weight, lookup.backward_input, "input half"),
     ):
         is_there = (later != ABSENT) & (earlier != ABSENT) & (later != earlier)
-        is_wrong = is_there & (opens[later] <= opens[earlier])
-        for row in np.sort(later[is_wrong]):
+        after, before = later[is_there], earlier[is_there]
+        for row in np.sort(after[opens[after] <= opens[before]]):
             yield at_row(schedule, int(row), "order", f"comes before its {name} has ended")
 
 

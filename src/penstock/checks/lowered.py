@@ -109,11 +109,11 @@ def _find_not_whole(schedule: Schedule) -> Iterator[Problem]:
         total[begins] - change[begins], np.diff(np.append(begins, len(stage)))
     )
     whole = total - before_stage
-    for row in by_stage[(change == 0) & (whole != 1)]:
+    for row in by_stage[(change == 0) & (whole < 1)]:
         yield at_row(schedule, int(row), "parameters", "its stage is not unsharded here")
-    for row in by_stage[(change == 1) & (whole != 1)]:
+    for row in by_stage[(change == 1) & (whole > 1)]:
         yield at_row(schedule, int(row), "parameters", "its stage is unsharded already")
-    for row in by_stage[(change == -1) & (whole != 0)]:
+    for row in by_stage[(change == -1) & (whole < 0)]:
         yield at_row(schedule, int(row), "parameters", "its stage is not unsharded here")
     lasts = np.append(begins[1:], len(stage)) - 1
     for row in by_stage[lasts[whole[lasts] == 1]]:
@@ -134,6 +134,8 @@ def _find_reductions(schedule: Schedule) -> Iterator[Problem]:
     for row in reductions:
         if count[rows.stage[row]] > 1:
             yield at_row(schedule, int(row), "reduction", "gradients are reduced once per step")
+        elif last[rows.stage[row]] == ABSENT:
+            yield at_row(schedule, int(row), "reduction", "its stage has no backward")
         elif row < last[rows.stage[row]]:
             message = "comes before the last backward of its stage"
             yield at_row(schedule, int(row), "reduction", message)

@@ -73,6 +73,11 @@ class Dataflow:
         """Whether every stage just feeds the next one and no two run the same part."""
         return self == Dataflow.chain(self.num_stages)
 
+    @property
+    def num_parts(self) -> int:
+        """How many parts the model has; as many as stages, unless some are copies."""
+        return len(set(self.parts))
+
     def producers(self, stage: int) -> tuple[int, ...]:
         """The stages whose outputs `stage` takes in."""
         return self._neighbours[0][stage]

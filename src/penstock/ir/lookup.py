@@ -76,4 +76,3 @@ def edge_of_row(schedule: Schedule) -> NDArray[np.int32]:
     is_edge = (known[place] == key) & (peer >= 0) & (peer < stages) & (stage < stages)
     result[talks] = np.where(is_edge, place, ABSENT)
     return result
-

@@ -15,6 +15,9 @@ from penstock.ir.text import format_csv, format_table, parse_csv, parse_work
 
 __all__ = ["Schedule"]
 
+# So many forwards may be missing before a schedule is refused unread: checks hold a table of them.
+_FEW_FORWARDS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
@@ -72,6 +75,11 @@ class Schedule:
                 "number the microbatches from 0 without gaps"
             )
         flow = Dataflow.chain(placement.num_stages) if dataflow is None else dataflow
+        if flow.num_parts * microbatches > max(_FEW_FORWARDS, 4 * len(rows)):
+            raise ScheduleError(
+                f"{flow.num_parts} stages and {microbatches} microbatches are named, but there "
+                f"are only {len(rows)} actions; number both from 0 without gaps"
+            )
         return cls(rows, placement, flow, microbatches, name)
 
     @classmethod

@@ -37,5 +37,5 @@ def costs_for(schedule: Schedule, costs: Costs) -> Costs:
     Single numbers are one rank's share. Lists are for consecutive pieces of the model, which are
     joined or divided evenly to make the stages; copies of a part cost what the part costs.
     """
-    parts = schedule.dataflow.parts
-    return costs.recut(schedule.num_ranks, max(parts) + 1).for_parts(parts)
+    flow = schedule.dataflow
+    return costs.recut(schedule.num_ranks, flow.num_parts).for_parts(flow.parts)

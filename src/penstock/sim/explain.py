@@ -132,8 +132,16 @@ class _Reasons:
         start = self.timeline.start
         tolerance = 1e-12 * max(1.0, self.timeline.end_time)
         waits = (start > self.free_at + tolerance) & (self.last_need != ABSENT)
-        waits &= ~self.rows.joined
+        waits &= ~self.rows.joined & self._has_begun()
         return tuple(self._gap(int(row)) for row in np.flatnonzero(waits))
+
+    def _has_begun(self) -> NDArray[np.bool_]:
+        """For each row, whether its rank has computed before; until then it is not idle."""
+        computes = np.cumsum(self.rows.kind <= Kind.FULL_BACKWARD)
+        before = np.concatenate(([0], computes))
+        first = np.repeat(before[self.rows.first[:-1]], np.diff(self.rows.first))
+        is_later: NDArray[np.bool_] = before[:-1] > first
+        return is_later
 
     def _gap(self, row: int) -> Gap:
         slot = int(self.last_need[row])

@@ -106,7 +106,7 @@ class Timeline:
 
         With two stages per rank, two stage activations make one; a copied part counts in full.
         """
-        num_parts = max(self.schedule.dataflow.parts) + 1
+        num_parts = self.schedule.dataflow.num_parts
         return self.peak_activations * self.schedule.num_ranks / num_parts
 
     @cached_property

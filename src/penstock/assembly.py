@@ -1,0 +1,67 @@
+"""From a name to a schedule that is checked, and from that to one with communication."""
+
+from typing import Literal
+
+from penstock.checks.report import check
+from penstock.costs import Costs
+from penstock.errors import SizeError
+from penstock.ir.schedule import Schedule
+from penstock.passes.reduce_grad import add_reduce_grad
+from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
+from penstock.passes.shard import add_unshard_reshard
+from penstock.schedules.registry import Family, Generator, find_family
+
+__all__ = ["build", "lower"]
+
+
+def build(
+    family: str | Generator,
+    *,
+    ranks: int,
+    microbatches: int,
+    stages_per_rank: int | None = None,
+) -> Schedule:
+    """Build and check a schedule, by the name of its family or by a function that makes one.
+
+    Names are taken in any case, and torch's class names too; `penstock list` shows them.
+
+    >>> print(build("1F1B", ranks=2, microbatches=2))
+       rank 0  rank 1
+    0  0F0     1F0
+    1  0F1     1B0
+    2  0B0     1F1
+    3  0B1     1B1
+    """
+    known = find_family(family) if isinstance(family, str) else Family("", family, 1)
+    per_rank = known.stages_per_rank if stages_per_rank is None else stages_per_rank
+    sizes = {"ranks": ranks, "microbatches": microbatches, "stages_per_rank": per_rank}
+    for name, value in sizes.items():
+        if value < 1:
+            raise SizeError(f"{name} must be at least 1 ({name}: {value})")
+    schedule = known.generate(ranks, microbatches, per_rank)
+    check(schedule)
+    return schedule
+
+
+def lower(
+    schedule: Schedule,
+    *,
+    receives: Literal["early", "late"] | Costs = "early",
+    whole_stages: int = 3,
+) -> Schedule:
+    """Add what a runtime needs: parameters gathered and let go, gradients reduced, messages.
+
+    `receives` says where receives stand: as early as torch puts them, late (right before their
+    use where that is safe), or where these costs say that the message comes.
+    """
+    schedule = add_unshard_reshard(schedule, whole_stages=whole_stages)
+    schedule = add_reduce_grad(schedule)
+    match receives:
+        case Costs():
+            return add_send_recv_by_cost(schedule, receives)
+        case "early":
+            return add_send_recv(schedule)
+        case "late":
+            return delay_receives(add_send_recv(schedule))
+        case _:
+            raise ValueError(f"receives is 'early', 'late' or Costs (got {receives!r})")

@@ -1,0 +1,268 @@
+"""The commands: list, show, check, simulate, compare, explain, demo."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from penstock.assembly import lower
+from penstock.checks.deadlock import Channels
+from penstock.checks.report import find_problems
+from penstock.cli import inputs, reports
+from penstock.cli.demo import run_demo
+from penstock.costs import Costs
+from penstock.errors import PenstockError
+from penstock.ir.schedule import Schedule
+from penstock.schedules.registry import FAMILIES
+from penstock.sim.comparison import compare as compare_timelines
+from penstock.sim.engine import simulate as simulate_schedule
+from penstock.sim.explain import explain as explain_schedule
+from penstock.view import figure, terminal
+
+__all__ = ["main"]
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of pictures.")
+_LOWER = click.option(
+    "--lower", "lowered", is_flag=True, help="With sends, receives and the rest."
+)
+_FILE = click.Path(dir_okay=False, path_type=Path, writable=True)
+
+
+class _Group(click.Group):
+    """Turns our errors into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (PenstockError, OSError) as error:
+            click.echo(f"penstock: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="penstock")
+def main() -> None:
+    """Plan, check, price and draw pipeline-parallel schedules.
+
+    A SCHEDULE is the name of a family (see `penstock list`) or a .csv file with one row per rank.
+    Exit codes: 0 fine, 1 the schedule is refused, 2 the input cannot be used.
+    """
+
+
+@main.command("list")
+@_JSON
+def list_families(as_json: bool) -> None:
+    """List the families of schedules.
+
+    \b
+    Example:
+      penstock list
+    """
+    if as_json:
+        click.echo(reports.to_json(reports.families()))
+    else:
+        _console().print(reports.family_table(FAMILIES.values()))
+
+
+@main.command()
+@click.argument("schedule")
+@inputs.with_size
+@inputs.with_costs
+@_LOWER
+@click.option("--table", "as_table", is_flag=True, help="Actions as text, ranks across.")
+@click.option("--csv", "csv_file", type=_FILE, help="Write the schedule, one row per rank.")
+@inputs.with_figures
+@_JSON
+def show(
+    schedule: str,
+    size: inputs.Size,
+    costs: Costs,
+    lowered: bool,
+    as_table: bool,
+    csv_file: Path | None,
+    figures: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Draw a schedule to scale, in the terminal or as a figure.
+
+    \b
+    Examples:
+      penstock show 1F1B --ranks 4 --microbatches 8
+      penstock show ZBV -r 8 -m 16 --transfer 0.2 --pdf zbv.pdf
+      penstock show mine.csv --lower --table
+    """
+    found = _load(schedule, size, lowered)
+    timeline = simulate_schedule(found, costs)
+    if csv_file is not None:
+        found.to_csv(csv_file)
+        _tell_written(csv_file)
+    for path in figures:
+        figure.save(figure.draw(timeline), path)
+        _tell_written(path)
+    if as_json:
+        click.echo(reports.to_json(reports.schedule(found) | reports.timeline(timeline)))
+    elif as_table:
+        click.echo(str(found))
+    else:
+        _console().print(reports.picture(_console(), timeline))
+
+
+@main.command("check")
+@click.argument("schedule")
+@inputs.with_size
+@_LOWER
+@click.option(
+    "--channels",
+    type=click.Choice(["directed", "shared"]),
+    default="directed",
+    show_default=True,
+    help="One queue per direction of a pair of ranks, or one per pair.",
+)
+@_JSON
+def check_schedule(
+    schedule: str, size: inputs.Size, lowered: bool, channels: Channels, as_json: bool
+) -> None:
+    """Prove that a schedule is complete and will finish, or say what is wrong.
+
+    \b
+    Examples:
+      penstock check mine.csv
+      penstock check mine.csv --lower --channels shared
+    """
+    found = inputs.load_schedule(schedule, size)
+    problems = find_problems(found, channels=channels)
+    if lowered and not problems:
+        found = lower(found)
+        problems = find_problems(found, channels=channels)
+    if as_json:
+        click.echo(reports.to_json(reports.verdict(found, problems)))
+    elif problems:
+        for problem in problems:
+            click.echo(str(problem))
+    else:
+        click.echo(f"fine: {reports.describe(found)}; it finishes ({channels} channels)")
+    sys.exit(1 if problems else 0)
+
+
+@main.command()
+@click.argument("schedule")
+@inputs.with_size
+@inputs.with_costs
+@_LOWER
+@_JSON
+def simulate(schedule: str, size: inputs.Size, costs: Costs, lowered: bool, as_json: bool) -> None:
+    """Price a schedule: time, idle time and memory of every rank.
+
+    \b
+    Examples:
+      penstock simulate ZB-H2 -r 8 -m 24 --forward 18.5 --backward-input 18.1 \\
+          --backward-weight 9.3 --transfer 0.6
+      penstock simulate mine.csv --costs costs.toml --json
+    """
+    timeline = simulate_schedule(_load(schedule, size, lowered), costs)
+    if as_json:
+        click.echo(reports.to_json(reports.timeline(timeline)))
+        return
+    console = _console()
+    console.print(terminal.summary_table({timeline.schedule.name: timeline}))
+    console.print()
+    console.print(terminal.rank_table(timeline))
+
+
+@main.command()
+@click.argument("schedules", nargs=-1, required=True)
+@inputs.with_size
+@inputs.with_costs
+@click.option("--draw", is_flag=True, help="Draw each of them too.")
+@inputs.with_figures
+@_JSON
+def compare(
+    schedules: tuple[str, ...],
+    size: inputs.Size,
+    costs: Costs,
+    draw: bool,
+    figures: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Price schedules side by side for the same model; ratios are to the first.
+
+    Costs are those of one rank's share of the model, so that schedules with one and with several
+    stages per rank compare fairly.
+
+    \b
+    Examples:
+      penstock compare 1F1B ZB-H1 ZBV DualPipeV -r 8 -m 24 --transfer 0.1
+      penstock compare 1F1B mine.csv --costs costs.toml --draw --png both.png
+    """
+    found = [_load(schedule, size, lowered=False) for schedule in schedules]
+    timelines = compare_timelines(found, costs)
+    for path in figures:
+        figure.save(figure.draw_comparison(timelines), path)
+        _tell_written(path)
+    if as_json:
+        click.echo(reports.to_json({name: reports.timeline(t) for name, t in timelines.items()}))
+        return
+    for name, timeline in timelines.items() if draw else ():
+        click.echo(f"{name}:")
+        _console().print(reports.picture(_console(), timeline))
+        click.echo()
+    _console().print(terminal.summary_table(timelines))
+
+
+@main.command()
+@click.argument("schedule")
+@inputs.with_size
+@inputs.with_costs
+@_LOWER
+@_JSON
+def explain(schedule: str, size: inputs.Size, costs: Costs, lowered: bool, as_json: bool) -> None:
+    """Say why a step takes as long as it does: critical path, idle gaps, what would help.
+
+    \b
+    Examples:
+      penstock explain 1F1B -r 4 -m 8 --transfer 0.5
+      penstock explain mine.csv --costs costs.toml
+    """
+    found = explain_schedule(_load(schedule, size, lowered), costs)
+    if as_json:
+        click.echo(reports.to_json(reports.explanation(found)))
+    else:
+        _console().print(reports.explanation_view(found))
+
+
+@main.command()
+@click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo-output"),
+    show_default=True,
+    help="Folder for the figures and the CSV file.",
+)
+def demo(output: Path) -> None:
+    """Show what Penstock does, in a minute: build, check, price, compare, explain, draw.
+
+    \b
+    Example:
+      penstock demo --output tour
+    """
+    run_demo(_console(), output)
+
+
+def _load(source: str, size: inputs.Size, lowered: bool) -> Schedule:
+    """A checked schedule; what is wrong with it ends the command with exit code 1."""
+    found = inputs.load_schedule(source, size)
+    problems = find_problems(found, limit=1)
+    if problems:
+        click.echo(f"penstock: {source} is refused: {problems[0]}", err=True)
+        sys.exit(1)
+    return lower(found) if lowered else found
+
+
+def _console() -> Console:
+    return Console(soft_wrap=False, highlight=False)
+
+
+def _tell_written(path: Path) -> None:
+    click.echo(f"wrote {path}", err=True)

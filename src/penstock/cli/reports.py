@@ -1,0 +1,214 @@
+"""What the commands print: JSON values, and tables for people."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.checks.problem import Problem
+from penstock.ir.schedule import Schedule
+from penstock.schedules.registry import FAMILIES, Family
+from penstock.sim.explain import Explanation
+from penstock.sim.timeline import Timeline
+from penstock.view.terminal import plain_timeline_view, timeline_view
+from penstock.view.units import format_number, format_share
+
+__all__ = [
+    "describe",
+    "explanation",
+    "explanation_view",
+    "families",
+    "family_table",
+    "picture",
+    "schedule",
+    "timeline",
+    "to_json",
+    "verdict",
+]
+
+# How many of the longest gaps and of the links of the critical path are shown.
+_MOST_GAPS = 8
+_MOST_LINKS = 24
+
+
+def to_json(value: Mapping[str, object]) -> str:
+    """The value as indented JSON."""
+    return json.dumps(value, indent=2)
+
+
+def families() -> dict[str, object]:
+    """Every family with its usual stages per rank, other names and summary."""
+    return {
+        name: {
+            "stages_per_rank": family.stages_per_rank,
+            "aliases": list(family.aliases),
+            "summary": family.summary,
+        }
+        for name, family in FAMILIES.items()
+    }
+
+
+def family_table(known: Iterable[Family]) -> Table:
+    """The families as a table."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "stages per rank", "what it does"):
+        table.add_column(title)
+    for family in known:
+        table.add_row(family.name, str(family.stages_per_rank), family.summary)
+    return table
+
+
+def describe(found: Schedule) -> str:
+    """The sizes of a schedule in one line."""
+    works = len(found.rows) - int(found.rows.joined.sum())
+    return (
+        f"{found.num_ranks} ranks, {found.num_stages} stages ({found.placement.style} placement), "
+        f"{found.microbatches} microbatches, {works} actions"
+    )
+
+
+def schedule(found: Schedule) -> dict[str, object]:
+    """A schedule as plain values."""
+    return {
+        "name": found.name,
+        "ranks": found.num_ranks,
+        "stages": found.num_stages,
+        "microbatches": found.microbatches,
+        "rank_of_stage": list(found.placement.rank_of_stage),
+        "orders": [[str(work) for work in order] for order in found.orders],
+    }
+
+
+def timeline(found: Timeline) -> dict[str, object]:
+    """The numbers of a timeline as plain values."""
+    return {
+        "makespan": found.makespan,
+        "bubble_rate": found.bubble_rate,
+        "peak_activations": found.peak_activations,
+        "peak_microbatches": found.peak_microbatches,
+        "peak_bytes": found.peak_bytes,
+        "per_rank": {
+            "makespan": list(found.rank_makespans),
+            "busy_seconds": list(found.busy_seconds),
+            "idle_seconds": list(found.idle_seconds),
+            "bubble_rate": list(found.rank_bubble_rates),
+            "peak_activations": list(found.rank_peak_activations),
+            "peak_bytes": list(found.rank_peak_bytes),
+        },
+    }
+
+
+def verdict(found: Schedule, problems: Sequence[Problem]) -> dict[str, object]:
+    """The result of a check as plain values."""
+    return {
+        "schedule": describe(found),
+        "is_fine": not problems,
+        "problems": [
+            {
+                "rule": problem.rule,
+                "rank": problem.rank,
+                "position": problem.position,
+                "action": problem.action,
+                "message": problem.message,
+            }
+            for problem in problems
+        ],
+    }
+
+
+def explanation(found: Explanation) -> dict[str, object]:
+    """An explanation as plain values."""
+    return {
+        "makespan": found.timeline.makespan,
+        "critical_path": [
+            {"rank": s.rank, "action": str(s.action), "start": s.start, "end": s.end}
+            for s in found.critical_path
+        ],
+        "critical_seconds": found.critical_seconds,
+        "idle_seconds": found.idle_seconds,
+        "gaps": [
+            {
+                "rank": gap.rank,
+                "start": gap.start,
+                "end": gap.end,
+                "action": str(gap.action),
+                "waited_for": str(gap.waited_for),
+                "waited_for_rank": gap.waited_for_rank,
+                "transfer_seconds": gap.transfer_seconds,
+            }
+            for gap in found.gaps
+        ],
+        "savings": {s.cost: {"seconds": s.seconds, "share": s.share} for s in found.savings},
+    }
+
+
+def explanation_view(found: Explanation) -> RenderableType:
+    """An explanation as text and tables."""
+    makespan = format_number(found.timeline.makespan)
+    rate = format_share(found.timeline.bubble_rate)
+    return Group(
+        Text(f"The step takes {makespan}, of which {rate} is idle on the slowest rank."),
+        Text(),
+        Text("Critical path", style="bold"),
+        Text(_links(found)),
+        Text(f"by kind: {_by_cause(found.critical_seconds)}"),
+        Text(),
+        Text("Idle time", style="bold"),
+        Text(f"waiting for: {_by_cause(found.idle_seconds) or 'nothing'}"),
+        _gap_table(found),
+        Text(),
+        Text("What a 5 % lower cost would buy", style="bold"),
+        _saving_table(found),
+    )
+
+
+def _links(found: Explanation) -> str:
+    texts = [str(span.action) for span in found.critical_path]
+    if len(texts) > _MOST_LINKS:
+        half = _MOST_LINKS // 2
+        texts = [*texts[:half], f"… {len(texts) - 2 * half} more …", *texts[-half:]]
+    return " > ".join(texts)
+
+
+def _by_cause(seconds: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{cause} {format_number(value)}" for cause, value in seconds.items() if value
+    )
+
+
+def _gap_table(found: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("longest gaps")
+    for title in ("from", "to", "idle", "of it transfer"):
+        table.add_column(title, justify="right")
+    table.add_column("because")
+    longest = sorted(found.gaps, key=lambda gap: (-gap.seconds, gap.start))[:_MOST_GAPS]
+    for gap in longest:
+        table.add_row(
+            f"rank {gap.rank}",
+            format_number(gap.start),
+            format_number(gap.end),
+            format_number(gap.seconds),
+            format_number(gap.transfer_seconds),
+            f"{gap.action} waits for {gap.waited_for} on rank {gap.waited_for_rank}",
+        )
+    return table
+
+
+def _saving_table(found: Explanation) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("cost")
+    table.add_column("saves", justify="right")
+    table.add_column("of the step", justify="right")
+    for saving in found.savings:
+        table.add_row(saving.cost, format_number(saving.seconds), f"{saving.share:.2%}")
+    return table
+
+
+def picture(console: Console, found: Timeline) -> RenderableType:
+    """A timeline as wide as the console, in colour where the console has colours."""
+    has_colours = console.is_terminal and not console.no_color
+    draw = timeline_view if has_colours else plain_timeline_view
+    return draw(found, width=console.width)

@@ -1,0 +1,30 @@
+"""Fewer microbatches in the same order: what is left of a valid schedule is a valid schedule."""
+
+from dataclasses import replace
+
+from penstock.errors import SizeError
+from penstock.ir.schedule import Schedule
+
+__all__ = ["thin_out"]
+
+
+def thin_out(schedule: Schedule, microbatches: int) -> Schedule:
+    """The schedule without its last microbatches, for a batch that is too small for all.
+
+    >>> print(thin_out(Schedule.from_orders([["0F0", "0F1", "0B0", "0B1"]]), 1))
+       rank 0
+    0  0F0
+    1  0B0
+    """
+    if not 1 <= microbatches <= schedule.microbatches:
+        raise SizeError(
+            f"a schedule for {schedule.microbatches} microbatches cannot run {microbatches}; "
+            "build one for that many"
+        )
+    rows = schedule.rows
+    kept = rows.microbatch < microbatches
+    joined = rows.joined.copy()
+    # A pair that loses its first half is no pair any more.
+    joined[1:] &= kept[:-1] | ~kept[1:]
+    thinned = replace(rows, joined=joined).keep(kept)
+    return replace(schedule, rows=thinned, microbatches=microbatches)

@@ -1,0 +1,93 @@
+"""The numbers that a timeline gives."""
+
+import pytest
+
+from penstock.assembly import build, lower
+from penstock.costs import Costs
+from penstock.sim.engine import simulate
+from penstock.sim.timeline import Span
+from tests.tables import read_schedule
+
+TWO_RANKS = read_schedule("""
+    0F0 0F1 0B0 0B1
+    1F0 1B0 1F1 1B1
+""")
+
+
+def test_step_costs_what_the_slowest_rank_needs_from_its_first_action_to_its_last() -> None:
+    timeline = simulate(TWO_RANKS)
+    assert timeline.rank_makespans == (9, 6)
+    assert timeline.makespan == 9
+    assert timeline.end_time == 9
+    assert timeline.busy_seconds == (6, 6)
+    assert timeline.idle_seconds == (3, 3)
+    assert timeline.rank_bubble_rates == (3 / 9, 3 / 9)
+    assert timeline.bubble_rate == 3 / 9
+
+
+def test_bubble_rate_is_that_of_the_rank_that_sets_the_makespan() -> None:
+    timeline = simulate(TWO_RANKS, Costs(forward=[1, 3]))
+    assert timeline.rank_makespans == (13, 10)
+    assert timeline.busy_seconds == (6, 10)
+    assert timeline.bubble_rate == 1 - 6 / 13
+    assert timeline.rank_bubble_rates == (7 / 13, 3 / 13)
+
+
+def test_late_start_of_a_rank_is_no_part_of_its_makespan_but_of_the_end_time() -> None:
+    schedule = build("ForwardOnly", ranks=3, microbatches=2)
+    timeline = simulate(schedule, Costs(transfer=5))
+    assert timeline.rank_makespans == (2, 2, 2)
+    assert timeline.end_time == 14
+    assert simulate(lower(schedule), Costs(transfer=5)).rank_makespans == (2, 7, 7)
+
+
+def test_overlap_is_busy_once() -> None:
+    schedule = read_schedule("""
+        0F0 (0F1;0B0)OVERLAP_F_B 0B1
+        1F0 1B0 1F1 1B1
+    """)
+    assert simulate(schedule, Costs(overlap_gain=1)).busy_seconds == (5, 6)
+
+
+def test_waiting_for_a_message_is_not_busy() -> None:
+    timeline = simulate(lower(TWO_RANKS), Costs(transfer=4))
+    assert timeline.busy_seconds == (6, 6)
+    assert simulate(lower(TWO_RANKS), Costs(send=1)).busy_seconds == (8, 8)
+
+
+def test_step_that_costs_nothing_has_no_bubble() -> None:
+    timeline = simulate(TWO_RANKS, Costs(forward=0, backward_input=0, backward_weight=0))
+    assert timeline.makespan == 0
+    assert timeline.bubble_rate == 0
+    assert timeline.rank_bubble_rates == (0, 0)
+
+
+def test_activation_counts_from_its_forward_to_its_backward_or_weight_half() -> None:
+    schedule = read_schedule("""
+        0F0 0F1 0F2 0I0 0I1 0W0 0I2 0W1 0W2
+        1F0 1B0 1F1 1B1 1F2 1B2
+    """)
+    timeline = simulate(schedule)
+    assert timeline.rank_peak_activations == (3, 1)
+    assert timeline.peak_activations == 3
+
+
+@pytest.mark.parametrize("is_lowered", [False, True])
+def test_lowering_changes_no_count_of_activations(is_lowered: bool) -> None:
+    schedule = build("1F1B", ranks=4, microbatches=8)
+    timeline = simulate(lower(schedule) if is_lowered else schedule)
+    assert timeline.rank_peak_activations == (4, 3, 2, 1)
+
+
+def test_spans_are_the_actions_of_a_rank_in_order() -> None:
+    schedule = read_schedule("""
+        0F0 (0F1;0B0)OVERLAP_F_B 0B1
+        1F0 1B0 1F1 1B1
+    """)
+    timeline = simulate(schedule, Costs(activation_bytes=2, overlap_gain=1))
+    first, _, backward, _ = timeline.spans(0)
+    action = schedule.rows.action
+    assert first == Span(0, action(0), 0, 1, bytes=2, is_overlapped=False)
+    assert backward == Span(0, action(2), 4, 6, bytes=2, is_overlapped=True)
+    flags = [[span.is_overlapped for span in timeline.spans(rank)] for rank in (0, 1)]
+    assert flags == [[False, True, True, False], [False] * 4]

@@ -1,0 +1,83 @@
+"""What property tests draw from: families in all their sizes, dataflows with skips, costs."""
+
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from penstock.assembly import build
+from penstock.costs import Costs
+from penstock.errors import SizeError
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.schedule import Schedule
+from penstock.schedules.registry import FAMILIES
+
+__all__ = ["FAMILY_NAMES", "costs", "dag_schedules", "every_family", "schedules"]
+
+# As they are before any test registers one of its own.
+FAMILY_NAMES = tuple(FAMILIES)
+
+
+def every_family(ranks: int, microbatches: int) -> list[Schedule]:
+    """One schedule of every family that has this size."""
+    found = []
+    for name in FAMILY_NAMES:
+        try:
+            found.append(build(name, ranks=ranks, microbatches=microbatches))
+        except SizeError:
+            continue
+    return found
+
+
+@st.composite
+def schedules(
+    draw: st.DrawFn,
+    *,
+    max_ranks: int = 8,
+    max_microbatches: int = 16,
+    max_stages_per_rank: int = 3,
+) -> Schedule:
+    """Any family in any size that it has."""
+    name = draw(st.sampled_from(FAMILY_NAMES))
+    ranks = draw(st.integers(1, max_ranks))
+    microbatches = draw(st.integers(1, max_microbatches))
+    if name == "DualPipe":
+        ranks, microbatches = ranks + ranks % 2, max(2, microbatches)
+    stages_per_rank = None
+    if name in ("ForwardOnly", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble"):
+        stages_per_rank = draw(st.integers(1, max_stages_per_rank))
+    return build(name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
+
+
+@st.composite
+def dag_schedules(draw: st.DrawFn, *, max_ranks: int = 5, max_microbatches: int = 6) -> Schedule:
+    """A family that is built for a chain, run on a model that also has skips.
+
+    A chain already makes every stage wait for all before it, so any skip keeps the order possible.
+    """
+    chains = schedules(max_ranks=max_ranks, max_microbatches=max_microbatches)
+    schedule = draw(chains.filter(lambda schedule: schedule.dataflow.is_chain))
+    stages = schedule.num_stages
+    pairs = [(p, c) for p in range(stages) for c in range(p + 2, stages)]
+    skips = draw(st.lists(st.sampled_from(pairs), max_size=5)) if pairs else []
+    return replace(schedule, dataflow=Dataflow(stages, [*schedule.dataflow.edges, *skips]))
+
+
+@st.composite
+def costs(draw: st.DrawFn, schedule: Schedule, *, least: float = 0.125) -> Costs:
+    """Costs per stage and link, in eighths of a second so that sums are exact."""
+
+    def seconds(low: float) -> st.SearchStrategy[float]:
+        return st.integers(round(low * 8), 32).map(lambda eighths: eighths / 8)
+
+    stages, ranks = schedule.num_stages, schedule.num_ranks
+
+    def per_stage() -> list[float]:
+        return draw(st.lists(seconds(least), min_size=stages, max_size=stages))
+
+    row = st.lists(seconds(0.0), min_size=ranks, max_size=ranks)
+    return Costs(
+        forward=per_stage(),
+        backward_input=per_stage(),
+        backward_weight=per_stage(),
+        transfer=draw(st.lists(row, min_size=ranks, max_size=ranks)),
+    )

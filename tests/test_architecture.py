@@ -1,0 +1,317 @@
+"""What `docs/design.md` and the style guide promise about the shape of the package."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "penstock"
+
+# A module imports from its own line's unit and from the lines above. Torch is allowed from
+# TORCH_LINE on, and inside the functions of the command line.
+LAYERS = (
+    ("errors",),
+    ("ir",),
+    ("costs",),
+    ("schedules", "passes", "checks", "sim"),
+    ("assembly",),
+    ("planner", "view"),
+    ("splitting", "runtime"),
+    ("training",),
+    ("dropin", "cli"),
+    ("__init__", "__main__"),
+)
+TORCH_LINE = LAYERS.index(("splitting", "runtime"))
+OPTIONAL = {"matplotlib", "numba", "ortools"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a module or of a name in it, and whether it stands inside a function."""
+
+    module: str
+    name: str | None
+    is_inside_function: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file."""
+
+    path: Path
+    name: str
+    text: str
+    tree: ast.Module
+    imports: tuple[Import, ...]
+
+    @property
+    def unit(self) -> str:
+        """The package or module right below `penstock` that it belongs to."""
+        if self.name == "penstock":
+            return "__init__"
+        return self.name.split(".")[1]
+
+    @property
+    def layer(self) -> int:
+        return layer_of(self.unit)
+
+
+def layer_of(unit: str) -> int:
+    return next(number for number, units in enumerate(LAYERS) if unit in units)
+
+
+def find_imports(node: ast.AST, *, is_inside: bool = False) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Import(names=names):
+                yield from (Import(alias.name, None, is_inside) for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=0):
+                assert module is not None
+                yield from (Import(module, alias.name, is_inside) for alias in names)
+            case ast.ImportFrom():
+                raise AssertionError(
+                    "imports name the whole path, so that they can be searched for"
+                )
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from find_imports(child, is_inside=is_inside or is_function)
+
+
+@cache
+def load_modules() -> dict[str, Module]:
+    modules = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        modules[name] = Module(path, name, text, tree, tuple(find_imports(tree)))
+    return modules
+
+
+def own_imports(module: Module) -> Iterator[tuple[Import, str]]:
+    """The imports from this package, with the module that each comes from.
+
+    An import from a module that does not exist is the type checker's to find.
+    """
+    for found in module.imports:
+        if found.module in load_modules():
+            whole = f"{found.module}.{found.name}"
+            yield found, whole if whole in load_modules() else found.module
+
+
+def exported_names(module: Module) -> list[str] | None:
+    """What `__all__` says, or nothing where there is none."""
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    return None
+
+
+def defined_names(module: Module) -> set[str]:
+    """What the module's top level defines or imports."""
+    names: set[str] = set()
+    for node in module.tree.body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                for target in targets:
+                    names |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+            case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+                names |= {alias.asname or alias.name for alias in aliases}
+    return names
+
+
+def test_every_module_has_its_place_in_the_layers() -> None:
+    known = {unit for units in LAYERS for unit in units}
+    assert {module.unit for module in load_modules().values()} <= known
+
+
+def test_imports_go_down_the_layers_only() -> None:
+    wrong = []
+    for module in load_modules().values():
+        for _, target in own_imports(module):
+            unit = load_modules()[target].unit
+            if unit != module.unit and layer_of(unit) >= module.layer:
+                wrong.append(f"{module.name} imports {target}")
+    assert wrong == []
+
+
+def test_imports_make_no_circle() -> None:
+    graph = {
+        module.name: {target for _, target in own_imports(module)} - {module.name}
+        for module in load_modules().values()
+    }
+    assert set(TopologicalSorter(graph).static_order()) >= set(graph)
+
+
+def test_pure_side_imports_no_torch_and_the_command_line_only_inside_functions() -> None:
+    wrong = []
+    for module in load_modules().values():
+        for found in module.imports:
+            if found.module.split(".")[0] == "torch":
+                is_allowed = module.layer >= TORCH_LINE and module.unit not in ("cli", "__main__")
+                if not is_allowed and not (module.unit == "cli" and found.is_inside_function):
+                    wrong.append(f"{module.name} imports {found.module}")
+    assert wrong == []
+
+
+def test_nothing_is_built_on_the_incumbent() -> None:
+    wrong = [
+        f"{module.name} imports {found.module}"
+        for module in load_modules().values()
+        for found in module.imports
+        if f"{found.module}.{found.name}".startswith("torch.distributed.pipelining")
+    ]
+    assert wrong == []
+
+
+def test_imports_inside_functions_are_optional_dependencies() -> None:
+    wrong = []
+    for module in load_modules().values():
+        for found in module.imports:
+            package = found.module.split(".")[0]
+            is_allowed = package in OPTIONAL or (package == "torch" and module.unit == "cli")
+            if found.is_inside_function and not is_allowed:
+                wrong.append(f"{module.name} imports {found.module}")
+    assert wrong == []
+
+
+def test_names_with_an_underscore_stay_in_their_file() -> None:
+    wrong = []
+    for module in load_modules().values():
+        modules_here = set()
+        for found, target in own_imports(module):
+            is_module = target != found.module
+            if found.name is not None and found.name.startswith("_") and not is_module:
+                wrong.append(f"{module.name} imports {found.module}.{found.name}")
+            if is_module and found.name is not None:
+                modules_here.add(found.name)
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Attribute(value=ast.Name(id=owner), attr=name) if (
+                    owner in modules_here and name.startswith("_")
+                ):
+                    wrong.append(f"{module.name} uses {owner}.{name}")
+    assert wrong == []
+
+
+def test_what_other_files_import_is_exported() -> None:
+    wrong = []
+    for module in load_modules().values():
+        for found, target in own_imports(module):
+            if target == found.module and found.name is not None:
+                exported = exported_names(load_modules()[target]) or []
+                if found.name not in exported:
+                    wrong.append(f"{module.name} imports {target}.{found.name}")
+    assert wrong == []
+
+
+def test_exported_names_exist_and_stand_once() -> None:
+    for module in load_modules().values():
+        exported = exported_names(module) or []
+        assert len(set(exported)) == len(exported), module.name
+        if not any(
+            isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in module.tree.body
+        ):
+            assert set(exported) <= defined_names(module), module.name
+
+
+def test_no_module_at_the_top_bears_the_name_of_something_exported_there() -> None:
+    modules = {name.split(".")[1] for name in load_modules() if name.count(".") >= 1}
+    exported = exported_names(load_modules()["penstock"])
+    assert exported is not None
+    assert modules & set(exported) == set()
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [m.name for m in load_modules().values() if not ast.get_docstring(m.tree)]
+    assert silent == []
+
+
+def test_only_the_command_line_prints() -> None:
+    printing = [
+        module.name
+        for module in load_modules().values()
+        if module.unit != "cli"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print"
+    ]
+    assert printing == []
+
+
+def test_what_is_left_to_do_names_its_issue() -> None:
+    unnamed = [
+        f"{module.name}: {line.strip()}"
+        for module in load_modules().values()
+        for line in module.text.splitlines()
+        if re.search(r"\b(TODO|FIXME|XXX)\b", line) and not re.search(r"#[0-9]+", line)
+    ]
+    assert unnamed == []
+
+
+def test_exceptions_to_type_checking_name_their_code_and_reason() -> None:
+    bare = [
+        f"{module.name}: {line.strip()}"
+        for module in load_modules().values()
+        for line in module.text.splitlines()
+        if "type: ignore" in line and not re.search(r"# type: ignore\[[a-z-, ]+\]  # \w", line)
+    ]
+    assert bare == []
+
+
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoTorch())
+import importlib
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+
+import penstock as ps
+for family in ("1F1B", "ZBV", "DualPipe"):
+    schedule = ps.build(family, ranks=4, microbatches=8)
+    lowered = ps.lower(schedule, receives="late")
+    ps.check(lowered, channels="shared")
+    ps.explain(lowered)
+
+from penstock.cli import main
+main(["show", "1F1B", "--ranks", "4", "--microbatches", "8"])
+"""
+
+
+def test_pure_side_runs_where_torch_cannot_be_imported() -> None:
+    names = [
+        module.name
+        for module in load_modules().values()
+        if module.layer < TORCH_LINE or module.unit == "cli"
+    ]
+    command = [sys.executable, "-c", WITHOUT_TORCH, *names]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("rank 0  F0")
+
+
+@pytest.mark.parametrize("name", ["penstock", "penstock.cli"])
+def test_importing_the_package_loads_no_optional_dependency(name: str) -> None:
+    code = f"import {name}, sys; print(*({{'torch', 'matplotlib', 'numba'}} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert result.stdout.strip() == ""

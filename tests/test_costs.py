@@ -1,0 +1,190 @@
+"""Costs as a value: what is taken, what is refused, how they are cut anew."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.assembly import build
+from penstock.costs import Costs
+from penstock.errors import CostsError
+from penstock.sim.engine import simulate
+
+TWO_RANKS = build("1F1B", ranks=2, microbatches=2)
+
+
+def test_numbers_become_floats_and_lists_become_tuples() -> None:
+    costs = Costs(forward=2, backward_input=[1, 2], transfer=[[0, 1], [2, 0]])
+    assert costs.forward == 2.0
+    assert costs.backward_input == (1.0, 2.0)
+    assert costs.transfer == ((0.0, 1.0), (2.0, 0.0))
+    assert hash(costs) == hash(Costs(2.0, (1.0, 2.0), transfer=((0, 1), (2, 0))))
+
+
+def test_arrays_are_taken_like_lists() -> None:
+    values = {"forward": np.array([1, 2]), "transfer": np.ones((2, 2), dtype=np.float32)}
+    costs = Costs.from_mapping(values)
+    assert costs == Costs(forward=[1, 2], transfer=[[1, 1], [1, 1]])
+    assert Costs.from_mapping({"forward": np.float32(0.5)}) == Costs(forward=0.5)
+
+
+def test_full_backward_is_the_sum_of_its_halves_unless_given() -> None:
+    costs = Costs(backward_input=[1, 2], backward_weight=3)
+    assert [costs.full_backward_seconds(stage) for stage in (0, 1)] == [4.0, 5.0]
+    assert Costs(full_backward=[7, 8]).full_backward_seconds(1) == 8.0
+    assert Costs(full_backward=7).full_backward_seconds(1) == 7.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("forward", -1, "forward takes numbers from 0 up (got -1)"),
+        ("forward", float("nan"), "forward takes numbers from 0 up (got nan)"),
+        ("forward", float("inf"), "forward takes numbers from 0 up (got inf)"),
+        ("forward", "fast", "forward takes numbers from 0 up (got 'fast')"),
+        ("forward", b"ab", "forward takes numbers from 0 up (got b'ab')"),
+        ("forward", True, "forward takes numbers from 0 up (got True)"),
+        ("forward", None, "forward takes numbers from 0 up (got None)"),
+        ("forward", [1, -2], "forward takes numbers from 0 up (got -2)"),
+        ("forward", [1, "2"], "forward takes numbers from 0 up (got '2')"),
+        ("forward", [[1]], "forward takes numbers from 0 up (got [1])"),
+        ("forward", {"a": 1}, "forward takes numbers from 0 up (got {'a': 1})"),
+        ("forward", 1j, "forward takes numbers from 0 up (got 1j)"),
+        ("forward", np.array(1.0), "forward takes numbers from 0 up (got array(1.))"),
+        # More than a float holds; converting it once failed with an OverflowError.
+        ("forward", 10**309, f"forward takes numbers from 0 up (got 1{'0' * 309})"),
+        # Without values there is nothing to divide by; that once failed in `compare`.
+        ("forward", [], "forward has no values; give at least one number"),
+        ("transfer", [], "transfer has no values; give at least one number"),
+        ("transfer", [1, 2], "transfer is one number, or a square table of numbers"),
+        ("transfer", [[1, 2]], "transfer is one number, or a square table of numbers"),
+        ("transfer", [[1, 2], [3]], "transfer is one number, or a square table of numbers"),
+        ("transfer", ["ab", "cd"], "transfer is one number, or a square table of numbers"),
+        ("transfer", [[0, -1], [0, 0]], "transfer takes numbers from 0 up (got -1)"),
+        ("send", [1], "send takes numbers from 0 up (got [1])"),
+        ("overlap_gain", 1.5, "overlap_gain lies between 0 and 1 (got 1.5)"),
+        ("overlap_gain", -0.5, "overlap_gain takes numbers from 0 up (got -0.5)"),
+        (
+            "fwd",
+            1,
+            "unknown cost 'fwd'; known are forward, backward_input, backward_weight, "
+            "full_backward, transfer, send, overlap_gain, activation_bytes, "
+            "weight_stash_bytes, parameter_bytes",
+        ),
+    ],
+)
+def test_what_is_no_cost_is_refused(name: str, value: object, message: str) -> None:
+    with pytest.raises(CostsError) as caught:
+        Costs.from_mapping({name: value})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        (
+            Costs(forward=[1, 2, 3]),
+            "forward has 3 values, but the schedule has 2 stages; "
+            "give one number, or one per stage",
+        ),
+        (
+            Costs(full_backward=[1]),
+            "full_backward has 1 values, but the schedule has 2 stages; "
+            "give one number, or one per stage",
+        ),
+        (
+            Costs(parameter_bytes=[1, 2, 3]),
+            "parameter_bytes has 3 values, but the schedule has 2 stages; "
+            "give one number, or one per stage",
+        ),
+        (
+            Costs(transfer=[[0] * 3] * 3),
+            "transfer is a table of 3 by 3, but the schedule has 2 ranks; "
+            "give one number, or one per sender and receiver",
+        ),
+    ],
+)
+def test_costs_of_another_size_are_refused(costs: Costs, message: str) -> None:
+    with pytest.raises(CostsError) as caught:
+        simulate(TWO_RANKS, costs)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("costs.toml", "forward = 1.5\nbackward_weight = [1, 2]\ntransfer = [[0, 1], [1, 0]]\n"),
+        (
+            "costs.json",
+            '{"forward": 1.5, "backward_weight": [1, 2], "transfer": [[0, 1], [1, 0]]}',
+        ),
+    ],
+)
+def test_costs_are_read_from_a_file(tmp_path: Path, name: str, content: str) -> None:
+    file = tmp_path / name
+    file.write_text(content)
+    expected = Costs(forward=1.5, backward_weight=[1, 2], transfer=[[0, 1], [1, 0]])
+    assert Costs.from_file(file) == Costs.from_file(str(file)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.toml", b"forward =", "Invalid value (at end of document)"),
+        ("bad.json", b'{"forward": }', "Expecting value: line 1 column 13 (char 12)"),
+        ("bad.json", b"", "Expecting value: line 1 column 1 (char 0)"),
+        ("bad.json", b"[1, 2]", "write names and numbers, such as forward = 1.5"),
+        ("bad.json", b'{"forward": NaN}', "forward takes numbers from 0 up (got nan)"),
+        ("bad.json", b'{"forward": null}', "forward takes numbers from 0 up (got None)"),
+        ("bad.toml", b"forward = true", "forward takes numbers from 0 up (got True)"),
+        ("bad.toml", b"[forward]\na = 1", "forward takes numbers from 0 up (got {'a': 1})"),
+        (
+            "bad.toml",
+            b"\xff",
+            "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        ),
+    ],
+)
+def test_file_that_holds_no_costs_is_refused_by_name(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(CostsError) as caught:
+        Costs.from_file(file)
+    assert str(caught.value) == f"{file}: {message}"
+
+
+def test_file_of_endless_brackets_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 100_000)
+    with pytest.raises(CostsError, match=r"deep\.json: maximum recursion depth exceeded"):
+        Costs.from_file(file)
+
+
+def test_single_numbers_are_shares_that_a_finer_cut_divides() -> None:
+    costs = Costs(forward=6, full_backward=8, activation_bytes=4, transfer=1).recut(2, 4)
+    assert costs.forward == (3.0,) * 4
+    assert costs.full_backward == (4.0,) * 4
+    assert costs.activation_bytes == (2.0,) * 4
+    assert costs.transfer == 1.0
+
+
+def test_lists_are_divided_or_added_up_in_the_order_of_the_model() -> None:
+    costs = Costs(forward=[1, 2, 3, 4])
+    assert costs.recut(2, 8).forward == (0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2)
+    assert costs.recut(2, 2).forward == (3, 7)
+    assert costs.recut(2, 4).forward == (1, 2, 3, 4)
+
+
+def test_cut_that_does_not_come_out_even_is_refused() -> None:
+    with pytest.raises(CostsError) as caught:
+        Costs(forward=[1, 2, 3]).recut(2, 2)
+    assert str(caught.value) == (
+        "forward has 3 values, which cannot be shared out evenly over 2 stages"
+    )
+
+
+def test_copies_of_a_part_cost_what_the_part_costs() -> None:
+    costs = Costs(forward=[1, 2], backward_input=5).for_parts((0, 1, 1, 0))
+    assert (costs.forward, costs.backward_input) == ((1, 2, 2, 1), 5)

@@ -1,0 +1,106 @@
+"""Examples that are run: docstrings, and the code blocks of README and docs."""
+
+import doctest
+import importlib
+import json
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import penstock
+from penstock.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
+MODULES = sorted(found.name for found in pkgutil.walk_packages(penstock.__path__, "penstock."))
+# The packages below the torch line.
+NEEDS_TORCH = ("penstock.splitting", "penstock.runtime", "penstock.training", "penstock.dropin")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code on a page."""
+
+    language: str
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return [Block(language, text) for language, text in found]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    if name.startswith(NEEDS_TORCH):
+        pytest.importorskip("torch")
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+# Runs the blocks of one page, one after the other, and tells what each has printed.
+RUN_BLOCKS = """
+import contextlib, io, json, sys
+printed, names = [], {"__name__": "page"}
+for block in json.load(sys.stdin):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(block, names)
+    printed.append(output.getvalue())
+print(json.dumps(printed))
+"""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_on_pages_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    # In a process of its own, for pages register families and write files.
+    blocks = blocks_of(page)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", RUN_BLOCKS],
+        input=json.dumps([block.text for block in blocks if block.language == "python"]),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    printed = iter(json.loads(result.stdout))
+    last = ""
+    for block in blocks:
+        if block.language == "python":
+            last = next(printed)
+        elif block.language == "text":
+            assert last == block.text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_on_pages_run_and_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
+    with chdir(tmp_path):
+        for block in blocks_of(page):
+            for command, expected in commands_of(block):
+                result = runner.invoke(main, shlex.split(command, comments=True)[1:])
+                assert result.exit_code == 0, command
+                assert expected is None or result.output == expected
+
+
+def commands_of(block: Block) -> list[tuple[str, str | None]]:
+    """Our commands in a block; after a prompt comes what they print."""
+    if block.language == "sh":
+        lines = block.text.replace("\\\n", " ").splitlines()
+        return [(line, None) for line in lines if line.startswith("penstock ")]
+    prompt, _, expected = block.text.partition("\n")
+    return [(prompt[2:], expected)] if prompt.startswith("$ penstock ") else []
+
+
+def test_readme_shows_both_halves_of_the_planning_side() -> None:
+    blocks = blocks_of(ROOT / "README.md")
+    assert sum(len(commands_of(block)) for block in blocks) >= 3
+    assert "python" in {block.language for block in blocks}
