@@ -6,6 +6,7 @@ __all__ = [
     "CostsError",
     "DeadlockError",
     "MissingDependencyError",
+    "ModelError",
     "ParseError",
     "PenstockError",
     "PipelineError",
@@ -53,6 +54,10 @@ class BatchError(PenstockError, ValueError):
 
 class BoundaryError(PenstockError, TypeError):
     """A value cannot cross from one stage to the next."""
+
+
+class ModelError(PenstockError, ValueError):
+    """A model cannot be used as it is given; the message says what is asked of it."""
 
 
 class PipelineError(PenstockError, RuntimeError):

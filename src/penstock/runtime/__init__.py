@@ -1,0 +1,1 @@
+"""Running a lowered schedule: stages, microbatches, backward, transports and the executor."""

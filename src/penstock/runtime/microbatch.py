@@ -1,0 +1,174 @@
+"""Batches into microbatches and back.
+
+A tensor is split along dimension 0 into nearly equal parts; everything else is given to every
+microbatch. `Along`, `Shared` and `Ready` say otherwise for one argument, or for a part of one.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.errors import BatchError
+from penstock.runtime.tree import flatten, unflatten
+
+__all__ = ["Along", "Ready", "Shared", "count_rows", "merge_outputs", "share_out", "split_batch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """A value whose tensors are split along this dimension."""
+
+    value: Any
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A value that every microbatch gets whole."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A value that is split already: one item per microbatch."""
+
+    items: Sequence[Any]
+
+
+def split_batch(value: Any, microbatches: int) -> list[Any]:
+    """Split one argument into microbatches: (3, 3, 2, 2) rows of ten for four.
+
+    Dicts, lists and tuples are split inside; tensors without dimensions are shared. The parts
+    are views. No part is ever empty: fewer rows than microbatches are refused, as are tensors
+    with different numbers of rows.
+
+    >>> split_batch(torch.arange(3), 2)
+    [tensor([0, 1]), tensor([2])]
+    """
+    sizes = [(shape, shape[dim]) for shape, dim in _split_shapes(value, 0)]
+    for shape, rows in sizes:
+        if rows != sizes[0][1]:
+            raise BatchError(
+                f"tensors of shapes {sizes[0][0]} and {shape} would be split together, but have "
+                f"{sizes[0][1]} and {rows} rows; wrap what is not split by rows in Shared or Along"
+            )
+        if rows < microbatches:
+            raise BatchError(
+                f"a tensor of shape {shape} has {rows} rows for {microbatches} microbatches; use "
+                f"at most {rows} microbatches, or wrap it in Shared"
+            )
+    return _split(value, microbatches, 0)
+
+
+def share_out(total: int, parts: int) -> list[int]:
+    """So many things in so many parts, as equal as can be, the larger ones first.
+
+    >>> share_out(10, 4)
+    [3, 3, 2, 2]
+    """
+    size, larger = divmod(total, parts)
+    return [size + 1] * larger + [size] * (parts - larger)
+
+
+def _split(value: Any, microbatches: int, dim: int) -> list[Any]:
+    match value:
+        case torch.Tensor() if value.dim():
+            return list(torch.split(value, share_out(value.shape[dim], microbatches), dim))
+        case Ready():
+            if len(value.items) != microbatches:
+                raise BatchError(
+                    f"{len(value.items)} ready microbatches were given for {microbatches}"
+                )
+            return list(value.items)
+        case Along():
+            return _split(value.value, microbatches, value.dim)
+        case Shared():
+            return [value.value] * microbatches
+        case Mapping():
+            columns = [_split(item, microbatches, dim) for item in value.values()]
+            return [dict(zip(value, row, strict=True)) for row in _rows(columns, microbatches)]
+        case tuple() | list():
+            columns = [_split(item, microbatches, dim) for item in value]
+            make = _maker_of(value)
+            return [make(row) for row in _rows(columns, microbatches)]
+        case _:
+            return [value] * microbatches
+
+
+def _rows(columns: Sequence[Sequence[Any]], microbatches: int) -> list[tuple[Any, ...]]:
+    return [tuple(column[number] for column in columns) for number in range(microbatches)]
+
+
+def _maker_of(value: tuple[Any, ...] | list[Any]) -> Callable[[tuple[Any, ...]], Any]:
+    """What makes a list, tuple or named tuple like this one from its items."""
+    if isinstance(value, list):
+        return list
+    return getattr(type(value), "_make", tuple)
+
+
+def _split_shapes(value: Any, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The shapes of the tensors that will be split, and along which dimension."""
+    match value:
+        case torch.Tensor() if value.dim():
+            shape = tuple(value.shape)
+            if not -len(shape) <= dim < len(shape):
+                raise BatchError(f"a tensor of shape {shape} has no dimension {dim} to split")
+            yield shape, dim
+        case Along():
+            yield from _split_shapes(value.value, value.dim)
+        case Mapping():
+            for item in value.values():
+                yield from _split_shapes(item, dim)
+        case tuple() | list():
+            for item in value:
+                yield from _split_shapes(item, dim)
+        case _:
+            return
+
+
+def count_rows(value: Any) -> int | None:
+    """How many rows the first tensor in a value has that would be split, if there is one.
+
+    The number by which a mean over the batch weighs this value, and the most microbatches that
+    it can be split into.
+    """
+    return next((shape[dim] for shape, dim in _split_shapes(value, 0)), None)
+
+
+def merge_outputs(
+    outputs: Sequence[Any], merge: Callable[[list[torch.Tensor]], torch.Tensor] | None = None
+) -> Any:
+    """Put the outputs of all microbatches together: tensors along dimension 0.
+
+    `merge` replaces how the tensors of one place are put together, say by a sum. Tensors without
+    dimensions are stacked. Structure and constants must be the same in all.
+
+    >>> merge_outputs([{"y": torch.ones(2), "n": 3}, {"y": torch.zeros(1), "n": 3}])
+    {'y': tensor([1., 1., 0.]), 'n': 3}
+    """
+    if not outputs:
+        raise BatchError("there are no outputs to merge")
+    parts = [flatten(output) for output in outputs]
+    texts = [json.dumps(structure) for structure, _ in parts]
+    for number, text in enumerate(texts):
+        if text != texts[0]:
+            raise BatchError(
+                f"the outputs of microbatches 0 and {number} differ in structure or constants: "
+                f"{texts[0]} and {text}; merge them yourself"
+            )
+    columns = zip(*(tensors for _, tensors in parts), strict=True)
+    return unflatten(parts[0][0], [(merge or _concatenate)(list(column)) for column in columns])
+
+
+def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    if len({shape[1:] if shape else None for shape in shapes}) > 1:
+        raise BatchError(
+            f"outputs of shapes {shapes} do not fit together along dimension 0; merge them "
+            "yourself"
+        )
+    return torch.cat(tensors) if shapes[0] else torch.stack(tensors)

@@ -1,0 +1,124 @@
+"""Stages that DDP copies: complete gradients are averaged by one message per dtype."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable.replicate import DDP as ReplicatedModule  # noqa: N811  # a class
+from torch.distributed._composable.replicate import replicate
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["ReplicatedStage", "find_copies"]
+
+# A module that `DistributedDataParallel` wraps, or that the composable `replicate` has marked.
+Copy: TypeAlias = DistributedDataParallel | ReplicatedModule
+
+
+def find_copies(module: nn.Module) -> list[Copy]:
+    """The parts of a stage that DDP keeps equal on all ranks of its group."""
+    return [
+        child
+        for child in module.modules()
+        if isinstance(child, DistributedDataParallel | ReplicatedModule)
+    ]
+
+
+class ReplicatedStage:
+    """DDP: its own reduction is kept off, and one of ours runs when the gradients are complete.
+
+    Only what this step adds is averaged: what `.grad` held before is put away meanwhile. Hooks
+    that DDP runs on its buckets (`register_comm_hook`) are not used.
+    """
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = copies
+        self._before: dict[nn.Parameter, torch.Tensor] = {}
+        for copy in copies:
+            if isinstance(copy, ReplicatedModule):
+                copy.set_requires_gradient_sync(False)
+
+    def begin_step(self) -> None:
+        """Put away what the gradients hold."""
+        for parameter in (p for copy in self._copies for p in _trained(copy)):
+            if parameter.grad is not None:
+                self._before[parameter] = parameter.grad
+                parameter.grad = None
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Keep DDP from reducing in the backward of this forward."""
+        with ExitStack() as stack:
+            for copy in self._copies:
+                if isinstance(copy, DistributedDataParallel):
+                    stack.enter_context(copy.no_sync())
+            yield
+
+    def unshard(self) -> None:
+        """Nothing: every rank holds all parameters."""
+
+    def reshard(self) -> None:
+        """Nothing: every rank holds all parameters."""
+
+    def reduce_gradients(self) -> None:
+        """Average this step's gradients, and add what was there before."""
+        for copy in self._copies:
+            wrapper = _wrapper(copy)
+            trained = _trained(copy)
+            for dtype in dict.fromkeys(parameter.dtype for parameter in trained):
+                same = [parameter for parameter in trained if parameter.dtype == dtype]
+                _average(same, wrapper.process_group)
+            # As after a backward that DDP reduced itself: the next forward shares the buffers.
+            wrapper.require_forward_param_sync = True
+        for parameter, before in self._before.items():
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self._before.clear()
+
+    def abandon_step(self) -> None:
+        """Take back what the gradients held before the step."""
+        for parameter, before in self._before.items():
+            parameter.grad = before
+        self._before.clear()
+
+
+def _wrapper(copy: Copy) -> DistributedDataParallel:
+    """The wrapper itself; `replicate` makes one when its module first runs."""
+    if isinstance(copy, DistributedDataParallel):
+        return copy
+    return replicate.state(cast(nn.Module, copy))._ddp
+
+
+def _trained(copy: Copy) -> list[nn.Parameter]:
+    """The parameters that are kept equal on all ranks, in an order that is the same on all."""
+    module = cast(nn.Module, copy)
+    ignored: set[str] = set()
+    if isinstance(copy, DistributedDataParallel):
+        module, ignored = copy.module, copy.parameters_to_ignore
+    return [
+        parameter
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+
+
+def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Average the gradients of parameters of one dtype, in one message.
+
+    A parameter that only some ranks have used counts as zero on the others; how many have used it
+    goes along, so that what nobody has used stays without a gradient.
+    """
+    used = [parameter.grad is not None for parameter in parameters]
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    counts = torch.tensor(used, dtype=parts[0].dtype, device=parts[0].device)
+    flat = torch.cat([*(part.detach().reshape(-1) for part in parts), counts])
+    dist.all_reduce(flat, group=group)
+    *averages, counts = torch.split(flat, [*(part.numel() for part in parts), len(used)])
+    torch._foreach_div_(averages, dist.get_world_size(group))
+    anywhere = used if all(used) else (counts > 0).tolist()
+    for parameter, average, is_used in zip(parameters, averages, anywhere, strict=True):
+        if parameter.grad is not None:
+            parameter.grad.copy_(average.view_as(parameter))
+        elif is_used:
+            parameter.grad = average.view_as(parameter).clone()

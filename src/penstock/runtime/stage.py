@@ -1,0 +1,254 @@
+"""One stage of the model at work: its module, and what it holds for each microbatch in flight."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from penstock.errors import PipelineError
+from penstock.runtime.backward import (
+    LayerCall,
+    LayerRecorder,
+    Recording,
+    Root,
+    add_weight_gradients,
+    run_backward,
+)
+from penstock.runtime.losses import collect_losses
+from penstock.runtime.parallel import Meshes, take_local_parts
+from penstock.runtime.replica import Replica
+from penstock.runtime.tree import Structure, flatten, unflatten
+
+__all__ = ["Packet", "Stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A tree on its way between stages: its structure, and its tensors cut off from any graph.
+
+    A tensor that requires a gradient gets one back.
+    """
+
+    structure: Structure
+    tensors: list[torch.Tensor]
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A microbatch between its forward and the backward that lets go of its graph."""
+
+    inputs: list[list[torch.Tensor]]
+    recording: Recording | None
+    edges: list[GradientEdge] = field(default_factory=list)
+    roots: list[Root] = field(default_factory=list)
+
+
+class _Enter(torch.autograd.Function):
+    """Hands a received leaf to the module as an ordinary tensor, so that it may be written to."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # autograd's form
+        return leaf.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # autograd's form
+        return gradient
+
+
+class Stage:
+    """Runs one stage's module forward and backward, microbatch by microbatch."""
+
+    def __init__(self, index: int, module: nn.Module, replica: Replica) -> None:
+        self.index = index
+        self.module = module
+        self.replica = replica
+        self.peak_flights = 0
+        self._flights: dict[int, _Flight] = {}
+        self._waiting: dict[int, list[LayerCall]] = {}
+        self._recorder: LayerRecorder | None = None
+        self._meshes = Meshes(module)
+        # Whether the module writes in place to what it receives; found out in the first forward.
+        self._writes: bool | None = None
+
+    @property
+    def num_flights(self) -> int:
+        """How many microbatches hold their activations: from forward to B or I."""
+        return len(self._flights)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many microbatches hold what their weight work needs: from I to W."""
+        return len(self._waiting)
+
+    def prepare_split(self) -> bool:
+        """Watch the layers whose weight work can wait; whether there are any."""
+        self._recorder = LayerRecorder()
+        return self._recorder.watch(self.module)
+
+    def evaluate(
+        self, received: Sequence[Packet], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the module without keeping a graph."""
+        values = [self._unpack(packet.structure, packet.tensors) for packet in received]
+        with torch.no_grad():
+            return self.module(*_as_arguments(values), *args, **kwargs)
+
+    def forward(
+        self,
+        microbatch: int,
+        received: Sequence[Packet],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """Run the module and hold what its backward needs; its output and the losses it added."""
+        inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
+        arguments = self._enter(received)
+        context = self.replica.forward_context()
+        with collect_losses() as losses, self._record() as recording, context:
+            if self._writes is None:
+                output = self._watch_module(inputs, arguments, args, kwargs)
+            else:
+                output = self._call_module(arguments, args, kwargs)
+        self._flights[microbatch] = _Flight(inputs, recording)
+        self.peak_flights = max(self.peak_flights, len(self._flights))
+        return output, losses
+
+    def _enter(self, received: Sequence[Packet]) -> list[Any]:
+        """What was received, as arguments, behind `_Enter` if the module writes to it."""
+        if self._writes is False:
+            return _as_arguments([self._unpack(p.structure, p.tensors) for p in received])
+        return _as_arguments(
+            [self._unpack(p.structure, [_enter(tensor) for tensor in p.tensors]) for p in received]
+        )
+
+    def _unpack(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
+        return unflatten(*self._meshes.put_back(structure, tensors))
+
+    def _watch_module(
+        self,
+        inputs: list[list[torch.Tensor]],
+        arguments: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run the module for the first time, and find out whether it writes to its inputs."""
+        leaves = [leaf for group in inputs for leaf in group]
+        versions = [leaf._version for leaf in leaves]
+        output = self.module(*arguments, *args, **kwargs)
+        self._writes = versions != [leaf._version for leaf in leaves]
+        return output
+
+    def _call_module(
+        self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return self.module(*arguments, *args, **kwargs)
+        except RuntimeError as error:
+            if self._writes is False and "leaf Variable that requires grad" in str(error):
+                self._writes = True
+                raise PipelineError(
+                    "the module writes in place to what it receives, but did not do so in its "
+                    "first microbatch; from the next step on this is taken care of"
+                ) from error
+            raise
+
+    def _record(self) -> AbstractContextManager[Recording | None]:
+        return nullcontext() if self._recorder is None else self._recorder.record()
+
+    def depart(self, microbatch: int, output: Any, copies: int) -> list[Packet]:
+        """Cut an output off from its graph, once per stage that it goes to.
+
+        Several stages get copies, for one of them may write to what another still reads.
+        """
+        structure, tensors = take_local_parts(*flatten(output))
+        if microbatch in self._flights:
+            edges = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+            self._flights[microbatch].edges = edges
+        cut = torch.Tensor.detach if copies == 1 else _copy
+        return [
+            Packet(structure, [cut(t).requires_grad_(t.requires_grad) for t in tensors])
+            for _ in range(copies)
+        ]
+
+    def add_root(self, microbatch: int, loss: torch.Tensor, weight: float) -> None:
+        """Let the backward of this microbatch start from a loss too, with this weight.
+
+        A loss of weight zero is left out: a mean over nothing is no number, but asks for nothing.
+        """
+        if loss.requires_grad and weight != 0:
+            gradient = _constant(weight, loss.dtype, loss.device).expand_as(loss)
+            self._flights[microbatch].roots.append((get_gradient_edge(loss), gradient))
+
+    def backward(
+        self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]
+    ) -> list[list[torch.Tensor]]:
+        """The whole backward: from the gradients of each consumer to those for each producer."""
+        answer, calls = self._propagate(microbatch, gradients)
+        add_weight_gradients(calls)
+        return answer
+
+    def backward_input(
+        self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]
+    ) -> list[list[torch.Tensor]]:
+        """The first half: gradients for each producer, with weight work left for later."""
+        answer, self._waiting[microbatch] = self._propagate(microbatch, gradients)
+        return answer
+
+    def backward_weight(self, microbatch: int) -> None:
+        """The second half: the weight work that was left."""
+        add_weight_gradients(self._waiting.pop(microbatch))
+
+    def _propagate(
+        self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]
+    ) -> tuple[list[list[torch.Tensor]], list[LayerCall]]:
+        """Send gradients through the graph and let go of it; weight work that is left over."""
+        flight = self._flights.pop(microbatch)
+        roots = _join_roots(flight, gradients)
+        if self._recorder is not None and flight.recording is not None:
+            self._recorder.judge(flight.recording, roots)
+        found = iter(run_backward(roots, [leaf for group in flight.inputs for leaf in group]))
+        calls = [] if flight.recording is None else flight.recording.calls
+        return (
+            [[next(found) for _ in group] for group in flight.inputs],
+            [call for call in calls if call.gradient is not None],
+        )
+
+    def clear(self) -> None:
+        """Let go of everything, after a step that failed."""
+        self._flights.clear()
+        self._waiting.clear()
+        self.replica.abandon_step()
+
+
+def _enter(tensor: torch.Tensor) -> torch.Tensor:
+    return _Enter.apply(tensor) if tensor.requires_grad else tensor  # type: ignore[no-untyped-call]  # untyped upstream
+
+
+@lru_cache(maxsize=256)
+def _constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A number as a tensor; the weights of losses come again and again."""
+    return torch.tensor(value, dtype=dtype, device=device)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone()
+
+
+def _as_arguments(values: Sequence[Any]) -> list[Any]:
+    """The outputs of the producers as positional arguments: a tuple is several of them."""
+    arguments: list[Any] = []
+    for value in values:
+        arguments.extend(value if isinstance(value, tuple) else (value,))
+    return arguments
+
+
+def _join_roots(flight: _Flight, gradients: Sequence[Sequence[torch.Tensor]]) -> list[Root]:
+    """Where the backward starts: losses, and outputs with the sum of what came back for them."""
+    columns = zip(*gradients, strict=True)
+    sums = [reduce(torch.add, column) for column in columns]
+    return [*flight.roots, *zip(flight.edges, sums, strict=True)] if gradients else flight.roots
