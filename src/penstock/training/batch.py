@@ -1,0 +1,172 @@
+"""A step's batch: what it looks like, whether it fits, and its microbatches."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from penstock.errors import BatchError
+from penstock.runtime.microbatch import Along, Ready, Shared, count_rows, share_out, split_batch
+
+__all__ = [
+    "Accepted",
+    "BatchFacts",
+    "accepted_keywords",
+    "describe_batch",
+    "split_keywords",
+    "try_split",
+    "unwrap",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFacts:
+    """What a rank was given for a step, as plain values.
+
+    `rows` has the number of rows of each microbatch, where this rank knows them; `error` says
+    what is wrong with the batch already on this rank.
+    """
+
+    is_training: bool
+    rows: list[int] | None
+    shapes: list[str]
+    keywords: list[str]
+    has_inputs: bool
+    has_target: bool
+    error: str | None = None
+
+
+def describe_batch(
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    target: Any,
+    *,
+    microbatches: int,
+    is_training: bool,
+) -> BatchFacts:
+    """What this rank was given; what is wrong with it is part of the answer, for all to know."""
+    named = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
+    if target is not None:
+        named["target"] = target
+    rows, error = None, None
+    try:
+        rows = _rows(named, microbatches)
+    except BatchError as wrong:
+        error = str(wrong)
+    shapes = [f"{name}: {_shape(value)}" for name, value in named.items()]
+    return BatchFacts(
+        is_training,
+        rows,
+        shapes,
+        sorted(kwargs),
+        bool(args or kwargs),
+        target is not None,
+        error,
+    )
+
+
+def try_split(facts: BatchFacts, values: Iterable[Any]) -> BatchFacts:
+    """The facts, with an error if one of the values cannot be split as its rows say."""
+    if facts.error is None and facts.rows is not None:
+        try:
+            for value in values:
+                split_batch(value, len(facts.rows))
+        except BatchError as wrong:
+            return replace(facts, error=str(wrong))
+    return facts
+
+
+def _rows(named: Mapping[str, Any], microbatches: int) -> list[int] | None:
+    """The rows of each microbatch: as given ready-made, else as nearly equal as can be."""
+    found: dict[str, list[int]] = {}
+    for name, value in named.items():
+        if isinstance(value, Ready):
+            found[name] = [count_rows(item) or 1 for item in value.items]
+        elif (total := count_rows(value)) is not None:
+            found[name] = share_out(total, min(microbatches, max(total, 1)))
+    if not found:
+        return None
+    (first, rows), *others = found.items()
+    for name, other in others:
+        if other != rows:
+            raise BatchError(
+                f"{first} has {sum(rows)} rows in {len(rows)} microbatches, {name} has "
+                f"{sum(other)} in {len(other)}; wrap what is not split by rows in Shared or Along"
+            )
+    if sum(rows) == 0:
+        raise BatchError(f"{first} has no rows; a step needs at least one")
+    return rows
+
+
+def _shape(value: Any) -> str:
+    """Everything about a value that the shapes of a step can depend on."""
+    match value:
+        case torch.Tensor():
+            return f"{tuple(value.shape)} {value.dtype}"
+        case Ready():
+            return f"ready {_shape(list(value.items))}"
+        case Shared():
+            return f"shared {_shape(value.value)}"
+        case Along():
+            return f"along {value.dim} {_shape(value.value)}"
+        case Mapping():
+            return str({key: _shape(item) for key, item in value.items()})
+        case list() | tuple():
+            return str([_shape(item) for item in value])
+        case int() | float() | str() | None:
+            return repr(value)
+        case _:
+            return type(value).__name__
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The keywords that a stage's forward takes; all of them if `takes_all`."""
+
+    names: frozenset[str]
+    takes_all: bool
+
+
+def accepted_keywords(module: nn.Module) -> Accepted:
+    """What keywords a module takes, seen through the wrappers of DDP and torch.compile."""
+    parameters = inspect.signature(unwrap(module).forward).parameters.values()
+    return Accepted(
+        frozenset(
+            p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+        ),
+        any(p.kind == p.VAR_KEYWORD for p in parameters),
+    )
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """The user's own module inside those that DDP and torch.compile put around it."""
+    while True:
+        match module:
+            case DistributedDataParallel():
+                module = module.module
+            case nn.Module(_orig_mod=nn.Module() as inner):
+                module = inner
+            case _:
+                return module
+
+
+def split_keywords(
+    kwargs: Mapping[str, Any], accepted: Mapping[int, Accepted], microbatches: int
+) -> dict[int, Sequence[dict[str, Any]]]:
+    """For each stage and microbatch, the keywords that the stage takes."""
+    columns = {name: split_batch(value, microbatches) for name, value in kwargs.items()}
+    return {
+        stage: [
+            {
+                name: column[number]
+                for name, column in columns.items()
+                if takes.takes_all or name in takes.names
+            }
+            for number in range(microbatches)
+        ]
+        for stage, takes in accepted.items()
+    }

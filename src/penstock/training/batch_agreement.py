@@ -1,0 +1,104 @@
+"""All ranks agree on a step's batch before anything of it is sent, or refuse it together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple
+from hashlib import sha256
+from typing import Any
+
+from penstock.errors import BatchError, PipelineError
+from penstock.ir.schedule import Schedule
+from penstock.runtime.transport import Transport
+from penstock.training.agreement import gather_values
+from penstock.training.batch import Accepted, BatchFacts, try_split
+
+__all__ = ["BatchAgreement"]
+
+# How many forms of a batch are remembered as fitting; the oldest go first.
+_SIGNATURES = 1024
+
+
+class BatchAgreement:
+    """Compares what the ranks were given; what has fitted once is not looked at again."""
+
+    def __init__(
+        self, transport: Transport, schedule: Schedule, accepted: Iterable[Accepted]
+    ) -> None:
+        self._transport = transport
+        self._schedule = schedule
+        self._keywords = _gather_keywords(transport, list(accepted))
+        self._agreed: dict[bytes, list[int]] = {}
+
+    def agree(
+        self, facts: BatchFacts, values: Sequence[Any], *, mode: object, is_recorded: bool
+    ) -> tuple[list[int], bytes]:
+        """The rows of each microbatch, agreed by all ranks, and a name for what was agreed.
+
+        `mode` is whatever else the values between stages depend on.
+        """
+        mine = sha256(repr((facts, mode)).encode()).digest()
+        everyone = self._transport.gather(mine + bytes([is_recorded]))
+        _compare_recording([bool(told[-1]) for told in everyone])
+        signature = sha256(b"".join(told[:-1] for told in everyone)).digest()
+        if signature not in self._agreed:
+            told = gather_values(self._transport, astuple(try_split(facts, values)))
+            if len(self._agreed) == _SIGNATURES:
+                del self._agreed[next(iter(self._agreed))]
+            self._agreed[signature] = self._compare([BatchFacts(*theirs) for theirs in told])
+        return self._agreed[signature], signature
+
+    def _compare(self, everyone: Sequence[BatchFacts]) -> list[int]:
+        """Refuse, on every rank alike, a batch that does not fit together."""
+        for rank, facts in enumerate(everyone):
+            if facts.is_training != everyone[0].is_training:
+                calls = [("eval", "step")[f.is_training] for f in (everyone[0], facts)]
+                raise BatchError(f"rank 0 calls {calls[0]}, rank {rank} calls {calls[1]}")
+            if facts.error is not None:
+                raise BatchError(f"rank {rank}: {facts.error}")
+            unknown = sorted(set(facts.keywords) - self._keywords)
+            if unknown and "**" not in self._keywords:
+                raise BatchError(
+                    f"rank {rank} passes {unknown[0]!r}, which no stage's forward takes"
+                )
+        self._require_inputs(everyone)
+        return _compare_rows(everyone)
+
+    def _require_inputs(self, everyone: Sequence[BatchFacts]) -> None:
+        """The first stages need a batch, and the last ones a target to train."""
+        flow, holder = self._schedule.dataflow, self._schedule.placement.rank_of_stage
+        for stage, rank in enumerate(holder):
+            facts = everyone[rank if len(everyone) > 1 else 0]
+            if not flow.producers(stage) and not facts.has_inputs:
+                raise BatchError(f"rank {rank} holds the first stage {stage}, but has no batch")
+            if facts.is_training and not flow.consumers(stage) and not facts.has_target:
+                raise BatchError(f"rank {rank} holds the last stage {stage}, but has no target")
+
+
+def _compare_rows(everyone: Sequence[BatchFacts]) -> list[int]:
+    known = {rank: facts.rows for rank, facts in enumerate(everyone) if facts.rows}
+    if not known:
+        raise BatchError("no rank knows the rows of the batch; pass a tensor, or Ready parts")
+    first = next(iter(known))
+    for rank, rows in known.items():
+        if rows != known[first]:
+            raise BatchError(
+                f"rank {first} has microbatches of {known[first]} rows, rank {rank} of {rows}"
+            )
+    return known[first]
+
+
+def _compare_recording(is_recorded: list[bool]) -> None:
+    """All ranks record a step, or none does."""
+    if len(set(is_recorded)) > 1:
+        raise PipelineError(
+            f"rank {is_recorded.index(True)} records the step, rank {is_recorded.index(False)} "
+            "does not; give record to all ranks or to none"
+        )
+
+
+def _gather_keywords(transport: Transport, accepted: Sequence[Accepted]) -> frozenset[str]:
+    """Every keyword that some stage takes; "**" if one takes all."""
+    mine = {name for takes in accepted for name in takes.names}
+    if any(takes.takes_all for takes in accepted):
+        mine.add("**")
+    everyone = gather_values(transport, sorted(mine))
+    return frozenset(name for names in everyone for name in names)

@@ -1,0 +1,136 @@
+"""Who runs what: the schedule, this process's stages and its transport, agreed by all ranks."""
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.errors import PenstockError, PipelineError, SizeError
+from penstock.ir.actions import Kind
+from penstock.ir.schedule import Schedule
+from penstock.runtime.group_transport import GroupTransport
+from penstock.runtime.replica import replica_of
+from penstock.runtime.stage import Stage
+from penstock.runtime.transport import LocalTransport, Transport
+from penstock.training.agreement import agree, gather_values
+from penstock.training.programs import ScheduleSource, default_ranks
+
+__all__ = ["Crew", "Modules", "gather_crew"]
+
+# Every stage's module in order, or just those of this process by stage.
+Modules: TypeAlias = Sequence[nn.Module] | Mapping[int, nn.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """What a pipeline is made of on this process."""
+
+    source: ScheduleSource
+    schedule: Schedule
+    transport: Transport
+    stages: dict[int, Stage]
+
+
+def gather_crew(
+    modules: Modules,
+    schedule: str | Schedule,
+    *,
+    microbatches: int,
+    has_loss: bool,
+    group: dist.ProcessGroup | None,
+    ranks: int | None,
+    device: torch.device,
+) -> Crew:
+    """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
+    if group is None:
+        source = _find_source(modules, schedule, None, ranks)
+        found = source.training(microbatches)
+        transport: Transport = LocalTransport(found.num_ranks)
+        return Crew(source, found, transport, _own_stages(modules, found, transport.ranks))
+    members = GroupTransport(group, device)
+    try:
+        source = _find_source(modules, schedule, group, ranks)
+        found = source.training(microbatches)
+        stages = _own_stages(modules, found, members.ranks)
+    except PenstockError as error:
+        _raise_first(members, error)
+        raise
+    _raise_first(members, None)
+    agree(
+        members,
+        {
+            "schedule": source.digest(microbatches),
+            "loss": "given" if has_loss else "none",
+        },
+    )
+    members.open_channels(_pairs(found))
+    return Crew(source, found, members, stages)
+
+
+def _raise_first(transport: Transport, error: PenstockError | None) -> None:
+    """If a rank cannot build its part, raise that on the ranks that could."""
+    told = gather_values(transport, None if error is None else str(error))
+    failed = {rank: message for rank, message in enumerate(told) if message is not None}
+    if failed and error is None:
+        rank, message = next(iter(failed.items()))
+        raise PipelineError(f"rank {rank} cannot build its part of the pipeline: {message}")
+
+
+def _find_source(
+    modules: Modules,
+    schedule: str | Schedule,
+    group: dist.ProcessGroup | None,
+    ranks: int | None,
+) -> ScheduleSource:
+    """How many stages and ranks there are in all."""
+    num_stages = len(modules)
+    if group is not None:
+        num_ranks = dist.get_world_size(group)
+        if isinstance(modules, Mapping):
+            num_stages *= num_ranks
+    else:
+        num_ranks = default_ranks(schedule, num_stages) if ranks is None else ranks
+    if isinstance(schedule, Schedule) and isinstance(modules, Mapping):
+        num_stages = schedule.num_stages
+    return ScheduleSource(schedule, num_stages, num_ranks)
+
+
+def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> dict[int, Stage]:
+    own = sorted(stage for rank in ranks for stage in schedule.placement.stages(rank))
+    missing = [s for s in own if isinstance(modules, Mapping) and s not in modules]
+    if missing:
+        raise SizeError(
+            f"rank {ranks[0]} holds the stages {own} ({schedule.placement.style} placement), but "
+            f"was not given {missing}"
+        )
+    stages = {index: Stage(index, modules[index], replica_of(modules[index])) for index in own}
+    if schedule.rows.has_kind(Kind.BACKWARD_INPUT):
+        _prepare_split(stages.values())
+    return stages
+
+
+def _prepare_split(stages: Iterable[Stage]) -> None:
+    """Let stages put off weight work; tell the user once where there is none to put off."""
+    whole = [
+        stage.index
+        for stage in stages
+        if not stage.prepare_split() and any(p.requires_grad for p in stage.module.parameters())
+    ]
+    if whole:
+        warnings.warn(
+            f"the backward of the stages {whole} cannot be split, since they have no plain linear "
+            "layers that are trained: I does all of it and W nothing, which is right, but no "
+            "faster than a schedule without I and W",
+            stacklevel=5,
+        )
+
+
+def _pairs(schedule: Schedule) -> list[tuple[int, int]]:
+    """The ranks that talk to one another, in both directions."""
+    holder = schedule.placement.rank_of_stage
+    pairs = {(holder[a], holder[b]) for a, b in schedule.dataflow.edges if holder[a] != holder[b]}
+    return sorted(pairs | {(b, a) for a, b in pairs})

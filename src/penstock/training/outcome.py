@@ -1,0 +1,54 @@
+"""How a step ended, told by every rank to every rank: the loss, or who failed first."""
+
+import struct
+from dataclasses import astuple, dataclass
+from typing import NoReturn
+
+import torch
+
+from penstock.errors import PipelineError
+from penstock.runtime.executor import Results
+from penstock.runtime.faults import Fault, StepFailedError
+from penstock.runtime.transport import Transport
+from penstock.training.agreement import gather_values
+
+__all__ = ["Outcome", "gather_outcome", "raise_first_fault"]
+
+# Has this rank failed, has it a loss, and which.
+_RECORD = struct.Struct("!??d")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What all ranks together have to say of a step."""
+
+    has_failed: bool
+    loss: float | None
+
+
+def gather_outcome(
+    transport: Transport, results: Results, failure: StepFailedError | None
+) -> Outcome:
+    """Whether any rank has failed, and the loss of the whole batch."""
+    mine = 0.0
+    if results.losses:
+        losses = torch.stack([loss for loss, _ in results.losses]).double()
+        weights = losses.new_tensor([weight for _, weight in results.losses])
+        mine = float((losses * weights).sum())
+    record = _RECORD.pack(failure is not None, bool(results.losses), mine)
+    everyone = [_RECORD.unpack(data) for data in transport.gather(record)]
+    losses_known = [loss for _, has_loss, loss in everyone if has_loss]
+    return Outcome(
+        has_failed=any(has_failed for has_failed, _, _ in everyone),
+        loss=sum(losses_known) if losses_known else None,
+    )
+
+
+def raise_first_fault(transport: Transport, failure: StepFailedError | None) -> NoReturn:
+    """Raise, on every rank, the error of the rank that failed first."""
+    mine = None if failure is None else astuple(Fault.of(failure))
+    told = [Fault(*fault) for fault in gather_values(transport, mine) if fault]
+    first = min(told)
+    if failure is not None and first == Fault.of(failure):
+        raise failure
+    raise PipelineError(f"{first.message}\n\nas told by that rank:\n{first.trace}")

@@ -1,0 +1,331 @@
+"""The user's object: stages and a schedule in, training steps out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+
+from penstock.errors import PipelineError
+from penstock.ir.actions import Kind
+from penstock.ir.schedule import Schedule
+from penstock.runtime.clocks import clock_for
+from penstock.runtime.executor import (
+    Around,
+    Executor,
+    Microbatches,
+    Recording,
+    Results,
+    order_for_one_process,
+)
+from penstock.runtime.faults import StepFailedError
+from penstock.runtime.microbatch import merge_outputs, split_batch
+from penstock.runtime.transport import LocalTransport
+from penstock.sim.timeline import Timeline
+from penstock.training.batch import (
+    accepted_keywords,
+    describe_batch,
+    split_keywords,
+    unwrap,
+)
+from penstock.training.batch_agreement import BatchAgreement
+from penstock.training.clip import clip_gradients, total_norm
+from penstock.training.crew import Modules, gather_crew
+from penstock.training.outcome import gather_outcome, raise_first_fault
+from penstock.training.recording import join_recordings
+from penstock.training.scaler import unscale
+from penstock.training.ties import TieKeeper, find_ties
+from penstock.training.weights import Reduction, weigh_losses, weigh_rows
+
+__all__ = ["Pipeline", "StepResult"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step gave back. The loss is that of the whole batch, and known on every rank.
+
+    Outputs are there on ranks that hold a last stage, if asked for; the timeline is there if the
+    step was recorded.
+    """
+
+    loss: float | None
+    outputs: Any = None
+    timeline: Timeline | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the user asked of one step."""
+
+    is_training: bool
+    microbatches: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    keeps_outputs: bool
+    is_recorded: bool
+    gradient_scale: float
+
+
+class Pipeline:
+    """Trains the stages of a model in the order of a schedule.
+
+    `stages` are the modules of all stages in order, of which this process keeps its own, or a
+    mapping from stage to module with just those. `schedule` is the name of a family or a
+    `Schedule`. With `group` (a process group, or one dimension of a device mesh) every process is
+    one rank; without it, this process runs all `ranks`.
+
+    `loss(output, target)` gives the loss of a microbatch; `reduction` says how these make up that
+    of the batch: a mean over rows, a sum, or a mean over what a function of the target counts.
+    `around` maps a kind of action to a function that is called in its place, with the action and
+    with what it would do.
+    """
+
+    def __init__(
+        self,
+        stages: Modules,
+        schedule: str | Schedule,
+        *,
+        microbatches: int,
+        loss: Callable[..., torch.Tensor] | None = None,
+        reduction: Reduction = "mean",
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        ranks: int | None = None,
+        device: torch.device | str = "cpu",
+        around: Mapping[Kind, Around] | None = None,
+    ) -> None:
+        self._microbatches = microbatches
+        self._loss = loss
+        self._reduction = reduction
+        self._around = dict(around or {})
+        self._device = torch.device(device)
+        process_group = group.get_group() if isinstance(group, DeviceMesh) else group
+        crew = gather_crew(
+            stages,
+            schedule,
+            microbatches=microbatches,
+            has_loss=loss is not None,
+            group=process_group,
+            ranks=ranks,
+            device=self._device,
+        )
+        self._source, self._schedule = crew.source, crew.schedule
+        self._transport, self._stages = crew.transport, crew.stages
+        self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
+        self._agreement = BatchAgreement(self._transport, self._schedule, self._accepted.values())
+        self._ties = _keep_ties(stages, self._schedule, process_group)
+        self._parameters = tuple(self.parameters())
+        self._programs: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        return_outputs: bool = False,
+        record: bool = False,
+        gradient_scale: float = 1.0,
+        **kwargs: Any,
+    ) -> StepResult:
+        """Run one batch forward and backward; gradients are added to what `.grad` holds.
+
+        Positional arguments go to the first stage, keywords to every stage that takes them, the
+        target to the loss; ranks that hold no such stage may leave them out. `gradient_scale`
+        multiplies the loss in the backward only, for a gradient scaler.
+        """
+        if self._loss is None:
+            raise PipelineError("a training step needs a loss; give Pipeline(loss=...)")
+        if self._schedule.is_forward_only:
+            raise PipelineError(
+                f"{self._schedule.name} has no backwards to train with; "
+                "use eval, or another schedule"
+            )
+        count = self._microbatches
+        request = _Request(
+            True, count, args, kwargs, target, return_outputs, record, gradient_scale
+        )
+        return self._run(request)
+
+    def eval(
+        self,
+        *args: Any,
+        target: Any = None,
+        return_outputs: bool = True,
+        record: bool = False,
+        microbatches: int | None = None,
+        **kwargs: Any,
+    ) -> StepResult:
+        """Run one batch forward only, without a graph; the loss is given if there is a target."""
+        count = self._microbatches if microbatches is None else microbatches
+        return self._run(_Request(False, count, args, kwargs, target, return_outputs, record, 1.0))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of a full training step, without communication unless it was given so."""
+        return self._schedule
+
+    @property
+    def modules(self) -> dict[int, nn.Module]:
+        """The modules of the stages that this process runs."""
+        return {index: stage.module for index, stage in self._stages.items()}
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """This process's parameters, once each, named as in `nn.Sequential` of all stages."""
+        return self._model().named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """This process's parameters, once each, for an optimizer."""
+        return (parameter for _, parameter in self.named_parameters())
+
+    def state_dict(self) -> dict[str, Any]:
+        """This process's parameters and buffers, named as in `nn.Sequential` of all stages."""
+        return dict(self._model().state_dict())
+
+    def _model(self) -> nn.ModuleDict:
+        """The stages of this process as one module, without the wrappers of DDP and compile."""
+        return nn.ModuleDict({str(i): unwrap(m) for i, m in self.modules.items()})
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
+        """Clip the gradients by the norm of the whole model's, and return that norm.
+
+        Every rank calls it, after its steps and before its optimizer, and gets the same norm.
+        """
+        elsewhere = frozenset() if self._ties is None else self._ties.counted_elsewhere
+        own = list(self.parameters())
+        norm = total_norm(own, norm_type, self._transport, counted_elsewhere=elsewhere)
+        clip_gradients(own, max_norm, norm)
+        return norm
+
+    def unscale_(self, scaler: GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        """Unscale the gradients like `scaler.unscale_`, but agree with all ranks what was found.
+
+        For steps with `gradient_scale=scaler.get_scale()`. Every rank calls it before
+        `scaler.step(optimizer)` and `scaler.update()`, which then do the same on every rank.
+        """
+        unscale(scaler, optimizer, self._transport)
+
+    def _run(self, request: _Request) -> StepResult:
+        rows, signature = self._agree(request)
+        lowered, program = self._program(len(rows), request.is_training)
+        results, recording, failure = Results(), None, None
+        self._begin_step(signature, request.is_training)
+        try:
+            batch = self._split(request, rows, program)
+            recording = self._execute(program, batch, results, request.is_recorded)
+        except StepFailedError as error:
+            failure = error
+        self._transport.end_step()
+        outcome = gather_outcome(self._transport, results, failure)
+        if outcome.has_failed:
+            self._abandon_step()
+            raise_first_fault(self._transport, failure)
+        self._transport.remember_shapes()
+        if request.is_training and self._ties is not None:
+            self._ties.end_step()
+        outputs = [results.outputs[number] for number in sorted(results.outputs)]
+        timeline = None
+        if recording is not None:
+            timeline = join_recordings(self._transport, lowered, recording)
+        return StepResult(outcome.loss, merge_outputs(outputs) if outputs else None, timeline)
+
+    def _begin_step(self, signature: bytes, is_training: bool) -> None:
+        self._transport.begin_step(signature)
+        if is_training:
+            # Ties first: they put away what the gradients held, which copies of a stage do too.
+            if self._ties is not None:
+                self._ties.begin_step()
+            for stage in self._stages.values():
+                stage.replica.begin_step()
+
+    def _abandon_step(self) -> None:
+        for stage in self._stages.values():
+            stage.clear()
+        if self._ties is not None:
+            self._ties.abandon_step()
+        self._transport.forget_shapes()
+
+    def _execute(
+        self, program: Executor, batch: Microbatches, results: Results, is_recorded: bool
+    ) -> Recording | None:
+        if is_recorded:
+            return program.record(batch, results, clock_for(self._device))
+        if torch._C._autograd._profiler_enabled():
+            program.profile(batch, results)
+        else:
+            program.run(batch, results)
+        return None
+
+    def _agree(self, request: _Request) -> tuple[list[int], bytes]:
+        """The rows of each microbatch, agreed by all ranks, and a name for what was agreed."""
+        facts = describe_batch(
+            request.args,
+            request.kwargs,
+            request.target,
+            microbatches=request.microbatches,
+            is_training=request.is_training,
+        )
+        values = (*request.args, *request.kwargs.values(), request.target)
+        return self._agreement.agree(
+            facts, values, mode=self._mode(), is_recorded=request.is_recorded
+        )
+
+    def _mode(self) -> tuple[bytes, torch.dtype | None]:
+        """What the user may change between steps, and what goes between stages depends on."""
+        kind = self._device.type
+        cast_to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        return bytes(parameter.requires_grad for parameter in self._parameters), cast_to
+
+    def _split(self, request: _Request, rows: list[int], program: Executor) -> Microbatches:
+        """This rank's microbatches; a batch that cannot be split fails the step on every rank."""
+        try:
+            return self._split_batch(request, rows)
+        except Exception as error:
+            program.abandon()
+            raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
+
+    def _split_batch(self, request: _Request, rows: list[int]) -> Microbatches:
+        count = len(rows)
+        columns = [split_batch(value, count) for value in request.args]
+        targets = [] if request.target is None else split_batch(request.target, count)
+        return Microbatches(
+            args=[tuple(column[number] for column in columns) for number in range(count)],
+            kwargs=split_keywords(request.kwargs, self._accepted, count),
+            targets=targets,
+            loss_weights=weigh_losses(self._reduction, targets, rows),
+            row_weights=weigh_rows(rows),
+            gradient_scale=request.gradient_scale,
+            keeps_outputs=request.keeps_outputs,
+        )
+
+    def _program(self, count: int, is_training: bool) -> tuple[Schedule, Executor]:
+        if (count, is_training) not in self._programs:
+            lowered = self._source.lowered(count, is_training=is_training)
+            rows: Sequence[int]
+            if isinstance(self._transport, LocalTransport):
+                rows = order_for_one_process(lowered)
+            else:
+                (rank,) = self._transport.ranks
+                rows = range(int(lowered.rows.first[rank]), int(lowered.rows.first[rank + 1]))
+            executor = Executor(
+                lowered,
+                rows,
+                self._stages,
+                self._transport,
+                loss=self._loss,
+                around=self._around,
+            )
+            self._programs[count, is_training] = lowered, executor
+        return self._programs[count, is_training]
+
+
+def _keep_ties(
+    stages: Modules, schedule: Schedule, group: dist.ProcessGroup | None
+) -> TieKeeper | None:
+    if group is None or isinstance(stages, Mapping):
+        return None
+    ties = find_ties(stages, schedule.placement)
+    members = dist.get_process_group_ranks(group)
+    return TieKeeper(ties, dist.get_rank(group), members) if ties else None

@@ -1,0 +1,82 @@
+"""Which lowered schedule a step runs, for any number of microbatches."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+from penstock.assembly import build, lower
+from penstock.checks.report import check
+from penstock.errors import SizeError
+from penstock.ir.schedule import Schedule
+from penstock.passes.thin import thin_out
+from penstock.schedules.forward_only import forward_only_on
+from penstock.schedules.registry import find_family
+
+__all__ = ["ScheduleSource", "default_ranks"]
+
+
+def default_ranks(given: str | Schedule, num_stages: int) -> int:
+    """How many ranks these stages make, as far as the schedule says."""
+    if isinstance(given, Schedule):
+        return given.num_ranks
+    return max(1, num_stages // find_family(given).stages_per_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleSource:
+    """Makes the schedule of a step, from a family or from a schedule that was given."""
+
+    given: str | Schedule
+    num_stages: int
+    num_ranks: int
+
+    def training(self, microbatches: int) -> Schedule:
+        """The schedule of a training step, checked but not lowered unless it was given so."""
+        if isinstance(self.given, Schedule):
+            schedule = thin_out(self.given, microbatches)
+            check(schedule)
+        else:
+            schedule = build(
+                self.given,
+                ranks=self.num_ranks,
+                microbatches=microbatches,
+                stages_per_rank=self._stages_per_rank(),
+            )
+        if (schedule.num_stages, schedule.num_ranks) != (self.num_stages, self.num_ranks):
+            raise SizeError(
+                f"the schedule is for {schedule.num_stages} stages on {schedule.num_ranks} ranks, "
+                f"but there are {self.num_stages} stages on {self.num_ranks}"
+            )
+        return schedule
+
+    def lowered(self, microbatches: int, *, is_training: bool) -> Schedule:
+        """What a step runs, proven to finish; evaluation has the stages where training has."""
+        schedule = self.training(self._known_count(microbatches))
+        if not is_training:
+            schedule = forward_only_on(schedule.placement, schedule.dataflow, microbatches)
+        elif schedule.microbatches != microbatches:
+            raise SizeError(f"{schedule.name} was given for {schedule.microbatches} microbatches")
+        if not schedule.has_communication:
+            schedule = lower(schedule)
+        check(schedule)
+        return schedule
+
+    def digest(self, microbatches: int) -> str:
+        """A short name for the schedule, equal on two ranks only if it is the same schedule."""
+        schedule = self.training(microbatches)
+        digest = sha256(repr((schedule.placement, schedule.dataflow)).encode())
+        for column in (schedule.rows.first, *schedule.rows.columns):
+            digest.update(column.tobytes())
+        return digest.hexdigest()[:16]
+
+    def _known_count(self, microbatches: int) -> int:
+        if isinstance(self.given, Schedule):
+            return min(microbatches, self.given.microbatches)
+        return microbatches
+
+    def _stages_per_rank(self) -> int:
+        if self.num_stages % self.num_ranks:
+            raise SizeError(
+                f"{self.num_stages} stages do not go evenly into {self.num_ranks} ranks; "
+                "give a Schedule with a placement of its own"
+            )
+        return self.num_stages // self.num_ranks

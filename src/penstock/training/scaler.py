@@ -1,0 +1,24 @@
+"""Mixed precision with a gradient scaler: every rank skips a step, or none does."""
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from penstock.runtime.transport import Transport
+
+__all__ = ["unscale"]
+
+
+def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer, transport: Transport) -> None:
+    """Unscale this rank's gradients, and find out whether any rank has one that is not finite."""
+    if not scaler.is_enabled():
+        return
+    device = optimizer.param_groups[0]["params"][0].device
+    # A scaler comes to life with the first value that it scales; here that is nobody's loss.
+    scaler.scale(torch.zeros((), device=device))
+    scaler.unscale_(optimizer)
+    found = scaler._found_inf_per_device(optimizer)
+    is_here = any(bool(flag.item()) for flag in found.values())
+    is_anywhere = any(map(any, transport.gather(bytes([is_here]))))
+    # A rank without gradients has nothing to look at, but does what the others do.
+    flags = found or {device: torch.zeros((), device=device)}
+    found.update({place: flag.fill_(is_anywhere) for place, flag in flags.items()})

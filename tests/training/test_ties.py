@@ -1,0 +1,176 @@
+"""A weight that two stages use, on different ranks and on one, in processes and in one process."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from math import isclose
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import penstock as ps
+from penstock.training.ties import Tie, find_ties
+from tests.models import cut, differences, gradients_of, make_blocks, mean_loss
+from tests.processes import Processes
+
+TOKENS, WIDTH = 11, 16
+MICROBATCHES = 4
+STEPS = 5
+
+
+class Reuse(nn.Module):
+    """Uses the embedding's weight a second time."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + (hidden @ self.weight.T).softmax(-1) @ self.weight
+
+
+def make_tied_stages(num_stages: int, second: int) -> list[nn.Module]:
+    """The embedding in stage 0, its second use at the end of stage `second`."""
+    embedding = nn.Embedding(TOKENS, WIDTH).double()
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        embedding.weight.normal_(generator=generator)
+    stages: list[nn.Module] = [*cut(make_blocks(num_stages), num_stages)]
+    stages[second] = nn.Sequential(stages[second], Reuse(embedding.weight))
+    stages[0] = nn.Sequential(embedding, stages[0])
+    return stages
+
+
+def make_tokens(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(TOKENS, (8, 3), generator=generator)
+    return tokens, torch.randn(8, 3, WIDTH, generator=generator, dtype=torch.float64)
+
+
+@dataclass
+class Outcome:
+    """What a rank saw: norms, the tied weight after every step, and where it was wrong."""
+
+    norms: list[float]
+    weights: list[torch.Tensor]
+    differences: list[dict[str, float]]
+
+
+def train(rank: int, schedule: ps.Schedule, second: int, with_group: bool = True) -> Outcome:
+    """Optimizer steps of two pipeline steps each, beside the unsplit model."""
+    del rank
+    stages = make_tied_stages(schedule.num_stages, second)
+    whole = deepcopy(nn.Sequential(*stages))
+    pipeline = ps.Pipeline(
+        stages,
+        schedule,
+        microbatches=schedule.microbatches,
+        loss=mean_loss,
+        group=dist.group.WORLD if with_group else None,
+    )
+    ours = torch.optim.Adam(pipeline.parameters(), lr=0.01)
+    theirs = torch.optim.Adam(whole.parameters(), lr=0.01)
+    outcome = Outcome([], [], [])
+    for step in range(STEPS):
+        for half in range(2):
+            tokens, target = make_tokens(2 * step + half)
+            pipeline.step(tokens, target=target)
+            torch.autograd.backward(mean_loss(whole(tokens), target))
+        norm = nn.utils.clip_grad_norm_(whole.parameters(), 0.5).item()
+        found = pipeline.clip_grad_norm_(0.5)
+        outcome.norms.append(found if isclose(found, norm, rel_tol=1e-10) else float("nan"))
+        outcome.differences.append(_differences(pipeline, whole))
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+        weights = [p for p in pipeline.parameters() if p.shape == (TOKENS, WIDTH)]
+        outcome.weights += [weight.detach().clone() for weight in weights]
+    return outcome
+
+
+def _differences(pipeline: ps.Pipeline, whole: nn.Module) -> dict[str, float]:
+    expected = gradients_of(whole.named_parameters(remove_duplicate=False))
+    own = gradients_of(pipeline.named_parameters())
+    return differences(own, {name: expected[name] for name in own}, limit=1e-10)
+
+
+TIED = [
+    ("1F1B", 4, 3, (0, 3)),
+    ("Interleaved1F1B", 4, 7, (0, 3)),
+    ("ZBV", 4, 4, (0, 3)),
+    ("ZBV", 4, 7, (0,)),
+]
+
+
+@pytest.mark.parametrize(("family", "ranks", "second", "holders"), TIED)
+def test_a_tied_weight_is_bit_equal_on_its_ranks_after_every_optimizer_step(
+    family: str, ranks: int, second: int, holders: tuple[int, ...], four_processes: Processes
+) -> None:
+    schedule = ps.build(family, ranks=ranks, microbatches=MICROBATCHES)
+    outcomes: list[Outcome] = four_processes.run(train, schedule, second)
+    assert [outcome.differences for outcome in outcomes] == [[{}] * STEPS] * ranks
+    assert [outcome.norms for outcome in outcomes] == [outcomes[0].norms] * ranks
+    assert [len(outcome.weights) for outcome in outcomes] == [
+        STEPS if rank in holders else 0 for rank in range(ranks)
+    ]
+    for rank in holders:
+        pairs = zip(outcomes[0].weights, outcomes[rank].weights, strict=True)
+        assert all(torch.equal(first, other) for first, other in pairs)
+
+
+@pytest.mark.parametrize(("family", "second"), [("1F1B", 3), ("Interleaved1F1B", 7), ("ZBV", 4)])
+def test_a_tied_weight_has_the_sum_of_its_gradients_in_one_process(
+    family: str, second: int
+) -> None:
+    schedule = ps.build(family, ranks=4, microbatches=MICROBATCHES)
+    outcome = train(0, schedule, second, with_group=False)
+    assert outcome.differences == [{}] * STEPS
+    assert all(norm > 0 for norm in outcome.norms)
+
+
+def test_ties_are_parameters_that_stages_of_several_ranks_share() -> None:
+    schedule = ps.build("1F1B", ranks=4, microbatches=1)
+    stages = make_tied_stages(4, 3)
+    embedding = next(stages[0].parameters())
+    assert find_ties(stages, schedule.placement) == [Tie(embedding, (0, 3))]
+
+
+def test_a_parameter_that_only_one_rank_uses_is_not_tied() -> None:
+    schedule = ps.build("ZBV", ranks=2, microbatches=2)
+    assert find_ties(make_tied_stages(4, 3), schedule.placement) == []
+
+
+class Refuse(nn.Module):
+    """Fails while it is told to."""
+
+    is_refusing = True
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.is_refusing:
+            raise ValueError("refused")
+        return hidden
+
+
+def fail_with_gradients(rank: int) -> float:
+    del rank
+    stages = make_tied_stages(2, 1)
+    pipeline = ps.Pipeline(
+        [stages[0], nn.Sequential(stages[1], Refuse())],
+        "1F1B",
+        microbatches=2,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+    )
+    weight = next(p for p in pipeline.parameters() if p.shape == (TOKENS, WIDTH))
+    weight.grad = torch.full_like(weight, 3.0)
+    tokens, target = make_tokens(0)
+    with pytest.raises(ps.PipelineError, match="refused"):
+        pipeline.step(tokens, target=target)
+    return float(weight.grad.max())
+
+
+def test_a_failed_step_gives_back_what_the_gradient_of_a_tied_weight_held(
+    two_processes: Processes,
+) -> None:
+    assert two_processes.run(fail_with_gradients) == [3.0, 3.0]
