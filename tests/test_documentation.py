@@ -22,7 +22,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
 MODULES = sorted(found.name for found in pkgutil.walk_packages(penstock.__path__, "penstock."))
 # The packages below the torch line.
-NEEDS_TORCH = ("penstock.splitting", "penstock.runtime", "penstock.training", "penstock.dropin")
+NEEDS_TORCH = tuple(
+    f"penstock.{unit}" for unit in ("splitting", "runtime", "training", "examples", "dropin")
+)
 
 
 @dataclass(frozen=True)

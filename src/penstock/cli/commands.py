@@ -1,7 +1,8 @@
-"""The commands: list, show, check, simulate, compare, explain, demo."""
+"""The commands: list, show, check, simulate, compare, explain, verify, demo."""
 
 import sys
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import click
@@ -12,8 +13,10 @@ from penstock.checks.deadlock import Channels
 from penstock.checks.report import find_problems
 from penstock.cli import inputs, reports
 from penstock.cli.demo import run_demo
+from penstock.cli.demo_training import Wish
+from penstock.cli.torch_side import require_torch
 from penstock.costs import Costs
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PipelineError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.comparison import compare as compare_timelines
@@ -37,6 +40,8 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except (PenstockError, OSError) as error:
+            if isinstance(error, PipelineError) and error.__cause__ is not None:
+                click.echo("".join(format_exception(error.__cause__)), err=True)
             click.echo(f"penstock: {error}", err=True)
             ctx.exit(2)
 
@@ -44,10 +49,10 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="penstock")
 def main() -> None:
-    """Plan, check, price and draw pipeline-parallel schedules.
+    """Plan, check, price, draw and run pipeline-parallel schedules.
 
     A SCHEDULE is the name of a family (see `penstock list`) or a .csv file with one row per rank.
-    Exit codes: 0 fine, 1 the schedule is refused, 2 the input cannot be used.
+    Exit codes: 0 fine, 1 the schedule is refused or a check failed, 2 the input cannot be used.
     """
 
 
@@ -232,7 +237,68 @@ def explain(schedule: str, size: inputs.Size, costs: Costs, lowered: bool, as_js
         _console().print(reports.explanation_view(found))
 
 
+@main.command("verify")
+@click.argument("schedule")
+@inputs.with_size
+@click.option(
+    "--model",
+    default="mlp",
+    show_default=True,
+    metavar="mlp|gpt|MODULE:FUNCTION",
+    help="One of ours, or a function of yours, which is imported and run.",
+)
+@click.option("--rows", type=click.IntRange(1), help="Rows of the batch, for our models.")
+@click.option(
+    "--processes", is_flag=True, help="One gloo process per rank, instead of one in all."
+)
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(0),
+    default=1e-10,
+    show_default=True,
+    help="Largest relative error of loss and gradients.",
+)
+@_JSON
+def verify_schedule(
+    schedule: str,
+    size: inputs.Size,
+    model: str,
+    rows: int | None,
+    processes: bool,
+    tolerance: float,
+    as_json: bool,
+) -> None:
+    """Run one training step and check it: gradients, loss, memory and order.
+
+    Gradients and loss are compared in float64 with those of the unsplit model, the activations
+    that are alive with the prediction, and the recorded order with the schedule. A function of
+    your own takes the number of stages and returns stages, args, target and loss.
+
+    \b
+    Examples:
+      penstock verify ZBV --ranks 2 --microbatches 4
+      penstock verify mine.csv --model gpt --rows 11 --processes
+      penstock verify 1F1B --model mymodel:make_case
+    """
+    require_torch()
+    from penstock.examples.verification import Request, verify
+
+    found = _load(schedule, size, lowered=False)
+    inputs.find_modules_here()
+    checks = verify(Request(found, model, tolerance, rows), uses_processes=processes)
+    if as_json:
+        click.echo(reports.to_json(reports.verification(found, model, checks)))
+    else:
+        click.echo(f"{found.name} with {model}: {reports.describe(found)}")
+        _console().print(reports.verification_table(checks))
+    sys.exit(0 if all(check.is_fine for check in checks) else 1)
+
+
 @main.command()
+@click.option("-r", "--ranks", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--schedule", default="ZBV", show_default=True, help="The family to train with.")
+@click.option("--steps", type=click.IntRange(1), default=60, show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -240,14 +306,18 @@ def explain(schedule: str, size: inputs.Size, costs: Costs, lowered: bool, as_js
     show_default=True,
     help="Folder for the figures and the CSV file.",
 )
-def demo(output: Path) -> None:
-    """Show what Penstock does, in a minute: build, check, price, compare, explain, draw.
+def demo(ranks: int, schedule: str, steps: int, device: str, output: Path) -> None:
+    """Plan, then train a small GPT over local processes, in about a minute.
+
+    Every loss is compared with that of the unsplit model, and the last step is drawn as it was
+    recorded and as it was simulated.
 
     \b
-    Example:
+    Examples:
       penstock demo --output tour
+      penstock demo --schedule 1F1B --ranks 4 --steps 20
     """
-    run_demo(_console(), output)
+    run_demo(_console(), output, Wish(schedule, ranks, steps, device))
 
 
 def _load(source: str, size: inputs.Size, lowered: bool) -> Schedule:

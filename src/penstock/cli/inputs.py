@@ -1,5 +1,6 @@
 """From options to schedules and costs."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -12,7 +13,14 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 
-__all__ = ["Size", "load_schedule", "with_costs", "with_figures", "with_size"]
+__all__ = [
+    "Size",
+    "find_modules_here",
+    "load_schedule",
+    "with_costs",
+    "with_figures",
+    "with_size",
+]
 
 # A command takes what click gives it: one keyword per option.
 Command: TypeAlias = Callable[..., None]
@@ -109,3 +117,10 @@ def load_schedule(source: str, size: Size) -> Schedule:
         microbatches=size.microbatches,
         stages_per_rank=size.stages_per_rank,
     )
+
+
+def find_modules_here() -> None:
+    """Let modules of the working folder be imported, as `python` and `python -m` do."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)

@@ -1,19 +1,29 @@
 """What the commands print: JSON values, and tables for people."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from penstock.checks.problem import Problem
+from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
 from penstock.sim.explain import Explanation
 from penstock.sim.timeline import Timeline
+from penstock.view import figure
 from penstock.view.terminal import plain_timeline_view, timeline_view
 from penstock.view.units import format_number, format_share
+
+if TYPE_CHECKING:
+    from penstock.examples.verification import Check
 
 __all__ = [
     "describe",
@@ -24,8 +34,12 @@ __all__ = [
     "picture",
     "schedule",
     "timeline",
+    "title",
     "to_json",
     "verdict",
+    "verification",
+    "verification_table",
+    "write_figure",
 ]
 
 # How many of the longest gaps and of the links of the critical path are shown.
@@ -118,6 +132,27 @@ def verdict(found: Schedule, problems: Sequence[Problem]) -> dict[str, object]:
     }
 
 
+def verification(found: Schedule, model: str, checks: Sequence[Check]) -> dict[str, object]:
+    """The result of a verification as plain values."""
+    return {
+        "schedule": describe(found),
+        "model": model,
+        "is_fine": all(check.is_fine for check in checks),
+        "checks": [asdict(check) for check in checks],
+    }
+
+
+def verification_table(checks: Sequence[Check]) -> Table:
+    """The result of a verification, one line per check."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("check", "", "found", "expected"):
+        table.add_column(heading)
+    for check in checks:
+        verdict_cell = Text("fine", "green") if check.is_fine else Text("WRONG", "bold red")
+        table.add_row(check.name, verdict_cell, check.found, check.expected)
+    return table
+
+
 def explanation(found: Explanation) -> dict[str, object]:
     """An explanation as plain values."""
     return {
@@ -208,7 +243,24 @@ def _saving_table(found: Explanation) -> Table:
 
 
 def picture(console: Console, found: Timeline) -> RenderableType:
-    """A timeline as wide as the console, in colour where the console has colours."""
-    has_colours = console.is_terminal and not console.no_color
+    """A timeline as wide as the console, in colour where the console has enough of them."""
+    is_rich_in_colours = console.color_system not in (None, "standard") and not console.no_color
+    has_colours = console.is_terminal and is_rich_in_colours
     draw = timeline_view if has_colours else plain_timeline_view
     return draw(found, width=console.width)
+
+
+def title(console: Console, text: str) -> None:
+    """A line that opens a section."""
+    console.print()
+    console.rule(f"[bold]{text}", align="left")
+
+
+def write_figure(console: Console, timelines: Mapping[str, Timeline], path: Path) -> None:
+    """Write a comparison as a figure and say so, or say what is missing for it."""
+    try:
+        figure.save(figure.draw_comparison(timelines), path)
+    except MissingDependencyError as error:
+        console.print(f"(no figure: {error})", markup=False)
+    else:
+        console.print(f"wrote {path}", markup=False)
