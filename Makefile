@@ -21,6 +21,7 @@ check: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/runtime.py
 
 clean:
 	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -105,13 +105,10 @@ def torch_step(
 def take_turns(repeats: int, *calls: Callable[[], object]) -> list[float]:
     """The median seconds of each call, after one round that does not count."""
     times: list[list[float]] = [[] for _ in calls]
-    for _ in range(repeats + 1):
-        for number, call in enumerate(calls):
-            if dist.is_initialized():
-                dist.barrier()
-            begin = perf_counter()
-            call()
-            times[number].append(perf_counter() - begin)
+    for turn in range(repeats + 1):
+        # Who comes first changes from round to round.
+        for number, call in sorted(enumerate(calls), reverse=turn % 2 == 1, key=lambda c: c[0]):
+            times[number].append(_once(call))
     return [statistics.median(column[1:]) for column in times]
 
 
@@ -138,7 +135,7 @@ def overhead_table(repeats: int) -> str:
                 (loss(plain(part), target) / m).backward()
 
         base, mine, other = take_turns(
-            repeats * 3,
+            repeats * 10,
             loop,
             partial(pipe.step, x, target=y),
             partial(torch_step, schedule, x, y, first=True, last=True),

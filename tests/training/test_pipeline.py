@@ -488,3 +488,14 @@ def test_recorded_evaluation_is_a_timeline_of_forwards() -> None:
         for rank in range(2)
     ]
     assert computes == [["0F0", "0F1"], ["1F0", "1F1"]]
+
+
+def test_outputs_are_merged_as_asked() -> None:
+    x, _ = make_batch()
+    pipe = ps.Pipeline(
+        [nn.Identity(), nn.Identity()],
+        "1F1B",
+        microbatches=4,
+        merge=lambda parts: torch.stack(parts).sum(0),
+    )
+    assert torch.equal(pipe.eval(x).outputs, x.view(4, 4, -1).sum(0))

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
-from penstock.training.ties import Tie, find_ties
+from penstock.training.ties import Tie, declared_ties, find_ties
 from tests.models import cut, differences, gradients_of, make_blocks, mean_loss
 from tests.processes import Processes
 
@@ -174,3 +174,55 @@ def test_a_failed_step_gives_back_what_the_gradient_of_a_tied_weight_held(
     two_processes: Processes,
 ) -> None:
     assert two_processes.run(fail_with_gradients) == [3.0, 3.0]
+
+
+def train_with_declared_tie(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each rank has a weight of its own, tied by name only."""
+    stages = make_tied_stages(2, 1)
+    own = {rank: deepcopy(stages[rank])}
+    name = {0: "0.0.weight", 1: "1.1.weight"}
+    pipe = ps.Pipeline(
+        own,
+        "1F1B",
+        microbatches=MICROBATCHES,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+        ties=[(name[0], name[1])],
+    )
+    tokens, target = make_tokens(0)
+    pipe.step(tokens, target=target)
+    found = dict(pipe.named_parameters())[name[rank]].grad
+    model = nn.Sequential(*make_tied_stages(2, 1))
+    torch.autograd.backward(mean_loss(model(tokens), target))
+    expected = dict(model.named_parameters())[name[0]].grad
+    assert found is not None
+    assert expected is not None
+    return found, expected
+
+
+def test_a_tie_declared_by_name_has_the_sum_of_the_gradients(two_processes: Processes) -> None:
+    (first, expected), (second, _) = two_processes.run(train_with_declared_tie)
+    assert torch.equal(first, second)
+    assert torch.allclose(first, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (
+            ("0.a", "x.b"),
+            "'x.b' names no stage; begin with its number, as in '0.embedding.weight'",
+        ),
+        (
+            ("0.a", "7.b"),
+            "'7.b' names no stage; begin with its number, as in '0.embedding.weight'",
+        ),
+        (("0.c", "1.b"), "rank 0 has no parameter '0.c' to tie"),
+        (("0.a", "0.b", "1.b"), "rank 0 has '0.a' and '0.b' as two parameters; make them one"),
+    ],
+)
+def test_a_tie_that_cannot_be_is_refused(names: tuple[str, ...], message: str) -> None:
+    parameters = {name: nn.Parameter(torch.zeros(1)) for name in ("0.a", "0.b")}
+    with pytest.raises(ps.ModelError) as caught:
+        declared_ties([names], parameters, ps.Placement.loop(2), 0)
+    assert str(caught.value) == message

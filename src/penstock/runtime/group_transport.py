@@ -27,7 +27,7 @@ __all__ = ["GroupTransport"]
 _Outgoing: TypeAlias = tuple[list[dist.Work], list[torch.Tensor]]
 
 # How many sends of a channel may be on their way before the next one waits for the oldest.
-_SENDS_AHEAD = 2
+_SENDS_AHEAD = 4
 # How many signatures are remembered; where shapes never come back, the oldest go.
 _SIGNATURES = 64
 # The length of a header that says: there will be no packet.

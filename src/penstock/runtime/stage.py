@@ -181,7 +181,9 @@ class Stage:
         A loss of weight zero is left out: a mean over nothing is no number, but asks for nothing.
         """
         if loss.requires_grad and weight != 0:
-            gradient = _constant(weight, loss.dtype, loss.device).expand_as(loss)
+            gradient = _constant(weight, loss.dtype, loss.device)
+            if loss.dim():
+                gradient = gradient.expand_as(loss)
             self._flights[microbatch].roots.append((get_gradient_edge(loss), gradient))
 
     def backward(

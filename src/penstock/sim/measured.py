@@ -10,15 +10,12 @@ from penstock.sim.timeline import Timeline
 
 __all__ = ["costs_of"]
 
-# The share of messages that count as the fastest.
-_FASTEST = 0.1
-
 
 def costs_of(timeline: Timeline) -> Costs:
     """The mean seconds per stage of every kind of compute, of a send, and of a transfer.
 
-    A kind that a stage never runs costs nothing. A transfer is what the fastest messages took,
-    since the others were there before anybody waited for them.
+    A kind that a stage never runs costs nothing. A transfer is what the fastest message took,
+    since others were there before anybody waited for them.
 
     >>> from penstock.assembly import build
     >>> from penstock.sim.engine import simulate
@@ -57,4 +54,4 @@ def _transfer_seconds(timeline: Timeline) -> float:
     user = np.repeat(np.arange(len(rows)), np.diff(graph.first))
     is_send = rows.is_kind(Kind.SEND_F, Kind.SEND_B)[graph.need]
     waits = timeline.start[user[is_send]] - timeline.end[graph.need[is_send]]
-    return max(0.0, float(np.quantile(waits, _FASTEST))) if len(waits) else 0.0
+    return max(0.0, float(waits.min())) if len(waits) else 0.0

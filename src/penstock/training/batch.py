@@ -159,14 +159,9 @@ def split_keywords(
 ) -> dict[int, Sequence[dict[str, Any]]]:
     """For each stage and microbatch, the keywords that the stage takes."""
     columns = {name: split_batch(value, microbatches) for name, value in kwargs.items()}
-    return {
-        stage: [
-            {
-                name: column[number]
-                for name, column in columns.items()
-                if takes.takes_all or name in takes.names
-            }
-            for number in range(microbatches)
-        ]
-        for stage, takes in accepted.items()
-    }
+    result: dict[int, Sequence[dict[str, Any]]] = {}
+    for stage, takes in accepted.items():
+        own = {name: c for name, c in columns.items() if takes.takes_all or name in takes.names}
+        rows = zip(*own.values(), strict=True) if own else [()] * microbatches
+        result[stage] = [dict(zip(own, row, strict=True)) for row in rows]
+    return result

@@ -38,7 +38,7 @@ from penstock.training.crew import Modules, gather_crew
 from penstock.training.outcome import gather_outcome, raise_first_fault
 from penstock.training.recording import join_recordings
 from penstock.training.scaler import unscale
-from penstock.training.ties import TieKeeper, find_ties
+from penstock.training.ties import TieKeeper, declared_ties, find_ties
 from penstock.training.weights import Reduction, weigh_losses, weigh_rows
 
 __all__ = ["Pipeline", "StepResult"]
@@ -82,7 +82,9 @@ class Pipeline:
     `loss(output, target)` gives the loss of a microbatch; `reduction` says how these make up that
     of the batch: a mean over rows, a sum, or a mean over what a function of the target counts.
     `around` maps a kind of action to a function that is called in its place, with the action and
-    with what it would do.
+    with what it would do. `merge` puts the microbatches' outputs together, one tensor of each at
+    a time; without it they are joined along dimension 0. `ties` names parameters that are one and
+    the same on several ranks, where identity cannot tell; see `penstock.training.ties`.
     """
 
     def __init__(
@@ -97,11 +99,14 @@ class Pipeline:
         ranks: int | None = None,
         device: torch.device | str = "cpu",
         around: Mapping[Kind, Around] | None = None,
+        merge: Callable[[list[torch.Tensor]], torch.Tensor] | None = None,
+        ties: Sequence[Sequence[str]] = (),
     ) -> None:
         self._microbatches = microbatches
         self._loss = loss
         self._reduction = reduction
         self._around = dict(around or {})
+        self._merge = merge
         self._device = torch.device(device)
         process_group = group.get_group() if isinstance(group, DeviceMesh) else group
         crew = gather_crew(
@@ -117,8 +122,8 @@ class Pipeline:
         self._transport, self._stages = crew.transport, crew.stages
         self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
         self._agreement = BatchAgreement(self._transport, self._schedule, self._accepted.values())
-        self._ties = _keep_ties(stages, self._schedule, process_group)
         self._parameters = tuple(self.parameters())
+        self._ties = self._keep_ties(stages, ties, process_group)
         self._programs: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
 
     def step(
@@ -229,7 +234,8 @@ class Pipeline:
         timeline = None
         if recording is not None:
             timeline = join_recordings(self._transport, lowered, recording)
-        return StepResult(outcome.loss, merge_outputs(outputs) if outputs else None, timeline)
+        merged = merge_outputs(outputs, self._merge) if outputs else None
+        return StepResult(outcome.loss, merged, timeline)
 
     def _begin_step(self, signature: bytes, is_training: bool) -> None:
         self._transport.begin_step(signature)
@@ -291,7 +297,7 @@ class Pipeline:
         columns = [split_batch(value, count) for value in request.args]
         targets = [] if request.target is None else split_batch(request.target, count)
         return Microbatches(
-            args=[tuple(column[number] for column in columns) for number in range(count)],
+            args=list(zip(*columns, strict=True)) if columns else [()] * count,
             kwargs=split_keywords(request.kwargs, self._accepted, count),
             targets=targets,
             loss_weights=weigh_losses(self._reduction, targets, rows),
@@ -320,12 +326,15 @@ class Pipeline:
             self._programs[count, is_training] = lowered, executor
         return self._programs[count, is_training]
 
-
-def _keep_ties(
-    stages: Modules, schedule: Schedule, group: dist.ProcessGroup | None
-) -> TieKeeper | None:
-    if group is None or isinstance(stages, Mapping):
-        return None
-    ties = find_ties(stages, schedule.placement)
-    members = dist.get_process_group_ranks(group)
-    return TieKeeper(ties, dist.get_rank(group), members) if ties else None
+    def _keep_ties(
+        self, stages: Modules, names: Sequence[Sequence[str]], group: dist.ProcessGroup | None
+    ) -> TieKeeper | None:
+        """In one process a tied parameter is one object, and autograd sums by itself."""
+        if group is None:
+            return None
+        rank, placement = dist.get_rank(group), self._schedule.placement
+        ties = declared_ties(names, dict(self.named_parameters()), placement, rank)
+        if not isinstance(stages, Mapping):
+            known = {tie.parameter for tie in ties}
+            ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
+        return TieKeeper(ties, rank, dist.get_process_group_ranks(group)) if ties else None

@@ -1,10 +1,11 @@
 """Parameters that several stages share: their gradients are summed over the ranks that hold them.
 
 Ties are found by identity among the modules of all stages, as in a model whose head is its
-embedding, or in a schedule that runs two copies of every part.
+embedding, or in a schedule that runs two copies of every part. Where a process has only its own
+stages, or sharding has replaced their parameters, they are declared by name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from penstock.errors import ModelError
 from penstock.ir.placement import Placement
 
-__all__ = ["Tie", "TieKeeper", "find_ties"]
+__all__ = ["Tie", "TieKeeper", "declared_ties", "find_ties"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,43 @@ def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[Tie]:
         for parameter, ranks in holders.items()
         if len(ranks) > 1
     ]
+
+
+def declared_ties(
+    groups: Sequence[Sequence[str]],
+    parameters: Mapping[str, nn.Parameter],
+    placement: Placement,
+    rank: int,
+) -> list[Tie]:
+    """Ties by the names of their parameters, such as ("0.embedding.weight", "3.head.weight").
+
+    `parameters` are those of this rank. On every rank the parameter must start with the same
+    values.
+    """
+    ties = []
+    for names in groups:
+        holders = {name: _rank_of(name, placement) for name in names}
+        own = [name for name, holder in holders.items() if holder == rank]
+        if unknown := [name for name in own if name not in parameters]:
+            raise ModelError(f"rank {rank} has no parameter {unknown[0]!r} to tie")
+        ranks = tuple(sorted(set(holders.values())))
+        if not own or len(ranks) == 1:
+            continue
+        if any(parameters[name] is not parameters[own[0]] for name in own):
+            raise ModelError(
+                f"rank {rank} has {own[0]!r} and {own[1]!r} as two parameters; make them one"
+            )
+        ties.append(Tie(parameters[own[0]], ranks))
+    return ties
+
+
+def _rank_of(name: str, placement: Placement) -> int:
+    stage, _, _ = name.partition(".")
+    if not stage.isdecimal() or int(stage) >= placement.num_stages:
+        raise ModelError(
+            f"{name!r} names no stage; begin with its number, as in '0.embedding.weight'"
+        )
+    return placement.rank_of_stage[int(stage)]
 
 
 class TieKeeper:
