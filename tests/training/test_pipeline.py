@@ -435,7 +435,7 @@ def test_what_goes_around_a_kind_may_replace_it() -> None:
 def test_profiler_shows_every_action_under_its_text(family: str, tmp_path: Path) -> None:
     pipeline = make_pipeline(family)
     pipeline.step(BATCH, target=TARGET)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         pipeline.step(BATCH, target=TARGET)
     # In its table, torch takes "2F0" for a C++ symbol and shows "F0"; its trace has the text.
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))

@@ -284,7 +284,7 @@ def test_shapes_may_change_with_every_microbatch_and_every_step(
 
 def count_sends(work: Callable[[], object]) -> int:
     """The messages that gloo sends meanwhile, headers and tensors alike."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         work()
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     assert results is not None
