@@ -8,6 +8,7 @@ from penstock.checks.problem import Problem
 from penstock.checks.report import check, find_problems
 from penstock.costs import Costs
 from penstock.errors import (
+    ArgumentError,
     BatchError,
     BoundaryError,
     CostsError,
@@ -55,6 +56,7 @@ _TORCH_NAMES = {
 __all__ = [
     "Action",
     "Along",
+    "ArgumentError",
     "BatchError",
     "BoundaryError",
     "Costs",

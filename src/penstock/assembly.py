@@ -4,7 +4,7 @@ from typing import Literal
 
 from penstock.checks.report import check
 from penstock.costs import Costs
-from penstock.errors import SizeError
+from penstock.errors import ArgumentError, SizeError
 from penstock.ir.schedule import Schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
@@ -64,4 +64,4 @@ def lower(
         case "late":
             return delay_receives(add_send_recv(schedule))
         case _:
-            raise ValueError(f"receives is 'early', 'late' or Costs (got {receives!r})")
+            raise ArgumentError(f"receives is 'early', 'late' or Costs (got {receives!r})")

@@ -1,6 +1,7 @@
 """The one tree of exceptions that Penstock raises."""
 
 __all__ = [
+    "ArgumentError",
     "BatchError",
     "BoundaryError",
     "CostsError",
@@ -46,6 +47,10 @@ class CostsError(PenstockError, ValueError):
 
 class MissingDependencyError(PenstockError, ImportError):
     """An optional dependency is not installed; the message says how to install it."""
+
+
+class ArgumentError(PenstockError, ValueError):
+    """An argument has a value that means nothing here; the message says which would do."""
 
 
 class BatchError(PenstockError, ValueError):

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.checks.problem import Problem, at_row
+from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import Run, find_cycle, run_in_order
 from penstock.ir.graph import NeedList, build_graph, join_needs
@@ -63,7 +64,7 @@ class _Queues:
                 is_near = here < there
                 channel = np.where(is_near, here * ranks + there, there * ranks + here)
             case _:
-                raise ValueError(f"channels is 'directed' or 'shared' (got {channels!r})")
+                raise ArgumentError(f"channels is 'directed' or 'shared' (got {channels!r})")
         # Both sides sorted alike: a message must stand in the same place on both.
         self.near = _by_channel(talks[is_near], channel[is_near])
         self.far = _by_channel(talks[~is_near], channel[~is_near])

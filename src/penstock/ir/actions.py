@@ -4,9 +4,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from penstock.errors import ScheduleError
+
 __all__ = ["OVERLAP_TEXT", "Action", "Kind", "Overlap", "Work"]
 
 OVERLAP_TEXT = "OVERLAP_F_B"
+
+# The columns of a schedule hold numbers below this.
+_TOO_MANY = 2**31
 
 
 class Kind(IntEnum):
@@ -71,9 +76,11 @@ class Action:
     def __post_init__(self) -> None:
         if self.kind.has_microbatch != (self.microbatch is not None):
             need = "a" if self.kind.has_microbatch else "no"
-            raise ValueError(f"{self.kind.text} takes {need} microbatch (got {self.microbatch})")
-        if self.stage < 0 or (self.microbatch is not None and self.microbatch < 0):
-            raise ValueError(
+            raise ScheduleError(
+                f"{self.kind.text} takes {need} microbatch (got {self.microbatch})"
+            )
+        if not 0 <= self.stage < _TOO_MANY or not 0 <= (self.microbatch or 0) < _TOO_MANY:
+            raise ScheduleError(
                 "stages and microbatches are numbered from 0 "
                 f"(got {self.stage} and {self.microbatch})"
             )
@@ -81,7 +88,7 @@ class Action:
             if self.peer is None:
                 object.__setattr__(self, "peer", chain_peer(self.kind, self.stage))
         elif self.peer is not None:
-            raise ValueError(f"{self.kind.text} takes no peer (got {self.peer})")
+            raise ScheduleError(f"{self.kind.text} takes no peer (got {self.peer})")
 
     def __str__(self) -> str:
         text = f"{self.stage}{self.kind.text}"
@@ -109,7 +116,7 @@ class Overlap:
 
     def __post_init__(self) -> None:
         if len(self.actions) < 2 or not all(action.kind.is_compute for action in self.actions):
-            raise ValueError(f"an overlap groups two or more compute actions (got {self})")
+            raise ScheduleError(f"an overlap groups two or more compute actions (got {self})")
 
     def __str__(self) -> str:
         return f"({';'.join(map(str, self.actions))}){OVERLAP_TEXT}"

@@ -72,7 +72,14 @@ class _Needs:
 
 def build_graph(schedule: Schedule) -> Graph:
     """Who waits for whom in a schedule where every action stands at most once."""
-    rows, lookup = schedule.rows, find_rows(schedule)
+    rows = schedule.rows
+    if (rows.stage >= schedule.num_stages).any() or (
+        rows.microbatch >= schedule.microbatches
+    ).any():
+        raise ScheduleError(
+            "an action names a stage or microbatch that there is not; penstock.check says which"
+        )
+    lookup = find_rows(schedule)
     needs = _Needs(schedule, lookup)
     backward = lookup.backward_input
     forwards = np.flatnonzero(rows.is_kind(Kind.FORWARD))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from penstock.errors import ArgumentError
 from penstock.runtime.transport import Transport
 
 __all__ = ["clip_gradients", "total_norm"]
@@ -32,7 +33,7 @@ def total_norm(
 ) -> float:
     """The norm of the gradients of the whole model, the same on every rank; all ranks call it."""
     if not norm_type > 0:
-        raise ValueError(f"norm_type must be above 0 or infinity (norm_type: {norm_type})")
+        raise ArgumentError(f"norm_type must be above 0 or infinity (norm_type: {norm_type})")
     shares: dict[_Spread, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None and parameter not in counted_elsewhere:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import MissingDependencyError
+from penstock.errors import ArgumentError, MissingDependencyError
 from penstock.ir.actions import Kind
 from penstock.ir.rows import ABSENT
 from penstock.sim.timeline import Timeline
@@ -64,7 +64,7 @@ def draw(
 def draw_comparison(timelines: Mapping[str, Timeline]) -> Figure:
     """Draw timelines below one another, by name, on one time axis."""
     if not timelines:
-        raise ValueError("there is nothing to compare; give at least one timeline")
+        raise ArgumentError("there is nothing to compare; give at least one timeline")
     all_bars = [rectangles(timeline) for timeline in timelines.values()]
     num_ranks = [timeline.schedule.num_ranks for timeline in timelines.values()]
     legend = _legend(all_bars)
@@ -82,7 +82,7 @@ def save(figure: Figure, path: Path | str) -> None:
     """Write a figure to a file; the suffix says the format: .png, .svg or .pdf."""
     file = Path(path)
     if file.suffix.lower() not in _SUFFIXES:
-        raise ValueError(
+        raise ArgumentError(
             f"cannot save a figure as {file.name!r}; end the name in {', '.join(_SUFFIXES)}"
         )
     figure.savefig(file, dpi=200)
