@@ -1,0 +1,1 @@
+"""Decide how a model is cut: exact answers from costs alone, without torch."""

@@ -1,0 +1,22 @@
+"""How many microbatches a schedule keeps in flight in each stage."""
+
+import numpy as np
+
+from penstock.ir.actions import Kind
+from penstock.ir.schedule import Schedule
+
+__all__ = ["count_in_flight"]
+
+
+def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
+    """Per stage, the most microbatches held at once, each from its F to its B or W.
+
+    The stages of a rank need not be at their most at one time, so a rank never holds more than
+    its stages' numbers together.
+    """
+    rows = schedule.rows
+    change = np.zeros(len(Kind), dtype=np.int64)
+    change[Kind.FORWARD] = 1
+    change[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
+    held = (np.cumsum(change[rows.kind[rows.stage == s]]) for s in range(schedule.num_stages))
+    return tuple(int(column.max()) for column in held)

@@ -1,0 +1,49 @@
+"""What a model is cut into stages from: a layer, or a piece of a graph, with what it costs."""
+
+from dataclasses import dataclass, fields
+from math import inf
+
+from penstock.errors import CostsError
+
+__all__ = ["Piece"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a model that stays whole: seconds per microbatch, and bytes.
+
+    `parameter_bytes` stay: parameters, gradients, optimizer state, whatever is counted.
+    `activation_bytes` are held for every microbatch in flight.
+
+    >>> Piece("layers.0", forward=1.0, backward_input=1.0, backward_weight=0.5).seconds
+    2.5
+    """
+
+    name: str
+    forward: float = 0.0
+    backward_input: float = 0.0
+    backward_weight: float = 0.0
+    parameter_bytes: float = 0.0
+    activation_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise CostsError(
+                    f"{field.name} of piece {self.name!r} is {value!r}; give a number"
+                )
+            if not 0 <= value < inf:
+                raise CostsError(
+                    f"{field.name} of piece {self.name!r} is {value}; give a number from 0 up"
+                )
+
+    @classmethod
+    def of_weight(cls, name: str, weight: float) -> "Piece":
+        """A piece of which only its share of the work is known: a third each for F, I and W."""
+        return cls(name, forward=weight / 3, backward_input=weight / 3, backward_weight=weight / 3)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of one microbatch, forward and backward."""
+        return self.forward + self.backward_input + self.backward_weight
