@@ -43,6 +43,12 @@ __all__ = [
     "run_backward",
 ]
 
+# Asked for every layer: a look-up by one name is a good part of what the question costs.
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_functorch_stack = torch._C._functorch.peek_interpreter_stack
+
 # Where a gradient enters a stage: an output (or loss), and the gradient for it.
 Root: TypeAlias = tuple[GradientEdge, torch.Tensor]
 
@@ -67,33 +73,74 @@ class LayerCall:
         self.gradient = gradients[0]
 
 
+class Constants:
+    """Weights that may wait, each with itself as a constant; found by address, which is fast."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __contains__(self, weight: torch.Tensor) -> bool:
+        return id(weight) in self._known
+
+    def add(self, weight: torch.Tensor) -> None:
+        """Let a weight wait from now on."""
+        self._known[id(weight)] = (weight, weight.detach())
+
+    def find(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """The weight as a constant, if it may wait."""
+        known = self._known.get(id(weight))
+        if known is None:
+            return None
+        if known[1].data_ptr() != weight.data_ptr():
+            # Somebody gave the weight other memory.
+            self.add(weight)
+            return self._known[id(weight)][1]
+        return known[1]
+
+
 @dataclass(slots=True)
 class Recording:
     """What one forward leaves for its backward: calls that wait, and weights not yet judged."""
 
-    deferrable: set[torch.Tensor]
+    deferrable: Constants
     whole: set[torch.Tensor]
     calls: list[LayerCall] = field(default_factory=list)
     unjudged: list[torch.Tensor] = field(default_factory=list)
+    # The last input and what is kept of it: several layers often take the same one.
+    last: torch.Tensor | None = None
+    last_kept: torch.Tensor | None = None
 
     def run_layer(self, layer: nn.Linear, value: torch.Tensor) -> torch.Tensor:
         """Run a linear layer, with its weight as a constant if its gradient can wait."""
-        weight, bias = layer.weight, layer.bias
-        if weight in self.whole or not _can_wait(weight, value):
+        # The same as `layer.weight`, without a Python function in between.
+        parameters = layer._parameters
+        weight, bias = parameters["weight"], parameters["bias"]
+        assert weight is not None, "a linear layer has a weight"
+        if not _can_wait(weight, value):
             return F.linear(value, weight, bias)
-        if weight not in self.deferrable:
+        constant = self.deferrable.find(weight)
+        if constant is None:
+            if weight in self.whole:
+                return F.linear(value, weight, bias)
             return self._try_layer(weight, bias, value)
-        output = F.linear(value, weight.detach(), bias)
+        output = F.linear(value, constant, bias)
         if not output.requires_grad:
             output = _Anchor.apply(output, weight)  # type: ignore[no-untyped-call]  # upstream
-        # Autocast may have cast the input; what it was cast to is all that the product needs.
-        kept = value.detach()
-        if kept.dtype != output.dtype:
-            kept = kept.to(output.dtype)
+        kept = self._keep(value, output.dtype)
         call = LayerCall(weight, kept, kept._version)
         _producer_of(output).register_prehook(call.take_gradient)
         self.calls.append(call)
         return output
+
+    def _keep(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """An input without its graph.
+
+        Autocast may have cast it; what it was cast to is all that the product needs.
+        """
+        if value is not self.last or self.last_kept is None or self.last_kept.dtype != dtype:
+            kept = value.detach()
+            self.last, self.last_kept = value, kept if kept.dtype == dtype else kept.to(dtype)
+        return self.last_kept
 
     def _try_layer(
         self, weight: torch.Tensor, bias: torch.Tensor | None, value: torch.Tensor
@@ -118,7 +165,7 @@ class WatchedLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # nn.Linear's own name
         """Run the layer, through the recording if there is one."""
-        recording = None if torch.compiler.is_compiling() else _recording.get()
+        recording = None if _is_compiling() else _recording.get()
         if recording is None:
             return F.linear(input, self.weight, self.bias)
         return recording.run_layer(self, input)
@@ -128,7 +175,7 @@ class LayerRecorder:
     """Records the calls of one stage's linear layers, and remembers which weights may wait."""
 
     def __init__(self) -> None:
-        self._deferrable: set[torch.Tensor] = set()
+        self._deferrable = Constants()
         self._whole: set[torch.Tensor] = set()
 
     def watch(self, module: nn.Module) -> bool:
@@ -147,6 +194,7 @@ class LayerRecorder:
             yield recording
         finally:
             _recording.reset(token)
+            recording.last = recording.last_kept = None
         # A forward that takes gradients itself has called the hooks; that is not its backward.
         for call in recording.calls:
             call.gradient = None
@@ -155,8 +203,11 @@ class LayerRecorder:
         """Before its backward: find which of the weights that were new to it may wait later."""
         if not recording.unjudged:
             return
-        known = self._deferrable | self._whole
-        calls = Counter(weight for weight in recording.unjudged if weight not in known)
+        calls = Counter(
+            weight
+            for weight in recording.unjudged
+            if weight not in self._deferrable and weight not in self._whole
+        )
         recording.unjudged.clear()
         if not calls:
             return
@@ -193,7 +244,7 @@ def _is_plain_linear(module: nn.Module) -> bool:
 def _can_wait(weight: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether autograd would do nothing here but save the input and make one product of it."""
     return (
-        torch.is_grad_enabled()
+        _is_grad_enabled()
         and weight.requires_grad
         and type(weight) is nn.Parameter
         and type(value) is torch.Tensor
@@ -201,8 +252,8 @@ def _can_wait(weight: torch.Tensor, value: torch.Tensor) -> bool:
         and not weight._post_accumulate_grad_hooks
         and not value.is_inference()
         # Inside a checkpoint or an offload the input is not to be kept.
-        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and _saved_tensors_hooks(True) is None
+        and _functorch_stack() is None
     )
 
 
@@ -252,6 +303,7 @@ def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[
 
 def add_weight_gradients(calls: list[LayerCall]) -> None:
     """Make the weight gradients that waited, letting go of each call as it is done."""
+    products = _Products()
     with torch.no_grad():
         while calls:
             call = calls.pop()
@@ -261,20 +313,29 @@ def add_weight_gradients(calls: list[LayerCall]) -> None:
                     "in place before its weight gradient was made; change a copy of it"
                 )
             if call.gradient is not None:
-                _add_product(call.weight, call.gradient, call.value)
+                products.add(call.weight, call.gradient, call.value)
 
 
-def _add_product(weight: torch.Tensor, gradient: torch.Tensor, value: torch.Tensor) -> None:
-    rows, columns = _as_matrix(gradient).mT, _as_matrix(value)
-    if value.is_complex():
-        columns = columns.conj()
-    total = weight.grad
-    if total is None:
-        weight.grad = (rows @ columns).to(weight.dtype)
-    elif total.dtype == rows.dtype == columns.dtype:
-        total.addmm_(rows, columns)
-    else:
-        total.add_(rows @ columns)
+class _Products:
+    """Adds products of gradients and inputs to weight gradients, one after the other."""
+
+    def __init__(self) -> None:
+        # Layers that took the same input come one after the other.
+        self._value: torch.Tensor | None = None
+        self._columns = torch.empty(0)
+
+    def add(self, weight: torch.Tensor, gradient: torch.Tensor, value: torch.Tensor) -> None:
+        """Add one product to the gradient of its weight."""
+        if value is not self._value:
+            columns = _as_matrix(value)
+            self._value, self._columns = value, columns.conj() if columns.is_complex() else columns
+        rows, columns, total = _as_matrix(gradient).t(), self._columns, weight.grad
+        if total is None:
+            weight.grad = (rows @ columns).to(weight.dtype)
+        elif total.dtype == rows.dtype == columns.dtype:
+            total.addmm_(rows, columns)
+        else:
+            total.add_(rows @ columns)
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
