@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.errors import ScheduleError
-from penstock.ir.dataflow import Dataflow
+from penstock.ir.dataflow import Dataflow, Routed
 
 SKIP = Dataflow(4, [(2, 3), (0, 3), (0, 1), (1, 2)])
 
@@ -94,3 +94,16 @@ def test_dataflow_that_makes_no_sense_is_refused(
     with pytest.raises(ScheduleError) as caught:
         Dataflow(stages, edges, parts)
     assert str(caught.value) == message
+
+
+def test_a_dataflow_between_parts_is_laid_over_stages_that_run_them() -> None:
+    flow = Dataflow(3, [(0, 1), (1, 2), (0, 2)])
+    assert flow.with_parts([0, 1, 2]) == flow
+    copied = flow.with_parts([0, 1, 2, 0, 1, 2])
+    assert copied.edges == ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))
+    assert copied.parts == (0, 1, 2, 0, 1, 2)
+    assert Dataflow.chain(3).with_parts((0, 1, 2) * 2) == Dataflow.copies(3, 2)
+
+
+def test_what_is_routed_is_a_value() -> None:
+    assert Routed({1: "a", 3: "b"}) == Routed({3: "b", 1: "a"})

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from penstock.errors import BoundaryError
+from penstock.ir.dataflow import Routed
 from penstock.runtime.losses import add_loss
 from penstock.runtime.replica import replica_of
 from penstock.runtime.stage import Packet, Stage
@@ -49,7 +50,7 @@ def send(
     stage: Stage, microbatch: int, trees: Sequence[Any], *, copies: int = 1, **kwargs: Any
 ) -> list[Packet]:
     output, _ = stage.forward(microbatch, [packet(tree) for tree in trees], (), kwargs)
-    return stage.depart(microbatch, output, copies)
+    return stage.depart(microbatch, output, range(copies))
 
 
 def test_a_mixed_tree_crosses_and_only_some_of_it_gets_gradients() -> None:
@@ -286,6 +287,39 @@ def test_after_a_failure_everything_is_let_go_of() -> None:
 def test_evaluation_keeps_no_graph_and_holds_nothing() -> None:
     stage = make(lambda layer, x: layer(x))
     output = stage.evaluate([packet(values().requires_grad_())], (), {})
-    (sent,) = stage.depart(0, output, 1)
+    (sent,) = stage.depart(0, output, [1])
     assert (output.requires_grad, sent.tensors[0].requires_grad) == (False, False)
     assert stage.num_flights == 0
+
+
+def test_what_is_made_for_each_consumer_goes_to_that_one_only() -> None:
+    stage = make(lambda layer, x: Routed({2: {"y": layer(x), "n": 1}, 5: (layer(x) * 2, x)}))
+    received = values().requires_grad_()
+    output, _ = stage.forward(0, [packet(received)], (), {})
+    near, far = stage.depart(0, output, [2, 5])
+    assert unflatten(near.structure, near.tensors).keys() == {"y", "n"}
+    assert len(unflatten(far.structure, far.tensors)) == 2
+    gradients = [values(), values(), values()]
+    ((found,),) = stage.backward(0, [gradients[:1], gradients[1:]])
+    weight = stage.module.get_parameter("layer.weight")
+    expected = (gradients[0] + 2 * gradients[1]) @ weight.detach() + gradients[2]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_tensor_that_goes_to_several_consumers_is_copied_for_each() -> None:
+    stage = make(lambda layer, x: (lambda y: Routed({1: y, 2: y}))(layer(x)))
+    output, _ = stage.forward(0, [packet(values().requires_grad_())], (), {})
+    first, second = stage.depart(0, output, [1, 2])
+    assert torch.equal(first.tensors[0], second.tensors[0])
+    assert first.tensors[0].data_ptr() != second.tensors[0].data_ptr()
+
+
+def test_values_for_other_parts_than_the_stage_feeds_are_refused() -> None:
+    stage = make(lambda layer, x: Routed({1: layer(x)}))
+    output, _ = stage.forward(0, [packet(values())], (), {})
+    with pytest.raises(BoundaryError) as caught:
+        stage.depart(0, output, [1, 3])
+    assert str(caught.value) == (
+        "a stage that feeds the parts [1, 3] has made values for [1]; the dataflow and the stage "
+        "belong to different splits"
+    )

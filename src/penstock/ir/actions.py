@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from penstock.errors import ScheduleError
 
-__all__ = ["OVERLAP_TEXT", "Action", "Kind", "Overlap", "Work"]
+__all__ = ["OVERLAP_TEXT", "Action", "Kind", "Overlap", "Work", "chain_peer"]
 
 OVERLAP_TEXT = "OVERLAP_F_B"
 

@@ -5,13 +5,14 @@ skip      0 -> 1 -> 2 -> 3  and  0 -> 3
 chains    0 -> 1  and  2 -> 3, where stage 2 runs the same part of the model as stage 0
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from penstock.errors import ScheduleError
 
-__all__ = ["Dataflow"]
+__all__ = ["Dataflow", "Routed"]
 
 
 @dataclass(frozen=True)
@@ -107,3 +108,31 @@ class Dataflow:
             streams.append(seen.get(part, 0))
             seen[part] = streams[-1] + 1
         return tuple(streams)
+
+    def with_parts(self, parts: Sequence[int]) -> "Dataflow":
+        """This dataflow between the parts of a model, for stages that run these parts.
+
+        >>> Dataflow(3, [(0, 1), (1, 2), (0, 2)]).with_parts([0, 1, 2, 0, 1, 2]).edges
+        ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))
+        """
+        streams = Dataflow(len(parts), (), parts).stream_of_stage
+        stage_of = {
+            (part, stream): stage
+            for stage, (part, stream) in enumerate(zip(parts, streams, strict=True))
+        }
+        edges = [
+            (stage_of[producer, stream], stage_of[consumer, stream])
+            for stream in sorted(set(streams))
+            for producer, consumer in self.edges
+        ]
+        return Dataflow(len(parts), edges, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What a stage gives to each part of the model that it feeds, where they get different things.
+
+    A module returns this in place of a plain output, which goes to all of them.
+    """
+
+    values: Mapping[int, Any]

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from penstock.errors import PipelineError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.clock import run_in_order
 from penstock.ir.graph import build_graph
@@ -20,11 +21,19 @@ from penstock.runtime.stage import Packet, Stage
 from penstock.runtime.transport import Message, Transport
 from penstock.runtime.tree import map_tensors
 
-__all__ = ["Around", "Executor", "Microbatches", "Recording", "Results", "order_for_one_process"]
+__all__ = [
+    "Around",
+    "Executor",
+    "LossFunction",
+    "Microbatches",
+    "Recording",
+    "Results",
+    "order_for_one_process",
+]
 
 # What a user may put around every action of a kind: gets the action and what it would do.
 Around: TypeAlias = Callable[[Action, Callable[[], None]], None]
-LossFunction: TypeAlias = Callable[..., torch.Tensor]
+LossFunction: TypeAlias = Callable[..., torch.Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +238,7 @@ class Executor:
             self._message(True, stage.index, consumer, microbatch)
             for consumer in flow.consumers(stage.index)
         ]
+        fed = [flow.parts[consumer] for consumer in flow.consumers(stage.index)]
         run = self._train if self._is_training else self._evaluate
 
         def forward() -> None:
@@ -238,7 +248,7 @@ class Executor:
             args = () if incoming else batch.args[microbatch]
             output = run(stage, microbatch, received, args, batch.kwargs[stage.index][microbatch])
             if outgoing:
-                packets = stage.depart(microbatch, output, len(outgoing))
+                packets = stage.depart(microbatch, output, fed)
                 self._held.update(zip(outgoing, packets, strict=True))
             else:
                 self._finish(stage, microbatch, output)
@@ -275,15 +285,26 @@ class Executor:
         """At the end of the model: the loss, and the output if it is asked for."""
         batch = self._current()
         if self._loss is not None and batch.targets:
-            loss = as_whole(self._loss(output, batch.targets[microbatch]))
-            weight = batch.loss_weights[microbatch]
-            if self._is_training:
-                stage.add_root(microbatch, loss, weight * batch.gradient_scale)
-            if weight:
-                # A mean over nothing is no number, and counts for nothing.
-                self._results.losses.append((_keep_loss(loss), weight))
+            self._take_loss(stage, microbatch, self._loss(output, batch.targets[microbatch]))
         if batch.keeps_outputs:
             self._results.outputs[microbatch] = map_tensors(torch.Tensor.detach, output)
+
+    def _take_loss(self, stage: Stage, microbatch: int, loss: torch.Tensor | None) -> None:
+        batch = self._current()
+        weight = batch.loss_weights[microbatch]
+        if loss is None:
+            if self._is_training:
+                raise PipelineError(
+                    "the loss function gave None; there is nothing to train for (a model that "
+                    "makes its own loss wants its labels)"
+                )
+            return
+        loss = as_whole(loss)
+        if self._is_training:
+            stage.add_root(microbatch, loss, weight * batch.gradient_scale)
+        if weight:
+            # A mean over nothing is no number, and counts for nothing.
+            self._results.losses.append((_keep_loss(loss), weight))
 
     def _bind_backward(
         self,

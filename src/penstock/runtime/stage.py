@@ -1,16 +1,18 @@
 """One stage of the model at work: its module, and what it holds for each microbatch in flight."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from penstock.errors import PipelineError
+from penstock.errors import BoundaryError, PipelineError
+from penstock.ir.dataflow import Routed
 from penstock.runtime.backward import (
     LayerCall,
     LayerRecorder,
@@ -44,7 +46,7 @@ class _Flight:
 
     inputs: list[list[torch.Tensor]]
     recording: Recording | None
-    edges: list[GradientEdge] = field(default_factory=list)
+    edges: list[list[GradientEdge]] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
 
 
@@ -160,19 +162,22 @@ class Stage:
     def _record(self) -> AbstractContextManager[Recording | None]:
         return nullcontext() if self._recorder is None else self._recorder.record()
 
-    def depart(self, microbatch: int, output: Any, copies: int) -> list[Packet]:
-        """Cut an output off from its graph, once per stage that it goes to.
+    def depart(self, microbatch: int, output: Any, parts: Sequence[int]) -> list[Packet]:
+        """Cut an output off from its graph, once per part of the model that it goes to.
 
-        Several stages get copies, for one of them may write to what another still reads.
+        A tensor that goes to several of them is copied, for one of them may write to what another
+        still reads.
         """
-        structure, tensors = take_local_parts(*flatten(output))
+        trees = [take_local_parts(*flatten(tree)) for tree in _share_out(output, parts)]
         if microbatch in self._flights:
-            edges = [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
-            self._flights[microbatch].edges = edges
-        cut = torch.Tensor.detach if copies == 1 else _copy
+            self._flights[microbatch].edges = [
+                [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+                for _, tensors in trees
+            ]
+        uses = Counter(id(tensor) for _, tensors in trees for tensor in tensors)
         return [
-            Packet(structure, [cut(t).requires_grad_(t.requires_grad) for t in tensors])
-            for _ in range(copies)
+            Packet(structure, [_cut(tensor, uses[id(tensor)]) for tensor in tensors])
+            for structure, tensors in trees
         ]
 
     def add_root(self, microbatch: int, loss: torch.Tensor, weight: float) -> None:
@@ -237,8 +242,21 @@ def _constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.T
     return torch.tensor(value, dtype=dtype, device=device)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+def _share_out(output: Any, parts: Sequence[int]) -> list[Any]:
+    """What goes to each part: what was made for it, or the whole output."""
+    if not isinstance(output, Routed):
+        return [output] * len(parts)
+    if set(output.values) != set(parts):
+        raise BoundaryError(
+            f"a stage that feeds the parts {sorted(parts)} has made values for "
+            f"{sorted(output.values)}; the dataflow and the stage belong to different splits"
+        )
+    return [output.values[part] for part in parts]
+
+
+def _cut(tensor: torch.Tensor, uses: int) -> torch.Tensor:
+    cut = tensor.detach() if uses == 1 else tensor.detach().clone()
+    return cut.requires_grad_(tensor.requires_grad)
 
 
 def _as_arguments(values: Sequence[Any]) -> list[Any]:
@@ -250,7 +268,12 @@ def _as_arguments(values: Sequence[Any]) -> list[Any]:
 
 
 def _join_roots(flight: _Flight, gradients: Sequence[Sequence[torch.Tensor]]) -> list[Root]:
-    """Where the backward starts: losses, and outputs with the sum of what came back for them."""
-    columns = zip(*gradients, strict=True)
-    sums = [reduce(torch.add, column) for column in columns]
-    return [*flight.roots, *zip(flight.edges, sums, strict=True)] if gradients else flight.roots
+    """Where the backward starts: losses, and outputs with what came back for them.
+
+    An output that went to several stages is there several times; autograd sums.
+    """
+    roots = flight.roots
+    if gradients:
+        for edges, column in zip(flight.edges, gradients, strict=True):
+            roots.extend(zip(edges, column, strict=True))
+    return roots

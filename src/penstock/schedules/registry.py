@@ -25,12 +25,16 @@ Generator: TypeAlias = Callable[[int, int, int], Schedule]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A named way to order work: its generator, its usual stages per rank, its other names."""
+    """A named way to order work: its generator, its usual stages per rank, its other names.
+
+    `copies` says how many copies of the model its stages are.
+    """
 
     name: str
     generate: Generator
     stages_per_rank: int
     aliases: tuple[str, ...] = ()
+    copies: int = 1
 
     @property
     def summary(self) -> str:
@@ -58,7 +62,7 @@ FAMILIES: dict[str, Family] = {
         Family("V-Half", v_half, 2, ("VHalf",)),
         Family("V-Min", v_min, 2, ("VMin",)),
         Family("DualPipeV", dualpipe_v, 2, ("ScheduleDualPipeV",)),
-        Family("DualPipe", dualpipe, 2),
+        Family("DualPipe", dualpipe, 2, copies=2),
     )
 }
 

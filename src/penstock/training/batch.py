@@ -47,6 +47,7 @@ def describe_batch(
     *,
     microbatches: int,
     is_training: bool,
+    needs_target: bool = True,
 ) -> BatchFacts:
     """What this rank was given; what is wrong with it is part of the answer, for all to know."""
     named = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
@@ -64,7 +65,7 @@ def describe_batch(
         shapes,
         sorted(kwargs),
         bool(args or kwargs),
-        target is not None,
+        target is not None or not needs_target,
         error,
     )
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from penstock.errors import PenstockError, PipelineError, SizeError
 from penstock.ir.actions import Kind
+from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.runtime.group_transport import GroupTransport
 from penstock.runtime.replica import replica_of
@@ -39,6 +40,7 @@ def gather_crew(
     modules: Modules,
     schedule: str | Schedule,
     *,
+    dataflow: Dataflow | None,
     microbatches: int,
     has_loss: bool,
     group: dist.ProcessGroup | None,
@@ -47,13 +49,13 @@ def gather_crew(
 ) -> Crew:
     """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
     if group is None:
-        source = _find_source(modules, schedule, None, ranks)
+        source = _find_source(modules, schedule, dataflow, None, ranks)
         found = source.training(microbatches)
         transport: Transport = LocalTransport(found.num_ranks)
         return Crew(source, found, transport, _own_stages(modules, found, transport.ranks))
     members = GroupTransport(group, device)
     try:
-        source = _find_source(modules, schedule, group, ranks)
+        source = _find_source(modules, schedule, dataflow, group, ranks)
         found = source.training(microbatches)
         stages = _own_stages(modules, found, members.ranks)
     except PenstockError as error:
@@ -83,6 +85,7 @@ def _raise_first(transport: Transport, error: PenstockError | None) -> None:
 def _find_source(
     modules: Modules,
     schedule: str | Schedule,
+    dataflow: Dataflow | None,
     group: dist.ProcessGroup | None,
     ranks: int | None,
 ) -> ScheduleSource:
@@ -96,7 +99,7 @@ def _find_source(
         num_ranks = default_ranks(schedule, num_stages) if ranks is None else ranks
     if isinstance(schedule, Schedule) and isinstance(modules, Mapping):
         num_stages = schedule.num_stages
-    return ScheduleSource(schedule, num_stages, num_ranks)
+    return ScheduleSource(schedule, num_stages, num_ranks, dataflow)
 
 
 def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> dict[int, Stage]:

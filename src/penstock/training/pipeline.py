@@ -12,11 +12,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.errors import PipelineError
 from penstock.ir.actions import Kind
+from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.runtime.clocks import clock_for
 from penstock.runtime.executor import (
     Around,
     Executor,
+    LossFunction,
     Microbatches,
     Recording,
     Results,
@@ -26,6 +28,7 @@ from penstock.runtime.faults import StepFailedError
 from penstock.runtime.microbatch import merge_outputs, split_batch
 from penstock.runtime.transport import LocalTransport
 from penstock.sim.timeline import Timeline
+from penstock.splitting.pipe import Pipe
 from penstock.training.batch import (
     accepted_keywords,
     describe_batch,
@@ -35,7 +38,9 @@ from penstock.training.batch import (
 from penstock.training.batch_agreement import BatchAgreement
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.crew import Modules, gather_crew
+from penstock.training.loss import takes_target, with_target
 from penstock.training.outcome import gather_outcome, raise_first_fault
+from penstock.training.programs import number_of_copies
 from penstock.training.recording import join_recordings
 from penstock.training.scaler import unscale
 from penstock.training.ties import TieKeeper, declared_ties, find_ties
@@ -74,12 +79,13 @@ class _Request:
 class Pipeline:
     """Trains the stages of a model in the order of a schedule.
 
-    `stages` are the modules of all stages in order, of which this process keeps its own, or a
-    mapping from stage to module with just those. `schedule` is the name of a family or a
+    `stages` is a `Pipe`, the modules of all stages in order, of which this process keeps its own,
+    or a mapping from stage to module with just those. `schedule` is the name of a family or a
     `Schedule`. With `group` (a process group, or one dimension of a device mesh) every process is
     one rank; without it, this process runs all `ranks`.
 
-    `loss(output, target)` gives the loss of a microbatch; `reduction` says how these make up that
+    `loss(output, target)` gives the loss of a microbatch, or `loss(output)` where the model makes
+    its own; `reduction` says how these make up that
     of the batch: a mean over rows, a sum, or a mean over what a function of the target counts.
     `around` maps a kind of action to a function that is called in its place, with the action and
     with what it would do. `merge` puts the microbatches' outputs together, one tensor of each at
@@ -89,11 +95,11 @@ class Pipeline:
 
     def __init__(
         self,
-        stages: Modules,
+        stages: Pipe | Modules,
         schedule: str | Schedule,
         *,
         microbatches: int,
-        loss: Callable[..., torch.Tensor] | None = None,
+        loss: LossFunction | None = None,
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | DeviceMesh | None = None,
         ranks: int | None = None,
@@ -103,15 +109,19 @@ class Pipeline:
         ties: Sequence[Sequence[str]] = (),
     ) -> None:
         self._microbatches = microbatches
-        self._loss = loss
+        self._loss = None if loss is None else with_target(loss)
+        self._needs_target = loss is None or takes_target(loss)
         self._reduction = reduction
         self._around = dict(around or {})
         self._merge = merge
         self._device = torch.device(device)
         process_group = group.get_group() if isinstance(group, DeviceMesh) else group
+        pipe = stages if isinstance(stages, Pipe) else None
+        modules = stages if not isinstance(stages, Pipe) else _all_stages(stages, schedule)
         crew = gather_crew(
-            stages,
+            modules,
             schedule,
+            dataflow=None if pipe is None else pipe.dataflow,
             microbatches=microbatches,
             has_loss=loss is not None,
             group=process_group,
@@ -122,8 +132,10 @@ class Pipeline:
         self._transport, self._stages = crew.transport, crew.stages
         self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
         self._agreement = BatchAgreement(self._transport, self._schedule, self._accepted.values())
+        self._has_own_names = pipe is not None
         self._parameters = tuple(self.parameters())
-        self._ties = self._keep_ties(stages, ties, process_group)
+        tied = ties if pipe is None else [*ties, *_ties_of(pipe)]
+        self._ties = self._keep_ties(modules, tied, process_group)
         self._programs: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
 
     def step(
@@ -178,20 +190,33 @@ class Pipeline:
         return {index: stage.module for index, stage in self._stages.items()}
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This process's parameters, once each, named as in `nn.Sequential` of all stages."""
-        return self._model().named_parameters()
+        """This process's parameters, once each.
+
+        Names are the model's own if it came as a `Pipe`, else as in `nn.Sequential` of all stages.
+        """
+        seen: set[nn.Parameter] = set()
+        for stage, name, parameter in self._held_parameters():
+            if parameter not in seen:
+                seen.add(parameter)
+                yield (name if self._has_own_names else f"{stage}.{name}"), parameter
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """This process's parameters, once each, for an optimizer."""
         return (parameter for _, parameter in self.named_parameters())
 
     def state_dict(self) -> dict[str, Any]:
-        """This process's parameters and buffers, named as in `nn.Sequential` of all stages."""
-        return dict(self._model().state_dict())
+        """This process's parameters and buffers, named as by `named_parameters`."""
+        return {
+            name if self._has_own_names else f"{stage}.{name}": value
+            for stage, module in self.modules.items()
+            for name, value in unwrap(module).state_dict().items()
+        }
 
-    def _model(self) -> nn.ModuleDict:
-        """The stages of this process as one module, without the wrappers of DDP and compile."""
-        return nn.ModuleDict({str(i): unwrap(m) for i, m in self.modules.items()})
+    def _held_parameters(self) -> Iterator[tuple[int, str, nn.Parameter]]:
+        """Stage, name in the stage and parameter, once per name."""
+        for stage, module in self.modules.items():
+            for name, parameter in unwrap(module).named_parameters(remove_duplicate=False):
+                yield stage, name, parameter
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> float:
         """Clip the gradients by the norm of the whole model's, and return that norm.
@@ -272,6 +297,7 @@ class Pipeline:
             request.target,
             microbatches=request.microbatches,
             is_training=request.is_training,
+            needs_target=self._needs_target,
         )
         values = (*request.args, *request.kwargs.values(), request.target)
         return self._agreement.agree(
@@ -299,7 +325,7 @@ class Pipeline:
         return Microbatches(
             args=list(zip(*columns, strict=True)) if columns else [()] * count,
             kwargs=split_keywords(request.kwargs, self._accepted, count),
-            targets=targets,
+            targets=targets or ([] if self._needs_target else [None] * count),
             loss_weights=weigh_losses(self._reduction, targets, rows),
             row_weights=weigh_rows(rows),
             gradient_scale=request.gradient_scale,
@@ -329,12 +355,25 @@ class Pipeline:
     def _keep_ties(
         self, stages: Modules, names: Sequence[Sequence[str]], group: dist.ProcessGroup | None
     ) -> TieKeeper | None:
-        """In one process a tied parameter is one object, and autograd sums by itself."""
+        """In one process a tied parameter is one object, unless sharding has made two of it."""
+        held = {f"{stage}.{name}": p for stage, name, p in self._held_parameters()}
         if group is None:
-            return None
+            alone = Placement.loop(1, self._schedule.num_stages)
+            ties = declared_ties(names, held, alone, 0)
+            return TieKeeper(ties, 0, [0]) if ties else None
         rank, placement = dist.get_rank(group), self._schedule.placement
-        ties = declared_ties(names, dict(self.named_parameters()), placement, rank)
+        ties = declared_ties(names, held, placement, rank)
         if not isinstance(stages, Mapping):
             known = {tie.parameter for tie in ties}
             ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
         return TieKeeper(ties, rank, dist.get_process_group_ranks(group)) if ties else None
+
+
+def _all_stages(pipe: Pipe, schedule: str | Schedule) -> tuple[nn.Module, ...]:
+    """The stages of a pipe, once per copy of the model that the schedule runs."""
+    return pipe.stages * number_of_copies(schedule)
+
+
+def _ties_of(pipe: Pipe) -> list[list[str]]:
+    """What a pipe knows to be one parameter, even where sharding has hidden that since."""
+    return [[f"{stage}.{name}" for stage, name in tie.places] for tie in pipe.ties]

@@ -6,12 +6,14 @@ from hashlib import sha256
 from penstock.assembly import build, lower
 from penstock.checks.report import check
 from penstock.errors import SizeError
+from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
+from penstock.passes.reroute import reroute
 from penstock.passes.thin import thin_out
 from penstock.schedules.forward_only import forward_only_on
 from penstock.schedules.registry import find_family
 
-__all__ = ["ScheduleSource", "default_ranks"]
+__all__ = ["ScheduleSource", "default_ranks", "number_of_copies"]
 
 
 def default_ranks(given: str | Schedule, num_stages: int) -> int:
@@ -21,25 +23,38 @@ def default_ranks(given: str | Schedule, num_stages: int) -> int:
     return max(1, num_stages // find_family(given).stages_per_rank)
 
 
+def number_of_copies(given: str | Schedule) -> int:
+    """How many copies of the model the stages of this schedule are."""
+    if isinstance(given, Schedule):
+        return max(given.dataflow.stream_of_stage) + 1
+    return find_family(given).copies
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleSource:
-    """Makes the schedule of a step, from a family or from a schedule that was given."""
+    """Makes the schedule of a step, from a family or from a schedule that was given.
+
+    `dataflow` is that between the parts of the model, where the model has one of its own.
+    """
 
     given: str | Schedule
     num_stages: int
     num_ranks: int
+    dataflow: Dataflow | None = None
 
     def training(self, microbatches: int) -> Schedule:
         """The schedule of a training step, checked but not lowered unless it was given so."""
         if isinstance(self.given, Schedule):
-            schedule = thin_out(self.given, microbatches)
+            schedule = self._rerouted(thin_out(self.given, microbatches))
             check(schedule)
         else:
-            schedule = build(
-                self.given,
-                ranks=self.num_ranks,
-                microbatches=microbatches,
-                stages_per_rank=self._stages_per_rank(),
+            schedule = self._rerouted(
+                build(
+                    self.given,
+                    ranks=self.num_ranks,
+                    microbatches=microbatches,
+                    stages_per_rank=self._stages_per_rank(),
+                )
             )
         if (schedule.num_stages, schedule.num_ranks) != (self.num_stages, self.num_ranks):
             raise SizeError(
@@ -47,6 +62,13 @@ class ScheduleSource:
                 f"but there are {self.num_stages} stages on {self.num_ranks}"
             )
         return schedule
+
+    def _rerouted(self, schedule: Schedule) -> Schedule:
+        """The schedule with the model's own dataflow, if it is for as many parts."""
+        flow, parts = self.dataflow, schedule.dataflow.parts
+        if flow is None or flow.num_stages != schedule.dataflow.num_parts:
+            return schedule
+        return schedule if schedule.dataflow == flow.with_parts(parts) else reroute(schedule, flow)
 
     def lowered(self, microbatches: int, *, is_training: bool) -> Schedule:
         """What a step runs, proven to finish; evaluation has the stages where training has."""

@@ -21,10 +21,15 @@ __all__ = ["Tie", "TieKeeper", "declared_ties", "find_ties"]
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """One parameter and the ranks whose stages use it."""
+    """One parameter and the ranks whose stages use it.
+
+    `others` are further parameters of this rank that are the same one: stages that are sharded
+    one by one have each its own shard of it.
+    """
 
     parameter: nn.Parameter
     ranks: tuple[int, ...]
+    others: tuple[nn.Parameter, ...] = ()
 
 
 def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[Tie]:
@@ -48,8 +53,7 @@ def declared_ties(
 ) -> list[Tie]:
     """Ties by the names of their parameters, such as ("0.embedding.weight", "3.head.weight").
 
-    `parameters` are those of this rank. On every rank the parameter must start with the same
-    values.
+    `parameters` are those of this rank, named in the same way.
     """
     ties = []
     for names in groups:
@@ -58,13 +62,15 @@ def declared_ties(
         if unknown := [name for name in own if name not in parameters]:
             raise ModelError(f"rank {rank} has no parameter {unknown[0]!r} to tie")
         ranks = tuple(sorted(set(holders.values())))
-        if not own or len(ranks) == 1:
+        if not own:
             continue
-        if any(parameters[name] is not parameters[own[0]] for name in own):
+        first, *others = dict.fromkeys(parameters[name] for name in own)
+        if not all(isinstance(parameter, DTensor) for parameter in (first, *others)) and others:
             raise ModelError(
                 f"rank {rank} has {own[0]!r} and {own[1]!r} as two parameters; make them one"
             )
-        ties.append(Tie(parameters[own[0]], ranks))
+        if others or len(ranks) > 1:
+            ties.append(Tie(first, ranks, tuple(others)))
     return ties
 
 
@@ -84,31 +90,33 @@ class TieKeeper:
         groups = {
             ranks: dist.new_group([members[r] for r in ranks], use_local_synchronization=True)
             for ranks in sorted({tie.ranks for tie in ties})
-            if rank in ranks
+            if rank in ranks and len(ranks) > 1
         }
-        self._ties = [(tie.parameter, groups[tie.ranks]) for tie in ties if rank in tie.ranks]
+        self._ties = [(tie, groups.get(tie.ranks)) for tie in ties if rank in tie.ranks]
+        for tie, shared in self._ties:
+            _start_with_one_value(tie, shared)
         self._before: dict[nn.Parameter, torch.Tensor] = {}
         self.counted_elsewhere = frozenset(
-            tie.parameter for tie in ties if rank in tie.ranks and rank != tie.ranks[0]
+            parameter
+            for tie, _ in self._ties
+            for parameter in (tie.others if rank == tie.ranks[0] else _places(tie))
         )
 
     def begin_step(self) -> None:
         """Put away what the gradients held before, so that only this step's part is summed."""
-        for parameter, _ in self._ties:
+        for parameter in (p for tie, _ in self._ties for p in _places(tie)):
             if parameter.grad is not None:
                 self._before[parameter] = parameter.grad
                 parameter.grad = None
 
     def end_step(self) -> None:
         """Sum this step's gradients over the ranks, and add what was there before."""
-        for parameter, group in self._ties:
-            if not parameter.requires_grad:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(_local(parameter.grad), group=group)
-            if parameter in self._before:
-                parameter.grad = self._before[parameter].add_(parameter.grad)
+        for tie, group in self._ties:
+            if tie.parameter.requires_grad:
+                _sum_gradients(tie, group)
+                for parameter in _places(tie):
+                    if parameter in self._before and parameter.grad is not None:
+                        parameter.grad = self._before[parameter].add_(parameter.grad)
         self._before.clear()
 
     def abandon_step(self) -> None:
@@ -118,7 +126,33 @@ class TieKeeper:
         self._before.clear()
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """The memory of a gradient on this rank."""
-    local: torch.Tensor = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def _places(tie: Tie) -> tuple[nn.Parameter, ...]:
+    return (tie.parameter, *tie.others)
+
+
+def _start_with_one_value(tie: Tie, group: dist.ProcessGroup | None) -> None:
+    """What is one parameter starts with one value: that of the first rank that holds it."""
+    value = _local(tie.parameter.detach())
+    if group is not None:
+        dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
+    for other in tie.others:
+        _local(other.detach()).copy_(value)
+
+
+def _sum_gradients(tie: Tie, group: dist.ProcessGroup | None) -> None:
+    if tie.parameter.grad is None:
+        tie.parameter.grad = torch.zeros_like(tie.parameter)
+    total = _local(tie.parameter.grad)
+    for other in tie.others:
+        if other.grad is not None:
+            total.add_(_local(other.grad))
+    if group is not None:
+        dist.all_reduce(total, group=group)
+    for other in tie.others:
+        other.grad = tie.parameter.grad.clone()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a parameter or gradient on this rank."""
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local

@@ -1,0 +1,29 @@
+"""The same orders for a model whose parts feed one another in another way."""
+
+from dataclasses import replace
+
+from penstock.errors import SizeError
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.schedule import Schedule
+
+__all__ = ["reroute"]
+
+
+def reroute(schedule: Schedule, dataflow: Dataflow) -> Schedule:
+    """The schedule of a chain, for a model with this dataflow between its parts.
+
+    An order in which every part runs after the one before it suits any dataflow from lower to
+    higher parts.
+
+    >>> chain = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"], ["2F0", "2B0"]])
+    >>> reroute(chain, Dataflow(3, [(0, 1), (1, 2), (0, 2)])).dataflow.edges
+    ((0, 1), (0, 2), (1, 2))
+    """
+    parts = schedule.dataflow.parts
+    if dataflow.num_stages != schedule.dataflow.num_parts or schedule.has_communication:
+        raise SizeError(
+            f"a schedule without communication for {dataflow.num_stages} parts of a model can "
+            f"take their dataflow (parts: {schedule.dataflow.num_parts}, communication: "
+            f"{'yes' if schedule.has_communication else 'no'})"
+        )
+    return replace(schedule, dataflow=dataflow.with_parts(parts))

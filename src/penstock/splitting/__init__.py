@@ -1,0 +1,1 @@
+"""From a model to stages: by layers, by marks, by tracing."""

@@ -1,0 +1,270 @@
+"""A stage of a model split by layers: the model's own code, with the layers of others left out."""
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from copy import copy, deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from penstock.splitting.by_layers.eager import leave_uncompiled, run_eagerly
+from penstock.splitting.by_layers.elsewhere import (
+    Elsewhere,
+    Held,
+    Sometimes,
+    adapt_stand_ins,
+    share_state,
+)
+from penstock.splitting.by_layers.inputs import parameter_names
+from penstock.splitting.by_layers.itinerary import Itinerary
+from penstock.splitting.by_layers.outline import Outline, outline_of, outline_tensor
+from penstock.splitting.by_layers.replay import Departure, Replay
+from penstock.splitting.by_layers.units import Unit, Units
+
+__all__ = ["FirstLayerStage", "LayerStage", "build_layer_stages"]
+
+
+class _Body(nn.Module):
+    """What the first and the other stages have in common: all but what they take in.
+
+    It has the model's parameters and buffers under the model's own names.
+    """
+
+    _root: nn.Module
+    _replay: Replay
+    _units: tuple[tuple[str, nn.Module], ...]
+    _is_watched: bool
+    _first: tuple[dict[str, nn.Parameter | None], str] | None
+    _built_as: torch.dtype | None
+    _now: tuple[torch.device, torch.dtype | None]
+
+    def __init__(
+        self, root: nn.Module, replay: Replay, units: Iterable[tuple[str, nn.Module]]
+    ) -> None:
+        super().__init__()
+        # The copy of the model is no child, which would change all names; it shares its dicts.
+        share_state(self, root)
+        vars(self).update(_root=root, _replay=replay, _units=tuple(units), _is_watched=False)
+        vars(self).update(
+            _first=_find_first(self), _built_as=None, _now=(torch.device("cpu"), None)
+        )
+        first = self._first_parameter()
+        if first is not None:
+            vars(self).update(_built_as=first.dtype, _now=(first.device, first.dtype))
+        self.training = root.training
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._is_watched:
+            self._watch()
+        self._root.training = self.training
+        try:
+            with run_eagerly(self) if self._replay.is_watched else nullcontext():
+                output = self._root(*args, **kwargs)
+        except Departure:
+            return self._replay.pack()
+        return self._replay.check_output(output)
+
+    def _watch(self) -> None:
+        """See what own units return; asked for late, so that it is what all other hooks leave."""
+        vars(self)["_is_watched"] = True
+        for path, module in self._units:
+            enter = leave_uncompiled(module, partial(_enter, self._replay, path))
+            leave = leave_uncompiled(module, partial(_leave, self._replay, path))
+            module.register_forward_pre_hook(enter, with_kwargs=True)
+            module.register_forward_hook(leave)
+
+    def _first_parameter(self) -> nn.Parameter | None:
+        """One of this stage's parameters, without a walk through all that is elsewhere."""
+        if self._first is None:
+            return None
+        parameters, name = self._first
+        return parameters.get(name)
+
+    def _find_device(self) -> torch.device:
+        """Where this stage is now; what stands for the tensors of others is there too."""
+        first = self._first_parameter()
+        if first is not None and (first.device, first.dtype) != self._now:
+            self._adapt(first.device, first.dtype)
+        return self._now[0]
+
+    def _adapt(self, device: torch.device, dtype: torch.dtype) -> None:
+        _, before = self._now
+        if before is not None and self._built_as is not None:
+            adapt_stand_ins([self._root, *self.modules()], device, {before: dtype})
+            self._replay.moved = device, {self._built_as: dtype}
+        vars(self).update(_now=(device, dtype))
+
+    def apply(self, fn: Callable[[nn.Module], object]) -> Self:
+        """Call a function with every module of this stage as the model has it, children first."""
+        for module in self.children():
+            module.apply(partial(_call_if_here, fn))
+        fn(self._root)
+        return self
+
+
+class FirstLayerStage(_Body):
+    """The first stage: takes what the model takes."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run this stage's part of the model's forward."""
+        with self._replay.running(self._find_device()):
+            self._replay.start(args, kwargs)
+            return self._run(args, kwargs)
+
+
+class LayerStage(_Body):
+    """Any other stage: takes what the stages that feed it have sent."""
+
+    def forward(self, *parcels: dict[str, Any]) -> Any:
+        """Run this stage's part of the model's forward."""
+        with self._replay.running(self._find_device()):
+            args, kwargs = self._replay.unpack(parcels)
+            return self._run(args, kwargs)
+
+
+def _find_first(
+    module: nn.Module,
+) -> tuple[dict[str, nn.Parameter | None], str] | None:
+    """Where the first parameter of a module is, whatever may be put there later."""
+    for inner in module.modules():
+        for name, parameter in inner._parameters.items():
+            if parameter is not None:
+                return inner._parameters, name
+    return None
+
+
+def _enter(replay: Replay, path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+    if replay.is_running:
+        replay.enter(path, (args, kwargs))
+
+
+def _leave(replay: Replay, path: str, _module: nn.Module, _args: Any, output: Any) -> None:
+    if replay.is_running:
+        replay.leave(path, output)
+
+
+def _call_if_here(function: Callable[[nn.Module], object], module: nn.Module) -> None:
+    if not isinstance(module, Elsewhere):
+        function(module)
+
+
+def build_layer_stages(
+    model: nn.Module, units: Units, itinerary: Itinerary
+) -> list[FirstLayerStage | LayerStage]:
+    """All stages; what is known of a unit everywhere is found out once."""
+    outlines = {unit.path: outline_of(unit.module, unit.path) for unit in units.units}
+    stages = range(itinerary.num_stages)
+    return [_build_stage(model, units, itinerary, outlines, index) for index in stages]
+
+
+def _build_stage(
+    model: nn.Module,
+    units: Units,
+    itinerary: Itinerary,
+    outlines: Mapping[str, Outline],
+    index: int,
+) -> FirstLayerStage | LayerStage:
+    """One stage: its own units, stand-ins for those of others, and copies of what is around."""
+    held = [unit for unit in units.units if index in itinerary.callers(unit.path)]
+    layers = [unit.path for unit in held if unit.layer is not None]
+    replay = Replay(index, itinerary, layers, parameter_names(model))
+    root = _Builder(units, itinerary, outlines, replay).clone("", model)
+    # A module that several stages call tells of its calls itself.
+    watched = [(u.path, u.module) for u in held if len(itinerary.callers(u.path)) == 1]
+    return (LayerStage if index else FirstLayerStage)(root, replay, watched)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Copies the containers of a model for one stage, a shared one once."""
+
+    units: Units
+    itinerary: Itinerary
+    outlines: Mapping[str, Outline]
+    replay: Replay
+    clones: dict[nn.Module, nn.Module] = field(default_factory=dict)
+
+    def clone(self, path: str, module: nn.Module) -> nn.Module:
+        """A container with the children that it has on this stage."""
+        if module in self.clones:
+            return self.clones[module]
+        made = self.clones[module] = copy(module)
+        for name in ("_parameters", "_buffers", "_modules"):
+            vars(made)[name] = dict(getattr(module, name))
+        vars(made)["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+        _run_by_itself(made, module)
+        self._place_parameters(path, made)
+        self._place_buffers(path, made)
+        for name, child in module._modules.items():
+            if child is not None:
+                made._modules[name] = self._place(f"{path}.{name}".lstrip("."), child)
+        return made
+
+    def _place(self, path: str, module: nn.Module) -> nn.Module:
+        unit = self.units.find(path)
+        if unit is not None:
+            return self._place_unit(unit)
+        container = self.units.find_container(path)
+        if container is not None:
+            return self.clone(container, module)
+        # It holds no state, so that every stage may have its own.
+        return deepcopy(module)
+
+    def _place_unit(self, unit: Unit) -> nn.Module:
+        if unit.module not in self.clones:
+            self.clones[unit.module] = self._make_unit(unit)
+        return self.clones[unit.module]
+
+    def _make_unit(self, unit: Unit) -> nn.Module:
+        callers = self.itinerary.callers(unit.path)
+        if self.replay.index not in callers:
+            outline = self.outlines[unit.path]
+            return Elsewhere(outline, unit.path, self.replay, held=self._held_parts(unit))
+        if len(callers) > 1:
+            return Sometimes(unit.module, unit.path, self.replay)
+        return unit.module
+
+    def _held_parts(self, unit: Unit) -> dict[str, Held]:
+        """What this stage uses of a unit that it does not call, by the names in the unit."""
+        held = self.itinerary.held_parts(self.replay.index, unit.path)
+        saved = unit.module.state_dict() if held else {}
+        state: dict[str, torch.Tensor] = {
+            **dict(unit.module.named_parameters(remove_duplicate=False)),
+            **dict(unit.module.named_buffers(remove_duplicate=False)),
+        }
+        return {name: Held(state[name], name in saved) for name in held}
+
+    def _place_parameters(self, path: str, made: nn.Module) -> None:
+        """Parameters of a container itself: held here, or an outline."""
+        for name, parameter in list(made._parameters.items()):
+            whole = f"{path}.{name}".lstrip(".")
+            if parameter is None or self.itinerary.holds_loose(self.replay.index, whole):
+                continue
+            del made._parameters[name]
+            vars(made)[name] = outline_tensor(parameter, whole)
+
+    def _place_buffers(self, path: str, made: nn.Module) -> None:
+        """Buffers of a container itself: every stage that may read one has it, and keeps it up."""
+        for name, buffer in list(made._buffers.items()):
+            whole = f"{path}.{name}".lstrip(".")
+            if buffer is None or self.itinerary.holds_loose(self.replay.index, whole):
+                continue
+            if self.replay.index in self.itinerary.written.get(whole, {self.replay.index}):
+                made._buffers[name] = buffer.detach().clone()
+            else:
+                del made._buffers[name]
+                vars(made)[name] = outline_tensor(buffer, whole)
+            if not self.itinerary.is_guessed:
+                made._non_persistent_buffers_set.add(name)
+
+
+def _run_by_itself(made: nn.Module, original: nn.Module) -> None:
+    """Let a copy run its own forward, where the original was given another one."""
+    vars(made).pop("_compiled_call_impl", None)
+    given = vars(original).get("forward")
+    if isinstance(given, MethodType) and given.__self__ is original:
+        vars(made)["forward"] = MethodType(given.__func__, made)

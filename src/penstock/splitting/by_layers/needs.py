@@ -1,0 +1,254 @@
+"""Runs a model once on an example, and sees which calls of its units depend on which values.
+
+Between units the model computes with plain tensors: masks, positions, sums. Every such tensor is
+followed back to the values that it came from: inputs of the model, parameters and buffers that are
+used outside of the calls of units, and what units returned.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from penstock.errors import ModelError
+from penstock.splitting.by_layers.eager import run_eagerly
+from penstock.splitting.by_layers.inputs import parameter_names
+from penstock.splitting.by_layers.leaks import Leaks, tensors_in, written_by
+from penstock.splitting.by_layers.notes import Value, describe, describe_inputs
+from penstock.splitting.by_layers.units import Units
+from penstock.splitting.untouched import untouched
+
+__all__ = ["Call", "Needs", "find_needs"]
+
+Sources = frozenset[Value]
+_NOTHING: Sources = frozenset()
+# Functions after which Python code may do one thing or another, as the values say; further ones
+# are known by what torch says of the operations that they are made of.
+_DECIDING = frozenset({torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__})
+_DECIDING_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a unit: its path and number, and the values that its arguments came from."""
+
+    path: str
+    number: int
+    uses: Sources
+
+
+@dataclass(slots=True)
+class Needs:
+    """What one run showed: the calls in order, and the values that other things came from.
+
+    A parameter or buffer that is used outside of the calls of units is a value of its own name;
+    `written` has those of the containers that were written to, with what was written. `bonds` has
+    units of which the second uses what is inside of the first, `outlines` the tree of the inputs
+    and the number of leaves of the output.
+    """
+
+    inputs: Sources = _NOTHING
+    calls: list[Call] = field(default_factory=list)
+    output: Sources = _NOTHING
+    decisions: Sources = _NOTHING
+    written: dict[str, Sources] = field(default_factory=dict)
+    bonds: frozenset[tuple[str, str]] = frozenset()
+    outlines: tuple[str, int] = ("", 0)
+
+
+def find_needs(
+    model: nn.Module, units: Units, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Needs:
+    """Run the model once without a graph; its buffers and the random numbers stay as they were."""
+    tracker = _Tracker(dict(_loose_tensors(model, units)))
+    is_meta = any(parameter.is_meta for parameter in model.parameters())
+    inputs = (args, dict(kwargs))
+    if is_meta:
+        inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), inputs)
+    tracker.learn_inputs(parameter_names(model), *inputs)
+    with ExitStack() as stack:
+        stack.enter_context(untouched([model]))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_unwarned())
+        stack.enter_context(run_eagerly(model))
+        for unit in units.units:
+            stack.callback(_watch(tracker, unit.path, unit.module))
+        stack.enter_context(tracker)
+        output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
+    tracker.finish(output)
+    return tracker.needs
+
+
+def _call_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return model(*args, **kwargs)
+    except (NotImplementedError, RuntimeError) as error:
+        raise ModelError(
+            "the model cannot be run with the example on the meta device, since what it does "
+            f"depends on values ({error}); leave out the example, or leave out of it what the "
+            "values are asked of"
+        ) from error
+
+
+def _loose_tensors(model: nn.Module, units: Units) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of containers and of units, by name; layers last, for what others share."""
+    for path in sorted(units.containers):
+        for name, tensor in _own_tensors(model.get_submodule(path)):
+            yield f"{path}.{name}".lstrip("."), tensor
+    for unit in sorted(units.units, key=lambda unit: unit.layer is not None):
+        for inner, module in unit.module.named_modules():
+            for name, tensor in _own_tensors(module):
+                yield ".".join(part for part in (unit.path, inner, name) if part), tensor
+
+
+def _own_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None:
+            yield name, tensor
+
+
+class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped upstream
+    """Notices operations whose result Python sees, or whose values say how large it is."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
+        self.is_one = False
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Do what is asked, and notice what it is."""
+        if _DECIDING_TAGS.intersection(func.tags):
+            self.is_one |= func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def _has_mask(indices: Any) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+class _Tracker(TorchFunctionMode):
+    """Follows tensors through everything that is computed outside of units."""
+
+    def __init__(self, loose: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.needs = Needs()
+        self._sources: MutableMapping[torch.Tensor, Sources] = WeakTensorKeyDictionary()
+        self._counts: Counter[str] = Counter()
+        self._inside: list[str] = []
+        self._decisions = _Decisions()
+        self._leaks = Leaks()
+        self._inputs_tree = ""
+        self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
+        for name, tensor in loose.items():
+            if tensor not in self._names:
+                self._names[tensor] = name
+                self._sources[tensor] = frozenset([Value(name, 0, "")])
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Do what is asked, and note what the result came from."""
+        if self._inside:
+            result = func(*args, **(kwargs or {}))
+            self._leaks.note_inside(self._inside[0], func, (*args, kwargs), result)
+            return result
+        with self._decisions:
+            result = func(*args, **(kwargs or {}))
+        self._leaks.note_outside((args, kwargs), result)
+        self._note(func, args, result, self.sources((args, kwargs)))
+        return result
+
+    def _note(self, func: Any, args: tuple[Any, ...], result: Any, found: Sources) -> None:
+        if func in _DECIDING or self._decisions.is_one:
+            self.needs.decisions |= found
+            self._leaks.refuse(args, "the model decides by")
+        self._decisions.is_one = False
+        for tensor in written_by(func, args):
+            if tensor in self._names:
+                name = self._names[tensor]
+                self.needs.written[name] = self.needs.written.get(name, _NOTHING) | found
+            self._mark_written(tensor, found)
+        for tensor in tensors_in(result):
+            self._sources[tensor] = found | self.sources(tensor)
+
+    def sources(self, tree: Any) -> Sources:
+        """The values that anything in a tree came from."""
+        found = _NOTHING
+        for tensor in tensors_in(tree):
+            found |= self._sources.get(tensor, _NOTHING)
+            if tensor._base is not None:
+                found |= self._sources.get(tensor._base, _NOTHING)
+        return found
+
+    def _mark_written(self, tensor: torch.Tensor, sources: Sources) -> None:
+        """What was written to a view is in what it is a view of, and so in its other views."""
+        for target in (tensor, tensor._base):
+            if target is not None:
+                self._sources[target] = self._sources.get(target, _NOTHING) | sources
+
+    def _learn(self, tensors: list[tuple[Value, torch.Tensor]]) -> None:
+        """Make every tensor a value of its own."""
+        for value, tensor in tensors:
+            self._sources[tensor] = frozenset([value])
+
+    def learn_inputs(self, names: list[str], args: Any, kwargs: Any) -> None:
+        """Make the inputs of the model values."""
+        entry, tensors = describe_inputs(names, args, kwargs)
+        self._inputs_tree = entry.tree
+        self.needs.inputs = frozenset(value for value, _ in tensors)
+        self._learn(tensors)
+
+    def enter(self, path: str, args: Any, kwargs: Any) -> None:
+        """A unit is called: note what its arguments came from, and do not look inside."""
+        if not self._inside:
+            self._leaks.refuse((args, kwargs), f"{path!r} gets")
+            self._leaks.enter((args, kwargs))
+            uses = self.sources((args, kwargs))
+            self.needs.calls.append(Call(path, self._counts[path], uses))
+        self._inside.append(path)
+
+    def leave(self, path: str, output: Any) -> None:
+        """A unit returns."""
+        self._inside.pop()
+        if not self._inside:
+            self._leaks.forgive(output)
+            self._learn(describe(path, self._counts[path], output)[1])
+            self._counts[path] += 1
+
+    def finish(self, output: Any) -> None:
+        """The model has returned."""
+        self._leaks.refuse(output, "the model returns")
+        self.needs.output = self.sources(output)
+        self.needs.bonds = frozenset(self._leaks.bonds)
+        self.needs.outlines = self._inputs_tree, len(tree_leaves(output))
+
+
+def _watch(tracker: _Tracker, path: str, module: nn.Module) -> Callable[[], None]:
+    before = module.register_forward_pre_hook(
+        lambda _module, args, kwargs: tracker.enter(path, args, kwargs), with_kwargs=True
+    )
+    after = module.register_forward_hook(lambda _module, _args, out: tracker.leave(path, out))
+
+    def stop() -> None:
+        before.remove()
+        after.remove()
+
+    return stop
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Checkpoints warn that there will be no gradients, which is as it should be here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="None of the inputs have requires_grad=True")
+        yield

@@ -1,0 +1,53 @@
+"""What is known of a module everywhere: what it is, and the shapes of what it holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.splitting.by_layers.standin import StandIn, stand_in
+
+__all__ = ["Outline", "outline_of", "outline_tensor"]
+
+# What a module that stands for another must not take from it: its state, and ways to run it.
+_STATE = frozenset(vars(nn.Module()))
+_WAYS_TO_RUN = frozenset({"forward", "_compiled_call_impl"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Outline:
+    """A module without its state: its class, its plain attributes, and its parts in outline.
+
+    Tensors are stand-ins, from which a stage makes its own.
+    """
+
+    kind: type[nn.Module]
+    attributes: Mapping[str, Any]
+    tensors: Mapping[str, StandIn | None]
+    parts: Mapping[str, "Outline"]
+    is_training: bool
+
+
+def outline_of(module: nn.Module, path: str) -> Outline:
+    """A module in outline; `path` is where its values are to be had."""
+    state = (*module._parameters.items(), *module._buffers.items())
+    return Outline(
+        type(module),
+        {k: v for k, v in vars(module).items() if k not in _STATE and k not in _WAYS_TO_RUN},
+        {name: outline_tensor(tensor, path) for name, tensor in state},
+        {
+            name: outline_of(child, f"{path}.{name}")
+            for name, child in module._modules.items()
+            if child is not None
+        },
+        module.training,
+    )
+
+
+def outline_tensor(tensor: torch.Tensor | None, path: str) -> StandIn | None:
+    """A stand-in for a parameter or buffer of another stage, if the module has it."""
+    if tensor is None:
+        return None
+    return stand_in(tensor.shape, tensor.dtype, tensor.device, path)

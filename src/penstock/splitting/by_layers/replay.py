@@ -1,0 +1,217 @@
+"""One run of the model's own forward on one stage.
+
+    stage 1 of 3:   embed_tokens   layers.0   layers.1   layers.2   layers.3   norm
+                    stand-in       received   runs       runs       stop
+
+Calls of units that earlier stages hold are answered from what these stages sent and noted. The
+first call of a unit that a later stage holds ends the run.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from penstock.errors import ModelError
+from penstock.ir.dataflow import Routed
+from penstock.splitting.by_layers.itinerary import Itinerary
+from penstock.splitting.by_layers.leaks import Leaks, LeakWatch
+from penstock.splitting.by_layers.notes import (
+    INPUTS,
+    Entry,
+    Value,
+    describe,
+    describe_inputs,
+    read_notes,
+    rebuild,
+    write_notes,
+)
+from penstock.splitting.by_layers.standin import ADVICE, StandIn
+
+__all__ = ["Departure", "Replay"]
+
+
+class Departure(BaseException):  # no error: the way out of the user's code
+    """Ends a run, through whatever the model's code would catch."""
+
+
+class Replay:
+    """What a stage knows while it runs the model's forward, and what it has to tell afterwards."""
+
+    def __init__(
+        self, index: int, itinerary: Itinerary, own: Sequence[str], inputs: Sequence[str]
+    ) -> None:
+        self.index = index
+        self.is_running = False
+        # Where the stage is and what its dtype has become, once it is not as it was built.
+        self.moved: tuple[torch.device, Mapping[torch.dtype, torch.dtype]] | None = None
+        self._itinerary = itinerary
+        self._own_layers = own
+        self._inputs = inputs
+        self._consumers = itinerary.dataflow().consumers(index)
+        self._stops: dict[Value, int | None] = {}
+        self._is_proven = not itinerary.is_guessed
+        self._clear()
+
+    def _clear(self) -> None:
+        self._calls: Counter[str] = Counter()
+        self._depth = 0
+        self._inside: str | None = None
+        self._leaks: Leaks | None = None
+        self._earlier = ""
+        self._answers: dict[tuple[str, int], Entry] = {}
+        self._received: dict[Value, torch.Tensor] = {}
+        self._outgoing: dict[int, dict[Value, torch.Tensor]] = {c: {} for c in self._consumers}
+        self._added: list[Entry] = []
+        self._device = torch.device("cpu")
+
+    @contextmanager
+    def running(self, device: torch.device) -> Iterator[None]:
+        """From the moment that the inputs are there to the parcels for the next stages."""
+        self.is_running, self._device = True, device
+        try:
+            with self._watch_first_run():
+                yield
+        finally:
+            self.is_running = False
+            self._clear()
+
+    def _watch_first_run(self) -> AbstractContextManager[object]:
+        """See once whether units keep to what they return; with an example, that is known."""
+        if self._is_proven:
+            return nullcontext()
+        self._is_proven, self._leaks = True, Leaks()
+        return LeakWatch(self._leaks, lambda: self._inside)
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether every operation of this run is looked at."""
+        return self._leaks is not None
+
+    def start(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """On the first stage: the model's inputs."""
+        self._note(*describe_inputs(self._inputs, args, kwargs))
+
+    def unpack(self, parcels: Sequence[dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """On any other stage: what came, and the model's inputs among it."""
+        for parcel in parcels:
+            entries, sent = read_notes(parcel["notes"])
+            self._received.update(zip(sent, parcel["values"], strict=True))
+            if entries:
+                self._earlier, self._answers = parcel["notes"], entries
+        for value, tensor in self._received.items():
+            self._forward(value, tensor)
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] = self._rebuild(INPUTS, 0)
+        return inputs
+
+    def answer(self, path: str) -> Any:
+        """What a unit that this stage does not hold returns."""
+        call = self._count(path)
+        if self._itinerary.stage(path, call) > self.index:
+            raise Departure
+        return self._rebuild(path, call)
+
+    def is_own_call(self, path: str) -> bool:
+        """Whether the next call of a unit that several stages hold is for this one to make."""
+        return bool(self._depth) or self._itinerary.stage(path, self._calls[path]) == self.index
+
+    def enter(self, path: str, given: Any) -> None:
+        """A unit of this stage is called; what it calls inside is its own business."""
+        if not self._depth and self._itinerary.stage(path, self._calls[path]) > self.index:
+            raise Departure
+        if not self._depth and self._leaks is not None:
+            self._inside = path
+            self._leaks.enter(given)
+        self._depth += 1
+
+    def leave(self, path: str, output: Any) -> None:
+        """Note what a unit of this stage returned."""
+        self._depth -= 1
+        if not self._depth:
+            self._inside = None
+            if self._leaks is not None:
+                self._leaks.forgive(output)
+            self._note(*describe(path, self._count(path), output))
+
+    def pack(self) -> Routed:
+        """A parcel for every stage that this one feeds."""
+        self._require_own_calls()
+        return Routed({stage: self._parcel(stage, sent) for stage, sent in self._outgoing.items()})
+
+    def _parcel(self, stage: int, sent: dict[Value, torch.Tensor]) -> dict[str, Any]:
+        for value, tensor in sent.items():
+            self._require_real(tensor, f"stage {stage} needs what {value.path!r} returns, but it")
+        if stage == self.index + 1:
+            notes = write_notes(self._earlier, tuple(self._added), tuple(sent))
+        else:
+            notes = write_notes("", (), tuple(sent))
+        return {"notes": notes, "values": list(sent.values())}
+
+    def check_output(self, output: Any) -> Any:
+        """The model's output, if it is that of the whole model and nothing in it is a stand-in."""
+        if self._consumers:
+            raise ModelError(
+                f"the model returned on stage {self.index}, before it called any module of stage "
+                f"{self.index + 1}; {ADVICE}"
+            )
+        leaves = tree_leaves(output)
+        for leaf in leaves:
+            self._require_real(leaf, "the model's output")
+        self._require_all_leaves(len(leaves))
+        if self._leaks is not None:
+            self._leaks.refuse(output, "the model returns")
+        return output
+
+    def _require_all_leaves(self, count: int) -> None:
+        tree, expected = self._itinerary.outlines
+        if self._answers and self._answers[INPUTS, 0].tree == tree and count != expected:
+            raise ModelError(
+                f"the model's output has {count} values, where that of the example had {expected};"
+                " what is collected while layers run, as by output_hidden_states, is not on one "
+                "stage, so leave it out"
+            )
+
+    def _require_real(self, tensor: object, what: str) -> None:
+        if isinstance(tensor, StandIn):
+            names = ", ".join(repr(name) for name in sorted(tensor.sources))
+            raise ModelError(
+                f"{what} depends on what {names} returned on an earlier stage, which was not sent "
+                f"to stage {self.index}; {ADVICE}"
+            )
+
+    def _require_own_calls(self) -> None:
+        missed = [path for path in self._own_layers if not self._calls[path]]
+        if missed:
+            raise ModelError(
+                f"stage {self.index} holds {missed[0]!r}, but a later stage's module was called "
+                f"before it; {ADVICE}"
+            )
+
+    def _count(self, path: str) -> int:
+        call = self._calls[path]
+        self._calls[path] += 1
+        return call
+
+    def _note(self, entry: Entry, tensors: list[tuple[Value, torch.Tensor]]) -> None:
+        self._added.append(entry)
+        for value, tensor in tensors:
+            self._forward(value, tensor)
+
+    def _forward(self, value: Value, tensor: torch.Tensor) -> None:
+        """Keep a value that is to be sent on; the model itself decides how long others live."""
+        if value not in self._stops:
+            self._stops[value] = self._itinerary.next_stop(value, self.index)
+        stop = self._stops[value]
+        if stop is not None:
+            self._outgoing[stop][value] = tensor
+
+    def _rebuild(self, path: str, call: int) -> Any:
+        if (path, call) not in self._answers:
+            raise ModelError(
+                f"{path!r} is called {call + 1} times on stage {self.index}, but was not on the "
+                f"stage that holds it; {ADVICE}"
+            )
+        return rebuild(self._answers[path, call], self._received, self._device)

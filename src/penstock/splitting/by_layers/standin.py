@@ -1,0 +1,119 @@
+"""Tensors that a stage does not have: their shape is known, their values are on another stage.
+
+A stage runs the model's own forward. What comes from layers of other stages and is not needed here
+is a stand-in: it has shape, dtype and device, so that code which asks for these goes on as usual,
+and whatever is computed from it is a stand-in again. Nothing can take it for a real value.
+"""
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from penstock.errors import ModelError
+
+__all__ = ["ADVICE", "StandIn", "stand_in"]
+
+
+class StandIn(torch.Tensor):
+    """A tensor without values; `sources` says which modules have them."""
+
+    outline: torch.Tensor
+    sources: frozenset[str]
+
+    @staticmethod
+    def __new__(
+        cls, outline: torch.Tensor, device: torch.device, sources: frozenset[str]
+    ) -> "StandIn":
+        """A stand-in of the shape of a tensor on the meta device, as if it were on `device`."""
+        made: StandIn = torch.Tensor._make_wrapper_subclass(
+            cls,
+            outline.shape,
+            strides=outline.stride(),
+            storage_offset=outline.storage_offset(),
+            dtype=outline.dtype,
+            device=device,
+        )
+        made.outline, made.sources = outline, sources
+        return made
+
+    def __repr__(self) -> str:  # type: ignore[override]  # a keyword of Tensor's own use
+        return (
+            f"StandIn({tuple(self.shape)}, {self.dtype}, from {', '.join(sorted(self.sources))})"
+        )
+
+    def tolist(self) -> Any:
+        """Refuse: there are no values."""
+        raise _missing("tolist", self.sources)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Refuse: there are no values."""
+        del force
+        raise _missing("numpy", self.sources)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]  # typed as a plain method upstream
+        cls, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Do on outlines what would be done on values."""
+        given = tree_leaves((args, kwargs or {}))
+        known = [leaf for leaf in given if isinstance(leaf, StandIn)]
+        sources = frozenset().union(*(leaf.sources for leaf in known))
+        _refuse_writing(func, args, sources)
+        owner = {id(leaf.outline): leaf for leaf in known}
+        device = next((leaf for leaf in given if isinstance(leaf, torch.device)), known[0].device)
+
+        def wrap(result: Any) -> Any:
+            if not isinstance(result, torch.Tensor):
+                return result
+            same = owner.get(id(result))
+            return StandIn(result, device, sources) if same is None else same
+
+        try:
+            result = func(*tree_map(_outline, args), **tree_map(_outline, kwargs or {}))
+        except (NotImplementedError, RuntimeError) as error:
+            raise _missing(str(func), sources) from error
+        return tree_map(wrap, result)
+
+
+ADVICE = "split with example=, so that what each stage needs is found out and sent to it"
+
+
+def stand_in(shape: Any, dtype: torch.dtype, device: torch.device, source: str) -> StandIn:
+    """A stand-in for what a module on another stage returned."""
+    return StandIn(torch.empty(shape, dtype=dtype, device="meta"), device, frozenset([source]))
+
+
+def _outline(value: Any) -> Any:
+    match value:
+        case StandIn():
+            return value.outline
+        case torch.Tensor():
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+        case torch.device():
+            return torch.device("meta")
+        case _:
+            return value
+
+
+def _refuse_writing(func: Any, args: tuple[Any, ...], sources: frozenset[str]) -> None:
+    """A real tensor that is written to would silently keep what it had."""
+    for argument, value in zip(func._schema.arguments, args, strict=False):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written and isinstance(value, torch.Tensor) and not isinstance(value, StandIn):
+            raise ModelError(
+                f"{func} writes what {_list(sources)} returned, which another stage has; {ADVICE}"
+            )
+
+
+def _missing(who: str, sources: frozenset[str]) -> ModelError:
+    return ModelError(
+        f"{who} needs the values of what {_list(sources)} returned, which another stage has; "
+        f"{ADVICE}"
+    )
+
+
+def _list(sources: frozenset[str]) -> str:
+    return ", ".join(map(repr, sorted(sources)))

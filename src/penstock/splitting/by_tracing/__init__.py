@@ -1,0 +1,1 @@
+"""Splitting by tracing: the model becomes one graph, which is cut."""

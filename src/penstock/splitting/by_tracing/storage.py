@@ -1,0 +1,81 @@
+"""Which nodes of a traced graph share memory, and where that memory is written to.
+
+Values that share memory cannot cross a cut one by one if it is written to behind the cut: the
+write to one would not be seen in the other. Then only the first of them crosses, and the others
+are made again from it, as views.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Storage", "find_storages", "is_write", "written_arguments"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Storage:
+    """The nodes that share one piece of memory, and those that write to it, in order."""
+
+    members: tuple[fx.Node, ...]
+    writers: tuple[fx.Node, ...]
+
+    @property
+    def base(self) -> fx.Node:
+        """The node that all others are made from."""
+        return self.members[0]
+
+
+def is_write(node: fx.Node) -> bool:
+    """Whether a node writes to memory that it was given."""
+    return any(True for _ in written_arguments(node))
+
+
+def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
+    """The arguments that a node writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return
+    for position, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value: Any = (
+                node.args[position]
+                if position < len(node.args)
+                else node.kwargs.get(argument.name)
+            )
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, fx.Node):
+                    yield one
+    yield from _running_statistics(node)
+
+
+def _running_statistics(node: fx.Node) -> Iterator[fx.Node]:
+    """Normalisation in training writes to its statistics, without its schema saying so."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in (torch.ops.aten.batch_norm, torch.ops.aten.instance_norm) and node.args[5]:
+        yield from (argument for argument in node.args[3:5] if isinstance(argument, fx.Node))
+
+
+def find_storages(graph: fx.Graph) -> dict[fx.Node, Storage]:
+    """For each node with memory that is written to, all that share it."""
+    members: dict[int, list[fx.Node]] = {}
+    writers: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        key = _memory(node)
+        if key is not None:
+            members.setdefault(key, []).append(node)
+        for written in written_arguments(node):
+            if (touched := _memory(written)) is not None:
+                writers.setdefault(touched, []).append(node)
+    storages = [Storage(tuple(members[key]), tuple(found)) for key, found in writers.items()]
+    return {node: storage for storage in storages for node in storage.members}
+
+
+def _memory(node: fx.Node) -> int | None:
+    value = node.meta.get("val")
+    if node.op == "output" or not isinstance(value, torch.Tensor):
+        return None
+    if value.layout is not torch.strided:
+        return None
+    return int(value.untyped_storage()._cdata)

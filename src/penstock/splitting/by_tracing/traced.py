@@ -1,0 +1,157 @@
+"""Splits a model by tracing it: at its marks, at module paths, by a policy, or by weight."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from penstock.errors import ArgumentError, ModelError, SizeError
+from penstock.splitting.by_tracing.capture import Capture, capture
+from penstock.splitting.by_tracing.capture_failure import suggest_layers
+from penstock.splitting.by_tracing.cut import Cut, cut_graph
+from penstock.splitting.by_tracing.entry import Entry
+from penstock.splitting.by_tracing.graph_pieces import (
+    GraphPiece,
+    estimate_work,
+    graph_pieces,
+    group_pieces,
+)
+from penstock.splitting.by_tracing.graph_stage import GraphStage, Program, check_names
+from penstock.splitting.by_tracing.holdings import hold
+from penstock.splitting.by_tracing.traced_graph import tensors_by_name
+from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
+from penstock.splitting.pipe import Pipe, check_complete
+
+__all__ = ["Policy", "make_stage", "split_into_pieces", "split_traced"]
+
+Policy: TypeAlias = Callable[[fx.GraphModule], fx.GraphModule]
+
+
+def split_traced(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    at: Mapping[str, SplitPoint] | Policy | None = None,
+    stages: int | Sequence[int] | None = None,
+    weigh: Callable[[GraphPiece], float] = estimate_work,
+    shared: Literal["replicate", "transmit"] = "replicate",
+    dynamic: bool = True,
+) -> Pipe:
+    """Trace a model with an example of its arguments, and cut it into stages.
+
+    Without `at` and `stages` it is cut at its calls of `pipe_split`. `at` says where to cut, by
+    paths of modules or by a function that puts marks into the traced graph; `stages` cuts so that
+    the heaviest stage is as light as can be, by what `weigh` gives for each piece of the graph,
+    or gives each stage so many pieces.
+
+    A parameter that several stages use is held by each of them (`shared="replicate"`), or by the
+    first, which sends it on (`"transmit"`). Batch and sequence sizes stay free if `dynamic`.
+    """
+    if at is not None and stages is not None:
+        raise ArgumentError(
+            "give either where to cut (`at`) or how many `stages` to make, not both"
+        )
+    if shared not in ("replicate", "transmit"):
+        raise ArgumentError(f"shared is 'replicate' or 'transmit' (got {shared!r})")
+    check_names(model)
+    paths = at if isinstance(at, Mapping) else {}
+    with mark_modules(model, paths):
+        traced = capture(model, args, kwargs or {}, dynamic=dynamic)
+    if callable(at):
+        at(traced.module)
+    match stages:
+        case None:
+            starts = _find_marks(traced)
+        case int():
+            starts = group_pieces(graph_pieces(traced, stages), weigh, stages)
+        case _:
+            starts = _deal_out(graph_pieces(traced, len(stages)), stages)
+    return _assemble(traced, cut_graph(traced, starts, shared=shared))
+
+
+def split_into_pieces(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], stages: int
+) -> tuple[tuple[str, ...], Pipe]:
+    """The pieces of which `split_traced` would make so many stages, each as a stage of its own.
+
+    Gives the module that each begins in, and the pipe, to be measured say.
+    """
+    check_names(model)
+    traced = capture(model, args, kwargs, dynamic=True)
+    pieces = graph_pieces(traced, stages)
+    cut = cut_graph(traced, [piece.start for piece in pieces[1:]], shared="replicate")
+    return tuple(piece.name for piece in pieces), _assemble(traced, cut)
+
+
+def _deal_out(pieces: Sequence[GraphPiece], sizes: Sequence[int]) -> list[fx.Node]:
+    """Where each stage but the first begins, if they get so many pieces each."""
+    if sum(sizes) != len(pieces) or min(sizes) < 1:
+        raise SizeError(
+            f"the sizes of the stages {list(sizes)} add up to {sum(sizes)}, but the traced model "
+            f"has {len(pieces)} pieces for {len(sizes)} stages, and every stage needs one"
+        )
+    return [pieces[first].start for first in accumulate(sizes[:-1])]
+
+
+def _find_marks(traced: Capture) -> list[fx.Node]:
+    marks = [node for node in traced.module.graph.nodes if is_mark(node)]
+    if not marks:
+        raise ModelError(
+            "the traced model has no mark to cut at; call pipe_split() in its forward, give "
+            f"module paths (`at`) or a number of `stages`, or {suggest_layers(traced.model)}"
+        )
+    return marks
+
+
+def _assemble(traced: Capture, cut: Cut) -> Pipe:
+    last = len(cut.graphs) - 1
+    modules = [
+        make_stage(
+            traced,
+            cut,
+            index,
+            traced.entry if index == 0 else None,
+            traced.output_spec if index == last else None,
+        )
+        for index in range(last + 1)
+    ]
+    check_complete(traced.model, modules)
+    return Pipe(tuple(modules), cut.dataflow)
+
+
+def make_stage(
+    traced: Capture,
+    cut: Cut,
+    index: int,
+    entry: Entry | None,
+    output_spec: pytree.TreeSpec | None,
+) -> GraphStage:
+    """The module of one stage; `entry` leads into its graph, `output_spec` is what it returns."""
+    graph = cut.graphs[index]
+    attributes = _own_attributes(traced, graph)
+    program = Program(
+        graph,
+        traced.device,
+        traced.device,
+        {n: x for n, x in attributes.items() if isinstance(x, torch.Tensor)},
+        entry,
+        output_spec,
+    )
+    stage = GraphStage(program)
+    hold(stage, cut.holdings, index)
+    for name, value in attributes.items():
+        if isinstance(value, nn.Module):
+            stage.add_module(name, value)
+    stage.training = traced.model.training
+    return stage
+
+
+def _own_attributes(traced: Capture, graph: fx.Graph) -> dict[str, Any]:
+    """What a graph uses that the model does not hold by a name: constants, and nested graphs."""
+    held = tensors_by_name(traced.model)
+    names = {str(n.target) for n in graph.nodes if n.op == "get_attr"} - held.keys()
+    return {name: getattr(traced.module, name) for name in sorted(names)}

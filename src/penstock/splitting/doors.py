@@ -1,0 +1,86 @@
+"""The one function that splits a model, whichever way it is asked to."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+from torch import nn
+
+from penstock.errors import ArgumentError
+from penstock.splitting.by_layers.layers import split_layers
+from penstock.splitting.by_tracing.traced import Policy, split_traced
+from penstock.splitting.marks import SplitPoint
+from penstock.splitting.pipe import Pipe
+
+__all__ = ["split"]
+
+
+def split(
+    model: nn.Module,
+    *,
+    stages: int | Sequence[int] | None = None,
+    layers: str | Sequence[str] | None = None,
+    at: Mapping[str, SplitPoint] | Sequence[int] | Policy | None = None,
+    example: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    shared: Literal["replicate", "transmit"] = "replicate",
+) -> Pipe:
+    """Cut a model into stages.
+
+    By layers, without tracing: `layers` names one or several lists of modules, and `stages` is
+    how many stages to make, or how many layers each of them gets. An example of the model's
+    arguments is needed only if layers take more than inputs and what the layer before returned.
+    `at` with numbers cuts an `nn.Sequential` before these positions.
+
+    By tracing, with an example: at calls of `pipe_split` in the model, at module paths (`at` with
+    `SplitPoint`s), where a function of the traced graph puts marks (`at`), or into so many
+    `stages` of about equal work, or of so many pieces each as `balance` finds. `shared` says what
+    becomes of a parameter that several of the stages use; see `split_traced`.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> [list(stage.state_dict()) for stage in split(model, at=[2]).stages]
+    [['0.weight', '0.bias'], ['2.weight', '2.bias']]
+    >>> split(model, stages=2, example=[torch.ones(3, 4)]).dataflow.edges
+    ((0, 1),)
+    """
+    args = None if example is None else tuple(example)
+    if isinstance(at, Sequence):
+        sizes = _sizes(model, at)
+        _refuse("at", stages=stages, layers=layers)
+        return split_layers(model, [""], sizes, args, example_kwargs)
+    if layers is not None:
+        _refuse("layers", at=at)
+        if stages is None:
+            raise ArgumentError("say how many stages to make of the layers: stages=4")
+        lists = [layers] if isinstance(layers, str) else list(layers)
+        return split_layers(model, lists, stages, args, example_kwargs)
+    if args is None and example_kwargs is None:
+        raise ArgumentError(
+            "give layers, the path of the model's list of layers, or an example of its arguments "
+            "to trace it with: split(model, layers='model.layers', stages=4) or "
+            "split(model, stages=4, example=[batch])"
+        )
+    return split_traced(model, args or (), example_kwargs, at=at, stages=stages, shared=shared)
+
+
+def _sizes(model: nn.Module, positions: Sequence[int]) -> list[int]:
+    """How many children of a Sequential lie between these positions."""
+    if not isinstance(model, nn.Sequential):
+        raise ArgumentError(
+            f"at with numbers cuts an nn.Sequential (got {type(model).__name__}); give layers, or "
+            "module paths with SplitPoint.BEGINNING or SplitPoint.END"
+        )
+    bounds = [0, *positions, len(model)]
+    if any(start >= end for start, end in pairwise(bounds)):
+        raise ArgumentError(
+            f"the positions {list(positions)} do not rise between 0 and {len(model)}, the length "
+            "of the Sequential"
+        )
+    return [end - start for start, end in pairwise(bounds)]
+
+
+def _refuse(given: str, **others: object) -> None:
+    for name, value in others.items():
+        if value is not None:
+            raise ArgumentError(f"{given} already says where to cut; leave out {name}")

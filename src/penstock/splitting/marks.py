@@ -1,0 +1,92 @@
+"""Marks in a model that say where one stage ends and the next one begins.
+
+A mark is a call of `pipe_split()` in the model's own code, or a module's path with the side of it
+that is meant. In a traced graph it is a node without inputs and outputs.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from penstock.errors import ModelError
+
+__all__ = ["SplitPoint", "find_module", "is_mark", "mark_modules", "pipe_split"]
+
+torch.library.define("penstock::pipe_split", "() -> ()")
+
+
+@torch.library.impl("penstock::pipe_split", "BackendSelect")
+def _do_nothing() -> None:
+    return None
+
+
+torch.library.register_fake("penstock::pipe_split", _do_nothing)
+_MARK = torch.ops.penstock.pipe_split.default
+# A node without outputs would be thrown away as dead code otherwise.
+fx.node.has_side_effect(_MARK)
+
+# The same mark, for models that were written with torch's own.
+_MARKS_OF_TORCH = ("pippy._pipe_split.default", "pippy._pipe_split")
+
+
+class SplitPoint(Enum):
+    """The side of a module on which to cut."""
+
+    BEGINNING = 1
+    END = 2
+
+
+def pipe_split() -> None:
+    """End a stage here; a call in a model's `forward` that does nothing until it is traced."""
+    _MARK()
+
+
+def is_mark(node: fx.Node) -> bool:
+    """Whether a node of a traced graph is a mark."""
+    if node.op != "call_function":
+        return False
+    is_ours = node.target in (_MARK, pipe_split, torch.ops.penstock.pipe_split)
+    name = getattr(node.target, "__name__", "")
+    return is_ours or str(node.target) in _MARKS_OF_TORCH or name == pipe_split.__name__
+
+
+def find_module(model: nn.Module, path: str) -> nn.Module:
+    """The module at a path, or an error that shows the path most like it."""
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+    if path in modules:
+        return modules[path]
+    near = difflib.get_close_matches(path, modules, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ModelError(f"the model has no module {path!r}{hint}")
+
+
+@contextmanager
+def mark_modules(model: nn.Module, at: Mapping[str, SplitPoint]) -> Iterator[None]:
+    """Mark these modules, for as long as the model is being traced."""
+    handles = []
+    try:
+        for path, point in at.items():
+            module = find_module(model, path)
+            match point:
+                case SplitPoint.BEGINNING:
+                    handles.append(module.register_forward_pre_hook(_mark, prepend=True))
+                case SplitPoint.END:
+                    handles.append(module.register_forward_hook(_mark))
+                case _:
+                    raise ModelError(
+                        f"{path!r} is to be split at {point!r}; "
+                        "use SplitPoint.BEGINNING or SplitPoint.END"
+                    )
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mark(*_: Any) -> None:
+    pipe_split()

@@ -1,0 +1,190 @@
+"""A model cut into stage modules, with its dataflow: what every way of splitting gives.
+
+The first stage is called as the model is. Any other stage gets what each stage that feeds it has
+made, in their order; a tuple is several arguments. What a stage returns goes to all that it feeds,
+unless it is a `Routed` with something for each of them. The last stage returns what the model
+returns.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import ModelError
+from penstock.ir.dataflow import Dataflow, Routed
+
+__all__ = ["Pipe", "Tie", "check_complete"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """One parameter that is held in several places, as stage and name of each of them."""
+
+    places: tuple[tuple[int, str], ...]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages that hold it."""
+        return tuple(sorted({stage for stage, _ in self.places}))
+
+
+@dataclass(frozen=True, eq=False)
+class Pipe:
+    """A model cut into stages that run one after the other, or in a `Pipeline`.
+
+    Names of parameters and buffers are the model's own: the union of the stages' `state_dict` is
+    that of the model.
+    """
+
+    stages: tuple[nn.Module, ...]
+    dataflow: Dataflow
+    # Every parameter that has several names or stages, noted before anything replaces it.
+    shared: tuple[Tie, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shared = (Tie(tuple(places)) for places in self._places().values() if len(places) > 1)
+        object.__setattr__(self, "shared", tuple(shared))
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.stages)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages in this process, one after the other: what the model returns."""
+        return self._run(lambda value: value, args, kwargs)
+
+    def run_detached(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages with gradients cut between them, as they are on ranks of their own."""
+        return self._run(_detach, args, kwargs)
+
+    def _run(
+        self, cross: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        made: dict[tuple[int, int], Any] = {}
+        output: Any = None
+        for index, stage in enumerate(self.stages):
+            received = [made.pop((p, index)) for p in self.dataflow.producers(index)]
+            output = stage(*_as_arguments(received)) if index else stage(*args, **kwargs)
+            for consumer in self.dataflow.consumers(index):
+                value = output.values[consumer] if isinstance(output, Routed) else output
+                made[index, consumer] = cross(value)
+        return output
+
+    def with_stages(self, wrapped: Mapping[int, nn.Module]) -> "Pipe":
+        """This pipe with some stages replaced by what was put around them, say by DDP."""
+        stages = [wrapped.get(index, stage) for index, stage in enumerate(self.stages)]
+        pipe = Pipe(tuple(stages), self.dataflow)
+        object.__setattr__(pipe, "shared", self.shared)
+        return pipe
+
+    @property
+    def ties(self) -> tuple[Tie, ...]:
+        """The parameters that more than one stage holds."""
+        return tuple(tie for tie in self.shared if len(tie.stages) > 1)
+
+    def _places(self) -> dict[nn.Parameter, list[tuple[int, str]]]:
+        places: dict[nn.Parameter, list[tuple[int, str]]] = {}
+        for index, stage in enumerate(self.stages):
+            for name, parameter in stage.named_parameters(remove_duplicate=False):
+                places.setdefault(parameter, []).append((index, name))
+        return places
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every parameter once, by the name that it has in the model."""
+        return ((places[0][1], parameter) for parameter, places in self._places().items())
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Every parameter once."""
+        return iter(self._places())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all stages, by the model's own names."""
+        return {name: value for stage in self.stages for name, value in stage.state_dict().items()}
+
+    def to(self, device: torch.device | str) -> "Pipe":
+        """Move every stage; a pipe too large for one device is moved stage by stage instead."""
+        for stage in self.stages:
+            stage.to(device)
+        return self
+
+    def materialize(
+        self,
+        stages: Iterable[int],
+        device: torch.device | str,
+        initialize: Callable[[nn.Module], object],
+    ) -> None:
+        """Give memory to these stages of a model on the meta device, and fill it.
+
+        `initialize` is called with every module of theirs, children first, as by
+        `nn.Module.apply`: `reset_parameters`, or the model's own way to make its weights. What it
+        leaves out is to be loaded before the first step.
+        """
+        own = sorted(set(stages))
+        for index in own:
+            self.stages[index].to_empty(device=device)
+        self._share_again(own)
+        for index in own:
+            self.stages[index].apply(lambda module: _call_quietly(initialize, module))
+
+    def _share_again(self, own: Sequence[int]) -> None:
+        """Give what is one parameter one memory again."""
+        for tie in self.shared:
+            places = [(self.stages[stage], name) for stage, name in tie.places if stage in own]
+            if places:
+                parameter = places[0][0].get_parameter(places[0][1])
+                for stage, name in places[1:]:
+                    path, _, attribute = name.rpartition(".")
+                    setattr(stage.get_submodule(path), attribute, parameter)
+
+    def __str__(self) -> str:
+        lines = [f"{self.num_stages} stages"]
+        for index, stage in enumerate(self.stages):
+            parameters = list(stage.parameters())
+            count = sum(parameter.numel() for parameter in parameters)
+            size = sum(p.numel() * p.element_size() for p in parameters)
+            feeds = ", ".join(map(str, self.dataflow.consumers(index))) or "nothing"
+            lines.append(
+                f"{index:>3}  {count:>14,} parameters  {size / 2**20:>10,.1f} MiB  feeds {feeds}"
+            )
+        return "\n".join(lines)
+
+
+def _as_arguments(values: Iterable[Any]) -> list[Any]:
+    arguments: list[Any] = []
+    for value in values:
+        arguments.extend(value if isinstance(value, tuple) else (value,))
+    return arguments
+
+
+def _call_quietly(function: Callable[[nn.Module], object], module: nn.Module) -> None:
+    with torch.no_grad():
+        function(module)
+
+
+def _detach(value: Any) -> Any:
+    return torch.utils._pytree.tree_map_only(torch.Tensor, _cut, value)
+
+
+def _cut(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def check_complete(model: nn.Module, stages: Iterable[nn.Module]) -> None:
+    """Refuse a split that has lost a parameter or a buffer of the model, or has made one up."""
+    expected = dict(_state(model))
+    found: dict[str, torch.Tensor] = {}
+    for stage in stages:
+        found.update(_state(stage))
+    if lost := sorted(expected.keys() - found.keys()):
+        raise ModelError(f"no stage holds {', '.join(lost)}; every part of the model needs one")
+    if extra := sorted(found.keys() - expected.keys()):
+        raise ModelError(f"stages hold {', '.join(extra)}, which the model does not have")
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from ((name, value) for name, value in module.state_dict().items())
