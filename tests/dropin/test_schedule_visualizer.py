@@ -1,149 +1,152 @@
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.assembly import build, lower
+from penstock.dropin._actions import F, _Action, _ComputationType
+from penstock.dropin._lists import Order, Slots
+from penstock.dropin._orders import build_order
+from penstock.dropin._passes import defer_receives
 from penstock.dropin._schedule_visualizer import (
     OpKey,
+    StagesPerRankError,
     _ComputationTypeVisual,
     action_type_to_color_mapping,
     add_schedule_op_spacing,
     get_schedule_ops,
     visualize_schedule,
 )
-from penstock.errors import ScheduleError, ScheduleNameError, SizeError
-from penstock.ir.actions import Action, Kind, Overlap, Work
-from penstock.ir.text import parse_work
-from penstock.schedules.one_f_one_b import one_f_one_b
+from penstock.dropin.schedules import (
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+    _PipelineScheduleRuntime,
+)
+from penstock.errors import ArgumentError, ScheduleNameError, SizeError
 from penstock.schedules.registry import FAMILIES
-from penstock.schedules.v_shape import zbv
+from tests.dropin.incumbent import rank_of_stage, read_order
+from tests.strategies import FAMILY_NAMES
 
-SINGLE = [name for name, family in FAMILIES.items() if family.stages_per_rank == 1]
-MULTI = [name for name in FAMILIES if name not in SINGLE]
+torch_visualizer: Any = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
 
-
-def table(*lines: str) -> list[list[Work | None]]:
-    """Every rank's slots from a line of text each; a dot is an idle slot."""
-    cells = [line.replace(")", ")OVERLAP_F_B").split() for line in lines]
-    return [[None if cell == "." else parse_work(cell) for cell in row] for row in cells]
-
-
-def actions_of(entry: Work) -> tuple[Action, ...]:
-    return entry.actions if isinstance(entry, Overlap) else (entry,)
+SINGLE = [name for name in FAMILY_NAMES if FAMILIES[name].stages_per_rank == 1]
+MULTI = [name for name in FAMILY_NAMES if name not in SINGLE]
+TORCH_MULTI = [
+    *("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+]
 
 
-def width(entry: Work | None) -> int:
-    if entry is None:
-        return 1
-    return sum(2 if a.kind is Kind.FULL_BACKWARD else 1 for a in actions_of(entry))
+def texts(ops: list[Any]) -> list[list[str]]:
+    return [[str(slot) for slot in slots] for slots in ops]
 
 
-def spans(slots: list[list[Work | None]]) -> dict[str, tuple[int, int, int]]:
-    """By action, its rank and the slots in which it starts and ends."""
-    found = {}
-    for rank, row in enumerate(slots):
-        clock = 0
-        for entry in row:
-            for action in actions_of(entry) if entry is not None else ():
-                found[str(action)] = (rank, clock, clock + width(entry))
-            clock += width(entry)
-    return found
+def without_idle(ops: list[Slots]) -> list[list[_Action]]:
+    return [[slot for slot in slots if slot is not None] for slots in ops]
 
 
-def test_one_f_one_b_with_spacing() -> None:
-    ops = get_schedule_ops("1F1B", 4, 5, add_spacing=True)
-    assert ops == table(
-        "0F0 0F1 0F2 0F3  .   .   .   .   .   .   0B0   0F4  0B1  . 0B2 . 0B3 . 0B4",
-        " .  1F0 1F1 1F2  .   .   .   .  1B0   1F3   1B1 1F4  1B2  . 1B3 . 1B4 . .",
-        " .   .  2F0 2F1  .   .  2B0   2F2   2B1  2F3    2B2 2F4   2B3 . 2B4 . . . .",
-        " .   .   .  3F0 3B0   3F1   3B1   3F2   3B2 3F3   3B3   3F4 3B4 . . . . . .",
-    )
+@pytest.mark.parametrize("with_comms", [False, True])
+@pytest.mark.parametrize("name", TORCH_MULTI)
+def test_actions_are_those_of_torch(name: str, with_comms: bool) -> None:
+    for ranks, microbatches in ((1, 2), (2, 4), (3, 6), (4, 8)):
+        expected = torch_visualizer.get_schedule_ops(
+            schedule=name, pp_degree=ranks, num_microbatches=microbatches, with_comms=with_comms
+        )
+        found = get_schedule_ops(
+            schedule=name, pp_degree=ranks, num_microbatches=microbatches, with_comms=with_comms
+        )
+        assert texts(found) == texts(expected)
 
 
-def test_overlapped_pair_takes_the_slots_of_both() -> None:
-    spaced = add_schedule_op_spacing(table("0F0 (0F1;0B0) 0B1", "1F0 1B0 1F1 1B1"))
-    assert spaced == table(
-        "0F0  .   .   .   (0F1;0B0)   .   .   .  0B1",
-        " .  1F0 1B0       .  .  .   1F1 1B1      .  . ",
-    )
+@pytest.mark.parametrize("name", ["GPipe", "1F1B"])
+def test_schedules_of_one_stage_per_rank_are_shown_in_every_way(name: str) -> None:
+    """Torch shows only the plain list of these."""
+    schedule = build(name, ranks=3, microbatches=4)
+    compute = [[str(work) for work in order] for order in schedule.orders]
+    plain = get_schedule_ops(name, 3, 4)
+    assert texts(plain) == [[*order, f"{rank}REDUCE_GRAD"] for rank, order in enumerate(compute)]
+    assert without_idle(get_schedule_ops(name, 3, 4, add_spacing=True)) == plain
+    lowered = lower(schedule)
+    assert texts(get_schedule_ops(name, 3, 4, with_comms=True)) == texts(list(lowered.orders))
 
 
-def test_spacing_replaces_idle_slots_that_are_already_there() -> None:
-    order = table(". 0F0 . . 0B0", "1F0 . 1B0")
-    assert add_schedule_op_spacing(order) == table("0F0 . . . 0B0", ". 1F0 1B0 . .")
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_every_family_comes_plain_spaced_and_lowered(name: str) -> None:
+    schedule = build(name, ranks=4, microbatches=8)
+    plain = get_schedule_ops(name, 4, 8)
+    assert plain == list(build_order(name, 4, 8).values())
+    spaced = get_schedule_ops(name, 4, 8, add_spacing=True)
+    assert without_idle(spaced) == without_idle(plain)
+    lowered = get_schedule_ops(name, 4, 8, with_comms=True)
+    assert texts(lowered) == texts(list(lower(schedule).orders))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (4, 12)])
-def test_spaced_actions_stay_on_their_rank_and_start_after_what_they_need(
-    name: str, ranks: int, microbatches: int
-) -> None:
-    schedule = build(name, ranks=ranks, microbatches=microbatches)
-    ops = get_schedule_ops(name, ranks, microbatches, add_spacing=True)
-    plain = [[entry for entry in row if entry is not None] for row in ops]
-    assert plain == [list(order) for order in schedule.orders]
-    assert len({sum(map(width, row)) for row in ops}) == 1
-
-    found = spans(ops)
-    for text, (_, start, _) in found.items():
-        action = parse_work(text)
-        assert isinstance(action, Action)
-        for need in needs_of(action, found, schedule.dataflow.edges):
-            assert found[need][2] <= start
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZBVZeroBubble"])
+def test_late_receives_are_those_of_lowering(name: str) -> None:
+    early = get_schedule_ops(name, 2, 4, with_comms=True)
+    order = dict(enumerate(without_idle(early)))
+    holder = rank_of_stage(dict(enumerate(early)))
+    expected = list(defer_receives(order, holder.__getitem__).values())
+    assert get_schedule_ops(name, 2, 4, with_comms=True, defer_pp_recv=True) == expected
 
 
-def needs_of(
-    action: Action, found: dict[str, tuple[int, int, int]], edges: tuple[tuple[int, int], ...]
-) -> list[str]:
-    """What an action waits for, said once more and in another way than the library does."""
-    stage, microbatch = action.stage, action.microbatch
-    match action.kind:
-        case Kind.FORWARD:
-            return [f"{a}F{microbatch}" for a, b in edges if b == stage]
-        case Kind.BACKWARD_WEIGHT:
-            return [f"{stage}I{microbatch}"]
-        case _:
-            after = [f"{b}{kind}{microbatch}" for a, b in edges if a == stage for kind in "IB"]
-            return [f"{stage}F{microbatch}", *(text for text in after if text in found)]
+def test_late_receives_stand_right_before_their_use_on_the_last_rank() -> None:
+    ops = get_schedule_ops("Interleaved1F1B", 2, 4, with_comms=True, defer_pp_recv=True)
+    last = without_idle(ops)[1]
+    uses = {"RECV_F": "F", "RECV_B": "B"}
+    for receive, use in pairwise(last):
+        if (name := receive.computation_type.value) in uses:
+            expected = f"{receive.stage_index}{uses[name]}{receive.microbatch_index}"
+            assert str(use) == expected
 
 
-def test_deadlock_is_reported() -> None:
-    with pytest.raises(RuntimeError, match="deadlock"):
-        add_schedule_op_spacing(table("0F0 0B1 0F1 0B0", "1F0 1B0 1F1 1B1"))
-
-
-def test_missing_action_is_reported_with_who_needs_it() -> None:
-    with pytest.raises(ScheduleError, match="rank 1, position 0, 1F0"):
-        add_schedule_op_spacing(table("0F1 0B1", "1F0 1F1 1B1 1B0"))
-
-
-def test_nothing_to_space_stays_nothing() -> None:
-    assert add_schedule_op_spacing([]) == []
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_default_stages_per_rank_is_one_for_single_and_two_for_multi_schedules(name: str) -> None:
-    ops = get_schedule_ops(name, 4, 8)
-    stages = {
-        action.stage for row in ops for entry in row if entry for action in actions_of(entry)
-    }
-    assert len(stages) == (4 if name in SINGLE else 8)
-
-
-def test_schedule_can_be_given_by_torch_name_in_any_case_or_by_function() -> None:
-    expected = [list(order) for order in build("ZBV", ranks=2, microbatches=4).orders]
+def test_names_are_taken_in_any_case_and_classes_by_their_name() -> None:
+    expected = get_schedule_ops("ZBVZeroBubble", 2, 4)
     assert get_schedule_ops("zbvzerobubble", 2, 4) == expected
     assert get_schedule_ops("ScheduleZBVZeroBubble", 2, 4) == expected
-    assert get_schedule_ops(zbv, 2, 4) == expected
-    assert get_schedule_ops(one_f_one_b, 2, 4) == get_schedule_ops("1F1B", 2, 4)
+    assert get_schedule_ops(ScheduleZBVZeroBubble, 2, 4) == expected
 
 
-@pytest.mark.parametrize("defer", [False, True])
-def test_communication_is_that_of_lowering(defer: bool) -> None:
-    ops = get_schedule_ops("Interleaved1F1B", 2, 4, with_comms=True, defer_pp_recv=defer)
-    schedule = build("Interleaved1F1B", ranks=2, microbatches=4)
-    lowered = lower(schedule, receives="late" if defer else "early")
-    assert ops == [list(order) for order in lowered.orders]
+def test_class_derived_from_one_of_torchs_has_the_same_actions() -> None:
+    class Derived(ScheduleInterleaved1F1B):
+        """Under a name that nobody knows."""
+
+    assert get_schedule_ops(Derived, 2, 4) == get_schedule_ops("Interleaved1F1B", 2, 4)
+
+
+class SingleOfMine(ScheduleGPipe):
+    def _get_pipeline_order(self) -> Order:
+        assert (self._num_stages, self._n_microbatches) == (2, 1)
+        return read_order("0F0 . 0B0", "1F0 1B0")
+
+
+class MultiOfMine(_PipelineScheduleRuntime):
+    def __init__(self, stages: list[Any], n_microbatches: int) -> None:
+        super().__init__(stages=stages, n_microbatches=n_microbatches)
+        assert (self._num_stages, self.pp_group_size, n_microbatches) == (4, 2, 1)
+        self.pipeline_order = read_order("0F0 3F0 3B0 0B0", "1F0 2F0 2B0 1B0")
+
+
+class NothingOfMine(_PipelineScheduleRuntime):
+    """Sets no order."""
+
+
+def test_class_of_ones_own_is_made_with_stand_in_stages() -> None:
+    assert get_schedule_ops(SingleOfMine, 2, 1) == list(
+        read_order("0F0 . 0B0", "1F0 1B0").values()
+    )
+    assert get_schedule_ops(MultiOfMine, 2, 1, add_spacing=True) == list(
+        read_order("0F0 . . 3F0 3B0 . . . . 0B0", ". 1F0 2F0 . . . 2B0 1B0 . .").values()
+    )
+    lowered = get_schedule_ops(MultiOfMine, 2, 1, with_comms=True)
+    assert [len(slots) for slots in lowered] == [14, 14]
+    with pytest.raises(AssertionError, match="SingleOfMine takes exactly 1 stage per rank"):
+        get_schedule_ops(SingleOfMine, 2, 1, num_stages_per_rank=2)
+    with pytest.raises(ArgumentError, match="NothingOfMine sets no pipeline_order"):
+        get_schedule_ops(NothingOfMine, 2, 1)
+    with pytest.raises(ValueError, match="dict is no schedule"):
+        get_schedule_ops(dict, 2, 1)
 
 
 def test_spacing_and_communication_exclude_each_other() -> None:
@@ -153,13 +156,17 @@ def test_spacing_and_communication_exclude_each_other() -> None:
 
 @pytest.mark.parametrize("name", SINGLE)
 def test_single_stage_schedules_refuse_more_stages(name: str) -> None:
-    with pytest.raises(SizeError, match=r"exactly 1 stage per rank \(num_stages_per_rank: 2\)"):
+    message = r"exactly 1 stage per rank \(num_stages_per_rank: 2\)"
+    with pytest.raises(StagesPerRankError, match=message) as caught:
         get_schedule_ops(name, 4, 8, num_stages_per_rank=2)
+    assert isinstance(caught.value, AssertionError)
+    assert isinstance(caught.value, SizeError)
 
 
 @pytest.mark.parametrize("name", MULTI)
 def test_multi_stage_schedules_refuse_a_single_stage(name: str) -> None:
-    with pytest.raises(SizeError, match=r"at least 2 stages per rank \(num_stages_per_rank: 1\)"):
+    message = r"at least 2 stages per rank \(num_stages_per_rank: 1\)"
+    with pytest.raises(StagesPerRankError, match=message):
         get_schedule_ops(name, 4, 8, num_stages_per_rank=1)
 
 
@@ -169,26 +176,32 @@ def test_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_key_names_an_operation() -> None:
-    key = OpKey(stage_index=1, computation_type=Kind.FORWARD, microbatch_index=2)
-    assert key == (1, Kind.FORWARD, 2)
+    key = OpKey(stage_index=1, computation_type=F, microbatch_index=2)
+    assert key == (1, F, 2)
 
 
-def test_every_kind_has_a_colour_a_text_and_a_width() -> None:
-    assert list(action_type_to_color_mapping) == list(Kind)
-    widths = {kind: visual.width for kind, visual in action_type_to_color_mapping.items()}
-    assert widths == {kind: 2 if kind is Kind.FULL_BACKWARD else 1 for kind in Kind}
+def test_every_type_has_a_colour_a_text_and_a_width() -> None:
+    assert set(action_type_to_color_mapping) == set(_ComputationType)
+    theirs = torch_visualizer.action_type_to_color_mapping
+    for kind, visual in theirs.items():
+        assert action_type_to_color_mapping[_ComputationType(kind.value)].width == visual.width
     visual = _ComputationTypeVisual("blue")
     assert (visual.color, visual.text, visual.width) == ("blue", "", 1)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_every_schedule_can_be_drawn(name: str, tmp_path: Path) -> None:
     file = tmp_path / "schedule.png"
     visualize_schedule(get_schedule_ops(name, 2, 4, add_spacing=True), str(file))
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_lowered_schedule_can_be_drawn(tmp_path: Path) -> None:
-    file = tmp_path / "schedule.svg"
-    visualize_schedule(get_schedule_ops("ZBV", 2, 4, with_comms=True), str(file))
-    assert file.read_bytes().startswith(b"<?xml")
+def test_lowered_and_unspaced_schedules_can_be_drawn(tmp_path: Path) -> None:
+    for ops in (
+        get_schedule_ops("ZBVZeroBubble", 2, 4, with_comms=True),
+        get_schedule_ops("Interleaved1F1B", 2, 4),
+        add_schedule_op_spacing(get_schedule_ops("DualPipeV", 2, 4)),
+    ):
+        file = tmp_path / "schedule.svg"
+        visualize_schedule(ops, str(file))
+        assert file.read_bytes().startswith(b"<?xml")

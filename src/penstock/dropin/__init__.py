@@ -1,1 +1,82 @@
-"""The names and module paths of `torch.distributed.pipelining`, on top of Penstock."""
+"""The names and module paths of `torch.distributed.pipelining`, on top of Penstock.
+
+Three ways in: import from here; call `install()` before anything imports torch's package; or run a
+whole program with `python -m penstock.dropin`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.dropin._install import install, uninstall
+
+if TYPE_CHECKING:
+    from penstock.dropin._IR import Pipe, SplitPoint, pipe_split, pipeline
+    from penstock.dropin.schedules import (
+        Schedule1F1B,
+        ScheduleDualPipeV,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+        ScheduleLoopedBFS,
+        ScheduleZBVZeroBubble,
+        _ScheduleForwardOnly,
+    )
+    from penstock.dropin.stage import PipelineStage, build_stage
+
+# Loaded when first asked for: `python -m penstock.dropin` starts many processes that want none.
+_HOMES = {
+    "Pipe": "_IR",
+    "PipelineStage": "stage",
+    "Schedule1F1B": "schedules",
+    "ScheduleDualPipeV": "schedules",
+    "ScheduleGPipe": "schedules",
+    "ScheduleInterleaved1F1B": "schedules",
+    "ScheduleInterleavedZeroBubble": "schedules",
+    "ScheduleLoopedBFS": "schedules",
+    "ScheduleZBVZeroBubble": "schedules",
+    "SplitPoint": "_IR",
+    "_ScheduleForwardOnly": "schedules",
+    "build_stage": "stage",
+    "pipe_split": "_IR",
+    "pipeline": "_IR",
+}
+_SUBMODULES = frozenset(
+    {
+        "_IR",
+        "_backward",
+        "_debug",
+        "_schedule_visualizer",
+        "_unflatten",
+        "_utils",
+        "microbatch",
+        "schedules",
+        "stage",
+    }
+)
+
+__all__ = [
+    "Pipe",
+    "PipelineStage",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "SplitPoint",
+    "_ScheduleForwardOnly",
+    "build_stage",
+    "install",
+    "pipe_split",
+    "pipeline",
+    "uninstall",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in _SUBMODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,35 @@
+"""Orders as CSV files: one row per rank, one cell per action, an empty cell is an idle slot."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock.dropin._actions import ActionTextError, _Action
+from penstock.dropin._lists import Order
+
+__all__ = ["read_order", "write_order"]
+
+
+def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | str) -> None:
+    """Write an order, the ranks in the order of the mapping."""
+    with Path(filename).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(order.values())
+
+
+def read_order(filename: Path | str) -> Order:
+    """Read an order; row by row the ranks from 0 up. Empty lines at the end are no ranks."""
+    with Path(filename).open(newline="", encoding="utf-8") as file:
+        table = list(csv.reader(file))
+    while table and not table[-1]:
+        table.pop()
+    return {
+        rank: [_read_cell(cell, rank, at) for at, cell in enumerate(row)]
+        for rank, row in enumerate(table)
+    }
+
+
+def _read_cell(cell: str, rank: int, position: int) -> _Action | None:
+    try:
+        return _Action.from_str(cell)
+    except ActionTextError as error:
+        raise ActionTextError(f"rank {rank}, cell {position}: {error}") from error

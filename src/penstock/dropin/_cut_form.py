@@ -1,0 +1,236 @@
+"""A cut model in the form of torch's pipes: stages that return tuples, and a graph of calls.
+
+Penstock's own stages hand on what later stages need. Here a value goes straight from the stage
+that makes it to each stage that uses it, and an argument of the model enters where it is used:
+
+    x ---> submod_pp_0 ---> submod_pp_1 ---> submod_pp_2 ---> (output,)
+                   |                           ^  ^
+                   +---------------------------+  |
+    y --------------------------------------------+
+"""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter, Signature
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from penstock.dropin._submod_names import get_submod_name
+from penstock.ir.dataflow import Dataflow
+from penstock.splitting.by_tracing.capture import Capture
+from penstock.splitting.by_tracing.cut import Cut, route
+from penstock.splitting.by_tracing.entry import Entry, TracedInput
+from penstock.splitting.by_tracing.graph_stage import GraphStage
+from penstock.splitting.by_tracing.regions import OPEN_REGIONS
+from penstock.splitting.by_tracing.sizes import hint_of
+from penstock.splitting.by_tracing.storage import find_storages
+from penstock.splitting.by_tracing.traced import make_stage
+
+__all__ = ["CutForm", "give_form"]
+
+
+@dataclass(frozen=True, eq=False)
+class CutForm:
+    """The stages, and the graph that calls them."""
+
+    stages: tuple[GraphStage, ...]
+    graph: fx.Graph
+
+
+class _Value(NamedTuple):
+    """A node of the stage that makes it; without a stage, an argument of the model."""
+
+    stage: int | None
+    node: fx.Node
+
+
+class _Part:
+    """One stage: its graph, and the value that each of its inputs is."""
+
+    def __init__(self, index: int, graph: fx.Graph) -> None:
+        self.index = index
+        self.graph = graph
+        self.origins: dict[fx.Node, _Value] = {}
+        self.made: list[fx.Node] = []
+        self._copy_written_inputs()
+
+    def _copy_written_inputs(self) -> None:
+        """Write to copies: what is received is a leaf, and may be another stage's input too."""
+        written = find_storages(self.graph)
+        inputs = self.inputs
+        for node in [node for node in inputs if node in written]:
+            users = list(node.users)
+            with self.graph.inserting_after(inputs[-1]):
+                clone = self.graph.call_function(torch.ops.aten.clone.default, (node,))
+            for user in users:
+                user.replace_input_with(node, clone)
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        nodes = self.graph.find_nodes(op="placeholder")
+        return [node for node in nodes if node.target != OPEN_REGIONS]
+
+    @property
+    def output(self) -> fx.Node:
+        return self.graph.output_node()
+
+    @property
+    def takes_arguments(self) -> bool:
+        return any(self.origins[node].stage is None for node in self.inputs)
+
+    def find_value(self, node: fx.Node) -> _Value:
+        """What a node is: an input, handed on as it came, or something that is made here."""
+        return self.origins.get(node, _Value(self.index, node))
+
+    def find_sent(self, consumer: int) -> tuple[Any, ...]:
+        """What goes to another stage, or is the model's output."""
+        sent: Any = self.output.args[0]
+        if isinstance(sent, fx.Node) and sent.target is route:
+            consumers, payloads = cast(tuple[Any, Any], sent.args)
+            sent = payloads[consumers.index(consumer)]
+        return (sent,) if isinstance(sent, fx.Node) else tuple(sent)
+
+    def give_out(self, nodes: list[fx.Node]) -> None:
+        """Return these nodes, the only one as it is, and forget inputs that nobody uses then."""
+        output, self.made = self.output, nodes
+        (before,) = output.args
+        output.args = (nodes[0] if len(nodes) == 1 else tuple(nodes),)
+        if isinstance(before, fx.Node) and before.target is route:
+            self.graph.erase_node(before)
+        if self.index > 0:
+            self.forget_unused()
+
+    def forget_unused(self) -> None:
+        for node in self.inputs:
+            if not node.users:
+                self.graph.erase_node(node)
+
+    def put_arguments_last(self) -> None:
+        """Take what other stages send first, and arguments of the model, given by name, last."""
+        for node in self.inputs:
+            if self.origins[node].stage is None and node is not self.inputs[-1]:
+                self.inputs[-1].append(node)
+
+    def name_inputs(self) -> Entry:
+        """Take inputs also by their names, and of any size."""
+        inputs = self.inputs
+        names = [str(node.target) for node in inputs]
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        shapes = [tuple(map(hint_of, node.meta["val"].shape)) for node in inputs]
+        free = [
+            TracedInput(name, tuple(f"{name}_{d}" for d in range(len(shape))), shape)
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+        spec = pytree.tree_structure(((0,) * len(names), {}))
+        return Entry(Signature(parameters), spec, tuple(free), ())
+
+
+def give_form(
+    traced: Capture, cut: Cut, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> CutForm:
+    """The stages of a cut model, and the graph of their calls with arguments like these."""
+    parts = [_Part(index, graph) for index, graph in enumerate(cut.graphs)]
+    arguments = parts[0].inputs
+    _find_origins(parts, cut.dataflow)
+    results = [_find_result(parts[-1], leaf) for leaf in parts[-1].find_sent(len(parts))]
+    _go_straight(parts, results)
+    entries: list[Entry | None] = [None] * len(parts)
+    if _is_argument_elsewhere(parts, results):
+        parts[0].forget_unused()
+        for part in parts:
+            part.put_arguments_last()
+            if part.takes_arguments:
+                entries[part.index] = part.name_inputs()
+        start = _take_tensors(parts[0], arguments)
+    else:
+        entries[0] = traced.entry
+        start = _take_arguments(traced.entry.signature, args, kwargs)
+    stages = (make_stage(traced, cut, index, entry, None) for index, entry in enumerate(entries))
+    return CutForm(tuple(stages), _write_calls(start, parts, results))
+
+
+def _find_origins(parts: Sequence[_Part], dataflow: Dataflow) -> None:
+    parts[0].origins = {node: _Value(None, node) for node in parts[0].inputs}
+    for part in parts[1:]:
+        received = [
+            parts[producer].find_value(node)
+            for producer in dataflow.producers(part.index)
+            for node in parts[producer].find_sent(part.index)
+        ]
+        part.origins = dict(zip(part.inputs, received, strict=True))
+
+
+def _find_result(last: _Part, leaf: Any) -> Any:
+    """A leaf of the model's output: an argument, what the last stage returns, or a constant."""
+    if not isinstance(leaf, fx.Node):
+        return leaf
+    value = last.find_value(leaf)
+    return value if value.stage is None else _Value(last.index, leaf)
+
+
+def _go_straight(parts: Sequence[_Part], results: Sequence[Any]) -> None:
+    """Let each stage return what others use of what it has made, and nothing that passes by."""
+    returned = dict.fromkeys(value for value in results if isinstance(value, _Value))
+    parts[-1].give_out([value.node for value in returned if value.stage is not None])
+    wanted = {parts[-1].origins[node] for node in parts[-1].inputs}
+    for part in reversed(parts[:-1]):
+        part.give_out([n for n in part.graph.nodes if _Value(part.index, n) in wanted])
+        wanted |= {part.origins[node] for node in part.inputs}
+
+
+def _is_argument_elsewhere(parts: Sequence[_Part], results: Sequence[Any]) -> bool:
+    """Whether an argument of the model is used, or returned, by others than the first stage."""
+    is_returned = any(isinstance(value, _Value) and value.stage is None for value in results)
+    return is_returned or any(part.takes_arguments for part in parts[1:])
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """A graph with its inputs, those of them that are tensors, and the first stage's arguments."""
+
+    graph: fx.Graph
+    known: dict[_Value, fx.Node]
+    args: tuple[fx.Node, ...]
+    kwargs: dict[str, fx.Node]
+
+
+def _take_tensors(first: _Part, arguments: Sequence[fx.Node]) -> _Start:
+    """Begin with the tensors among the arguments of the model."""
+    graph = fx.Graph()
+    known = {_Value(None, node): graph.placeholder(str(node.target)) for node in arguments}
+    return _Start(graph, known, tuple(known[_Value(None, node)] for node in first.inputs), {})
+
+
+def _take_arguments(
+    signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> _Start:
+    """Begin with the arguments of the model, in the way in which they were given."""
+    graph = fx.Graph()
+    bound = signature.bind(*args, **kwargs)
+    names: list[str] = []
+    for parameter in signature.parameters.values():
+        rest = len(bound.args) - len(names)
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{number}" for number in range(rest)]
+        elif rest:
+            names.append(parameter.name)
+    positional = tuple(graph.placeholder(name) for name in names)
+    return _Start(graph, {}, positional, {name: graph.placeholder(name) for name in bound.kwargs})
+
+
+def _write_calls(start: _Start, parts: Sequence[_Part], results: Sequence[Any]) -> fx.Graph:
+    graph, known = start.graph, start.known
+    for part in parts:
+        received = tuple(known[part.origins[n]] for n in part.inputs) if part.index else start.args
+        kwargs: dict[str, Any] = {} if part.index else {**start.kwargs}
+        call = graph.call_module(get_submod_name(part.index), received, kwargs)
+        for number, node in enumerate(part.made):
+            is_alone = len(part.made) == 1
+            item = call if is_alone else graph.call_function(operator.getitem, (call, number))
+            known[_Value(part.index, node)] = item
+    graph.output(tuple(known[x] if isinstance(x, _Value) else x for x in results))
+    return graph

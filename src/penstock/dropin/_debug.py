@@ -1,0 +1,20 @@
+"""Short descriptions of arguments, for messages."""
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+__all__ = ["friendly_debug_info", "map_debug_info"]
+
+
+def friendly_debug_info(v: object) -> str:
+    """A value in a few words; a tensor without its content."""
+    if isinstance(v, torch.Tensor):
+        return f"Tensor({v.shape}, grad={v.requires_grad}, dtype={v.dtype})"
+    return str(v)
+
+
+def map_debug_info(a: Any) -> Any:
+    """The same lists, tuples and dicts with each value described."""
+    return tree_map(friendly_debug_info, a)

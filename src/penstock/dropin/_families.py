@@ -1,0 +1,186 @@
+"""Torch's schedules with several stages per rank, each with its order."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo import OptimizedModule
+
+from penstock.dropin._lists import Order, Slots
+from penstock.dropin._orders import (
+    add_bubbles,
+    dualpipe_v_order,
+    interleaved_one_f_one_b_order,
+    interleaved_zero_bubble_order,
+    looped_bfs_order,
+    zbv_order,
+)
+from penstock.dropin._schedule_runtime import _PipelineScheduleRuntime
+from penstock.dropin._stage_base import _PipelineStageBase
+from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.errors import ModelError, SizeError
+
+__all__ = [
+    "ScheduleDualPipeV",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "_check_torch_compile_compatibility",
+]
+
+
+class CompiledStageError(ModelError, RuntimeError):
+    """A schedule splits backwards, but a stage is compiled."""
+
+
+class _Family(_PipelineScheduleRuntime):
+    """A schedule whose order follows from the numbers of ranks, stages and microbatches."""
+
+    def __init__(
+        self,
+        stages: list[_PipelineStageBase],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
+        kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+    ) -> None:
+        self._check_stages(stages)
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads=scale_grads,
+            backward_requires_autograd=backward_requires_autograd,
+            defer_pp_recv=defer_pp_recv,
+        )
+        self.n_local_stages = len(stages)
+        self.num_stages = self._num_stages
+        self.number_of_rounds = max(1, n_microbatches // self.pp_group_size)
+        self.microbatches_per_round = n_microbatches // self.number_of_rounds
+        self.pipeline_order = self._build_order()
+        self._prepare_schedule_with_comms(self.pipeline_order)
+
+    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
+        """Refuse stages that this schedule cannot run."""
+
+    def _build_order(self) -> Order:
+        return {
+            rank: self._calculate_single_rank_operations(rank)
+            for rank in range(self.pp_group_size)
+        }
+
+    @abstractmethod
+    def _calculate_single_rank_operations(self, rank: int) -> Slots:
+        """One rank's order."""
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        return self.pp_group_size, self._n_microbatches, self.n_local_stages
+
+
+class ScheduleLoopedBFS(_Family):
+    """One stage after the other, all microbatches at once (https://arxiv.org/abs/2211.05953)."""
+
+    def __init__(
+        self,
+        stages: list[_PipelineStageBase],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+        defer_pp_recv: bool = False,
+        *,
+        args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
+        kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+    ) -> None:
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+            backward_requires_autograd,
+            defer_pp_recv,
+        )
+
+    def _calculate_single_rank_operations(self, rank: int) -> Slots:
+        return looped_bfs_order(rank, *self._sizes)
+
+
+class ScheduleInterleaved1F1B(_Family):
+    """1F1B over several stages per rank (https://arxiv.org/abs/2104.04473)."""
+
+    def _calculate_single_rank_operations(self, rank: int) -> Slots:
+        return interleaved_one_f_one_b_order(rank, *self._sizes)
+
+
+class ScheduleInterleavedZeroBubble(_Family):
+    """Interleaved 1F1B with weight work in its gaps (https://arxiv.org/abs/2401.10241)."""
+
+    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
+        _check_torch_compile_compatibility(stages, type(self).__name__)
+
+    def _build_order(self) -> Order:
+        self.pipeline_order = super()._build_order()
+        return self._add_bubbles_to_actions(self.n_local_stages * self.pp_group_size)
+
+    def _add_bubbles_to_actions(self, num_stages_global: int) -> Order:
+        """The order with idle slots where an action would come before what it needs."""
+        return add_bubbles(self.pipeline_order, num_stages_global)
+
+    def _calculate_single_rank_operations(self, rank: int) -> Slots:
+        return interleaved_zero_bubble_order(rank, *self._sizes)
+
+
+class ScheduleZBVZeroBubble(_Family):
+    """The zero-bubble V: two stages per rank (https://arxiv.org/abs/2401.10241, section 6)."""
+
+    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
+        _check_torch_compile_compatibility(stages, type(self).__name__)
+        _check_two(stages, "ZBV")
+
+    def _calculate_single_rank_operations(self, rank: int) -> Slots:
+        return zbv_order(rank, *self._sizes)
+
+
+class ScheduleDualPipeV(_Family):
+    """The V with overlapped forwards and backwards (https://arxiv.org/abs/2412.19437)."""
+
+    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
+        _check_torch_compile_compatibility(stages, type(self).__name__)
+        _check_two(stages, "DualPipeV")
+
+    def _calculate_single_rank_operations(self, rank: int) -> Slots:
+        return dualpipe_v_order(rank, *self._sizes)
+
+
+def _check_two(stages: Sequence[_PipelineStageBase], name: str) -> None:
+    if len(stages) != 2:
+        raise SizeError(f"{name} takes two stages per rank (got {len(stages)})")
+
+
+def _check_torch_compile_compatibility(
+    stages: Sequence[_PipelineStageBase], schedule_name: str
+) -> None:
+    """Refuse compiled stages for a schedule that splits backwards."""
+    for stage in stages:
+        # A stand-in has no module.
+        module: object = stage.submod
+        modules = module.modules() if isinstance(module, torch.nn.Module) else ()
+        if any(isinstance(part, OptimizedModule) for part in modules):
+            raise CompiledStageError(
+                f"{schedule_name} splits backwards, which a module compiled by torch.compile does "
+                "in one piece; use a schedule with whole backwards, such as Interleaved1F1B"
+            )

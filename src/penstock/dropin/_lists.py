@@ -1,0 +1,136 @@
+"""Orders as torch's users hold them, a list of actions per rank, as a `Schedule` and back.
+
+Such lists may be a piece of a schedule, leave ranks without work, and hold idle slots. So every
+rank gets one stage more than the model has, which nothing flows through: `num_stages` plus the
+rank. An idle slot is a RESHARD of that stage, and is read back as `None`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+
+from penstock.dropin._actions import _Action
+from penstock.dropin._columns import to_actions, to_rows
+from penstock.errors import ScheduleError
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.placement import Placement
+from penstock.ir.rows import Floats
+from penstock.ir.schedule import Schedule
+
+__all__ = [
+    "Order",
+    "OrderError",
+    "Slots",
+    "apply_to_rank",
+    "fill_slots",
+    "from_schedule",
+    "members",
+    "read_stage_ranks",
+    "to_schedule",
+]
+
+Slots: TypeAlias = list[_Action | None]
+Order: TypeAlias = dict[int, Slots]
+
+
+class OrderError(ScheduleError, AssertionError):
+    """An order breaks a rule; also an `AssertionError`, which torch's users expect here."""
+
+
+def members(action: _Action) -> tuple[_Action, ...]:
+    """The actions that run together in an overlap, or the action itself."""
+    return (action,) if action.sub_actions is None else action.sub_actions
+
+
+def read_stage_ranks(order: Mapping[int, Sequence[_Action | None]]) -> dict[int, int]:
+    """The rank that holds each stage, as the actions of an order say."""
+    holder: dict[int, int] = {}
+    for rank in sorted(order):
+        for position, action in enumerate(order[rank]):
+            for member in members(action) if action is not None else ():
+                other = holder.setdefault(member.stage_index, rank)
+                if other != rank:
+                    raise OrderError(
+                        f"rank {rank}, position {position}, {action}: stage "
+                        f"{member.stage_index} also runs on rank {other}; a stage lives on one"
+                    )
+    return dict(sorted(holder.items()))
+
+
+def to_schedule(
+    order: Mapping[int, Sequence[_Action | None]],
+    stage_to_rank: Callable[[int], int],
+    num_stages: int,
+) -> Schedule:
+    """The schedule of a chain of stages that has this order, with the ranks in rising order."""
+    number = {rank: place for place, rank in enumerate(sorted(order))}
+    holder = {stage: stage_to_rank(stage) for stage in range(num_stages)}
+    _check_places(order, holder)
+    rows = to_rows([order[rank] for rank in number], range(num_stages, num_stages + len(number)))
+    placement = Placement((*(number[rank] for rank in holder.values()), *number.values()))
+    edges = [(stage, stage + 1) for stage in range(num_stages - 1)]
+    dataflow = Dataflow(placement.num_stages, edges)
+    return Schedule(rows, placement, dataflow, int(rows.microbatch.max(initial=0)) + 1)
+
+
+def from_schedule(schedule: Schedule, ranks: Iterable[int]) -> dict[int, list[_Action]]:
+    """The lists of a schedule that `to_schedule` made or that a pass made of it, without idle."""
+    num_stages = schedule.num_stages - schedule.num_ranks
+    order = {}
+    for number, rank in enumerate(sorted(ranks)):
+        actions = to_actions(schedule.rows, number)
+        order[rank] = [action for action in actions if action.stage_index < num_stages]
+    return order
+
+
+def fill_slots(schedule: Schedule, start: Floats, ranks: Iterable[int]) -> Order:
+    """The lists of a schedule with each action in the slot in which it starts, `None` between."""
+    rows, num_stages = schedule.rows, schedule.num_stages - schedule.num_ranks
+    order: Order = {}
+    for number, rank in enumerate(sorted(ranks)):
+        here = slice(int(rows.first[number]), int(rows.first[number + 1]))
+        starts = start[here][~rows.joined[here]].astype(int).tolist()
+        slots: Slots = [None] * (starts[-1] + 1 if starts else 0)
+        for slot, action in zip(starts, to_actions(rows, number), strict=True):
+            if action.stage_index < num_stages:
+                slots[slot] = action
+        order[rank] = slots
+    return order
+
+
+def apply_to_rank(
+    change: Callable[[Schedule], Schedule], actions: Sequence[_Action | None]
+) -> list[_Action]:
+    """What a pass makes of one rank's list, seen alone; idle slots are dropped.
+
+    The stages are numbered anew without gaps, and read back, so that any may be missing.
+    """
+    rows = to_rows([actions])
+    if not len(rows):
+        return []
+    stages, number = np.unique(rows.stage, return_inverse=True)
+    schedule = Schedule(
+        replace(rows, stage=number.astype(np.int32)),
+        Placement((0,) * len(stages)),
+        Dataflow(len(stages), ()),
+        int(rows.microbatch.max()) + 1,
+    )
+    changed = change(schedule).rows
+    named = replace(changed, stage=stages[changed.stage])
+    return list(to_actions(named, 0))
+
+
+def _check_places(
+    order: Mapping[int, Sequence[_Action | None]], holder: Mapping[int, int]
+) -> None:
+    """Refuse stages that there are not, and stages that run where they do not live."""
+    for stage, rank in read_stage_ranks(order).items():
+        if stage not in holder:
+            raise OrderError(f"stage {stage} runs on rank {rank}, but there are {len(holder)}")
+        if holder[stage] != rank:
+            raise OrderError(f"stage {stage} runs on rank {rank}, but lives on {holder[stage]}")
+    for stage, rank in holder.items():
+        if rank not in order:
+            raise OrderError(f"stage {stage} lives on rank {rank}, which has no list here")

@@ -1,0 +1,95 @@
+"""Marks that stay on a model, and sequences that are cut after each of their modules."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import ArgumentError, ModelError
+from penstock.splitting.marks import SplitPoint, find_module, pipe_split
+
+__all__ = [
+    "PipeSequential",
+    "PipeSplitWrapper",
+    "_pipe_split",
+    "_split_after_forward",
+    "_split_before_forward",
+    "annotate_split_points",
+    "aten_pipe_split_alias",
+    "check_split_points",
+]
+
+# What a split policy puts into a traced graph.
+aten_pipe_split_alias = torch.ops.penstock.pipe_split.default
+_pipe_split = aten_pipe_split_alias
+
+
+class PipeSplitWrapper:
+    """Where `SplitPoint` once was."""
+
+    SplitPoint = SplitPoint
+
+
+class _NoSuchModuleError(ModelError, AttributeError):
+    """A path leads to no module; also an `AttributeError`, as in torch."""
+
+
+def _split_before_forward(*_: Any) -> None:
+    """Mark the place before a module runs."""
+    pipe_split()
+
+
+def _split_after_forward(*_: Any) -> None:
+    """Mark the place after a module has run."""
+    pipe_split()
+
+
+def check_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> None:
+    """Refuse marks on modules that do not exist, and on sides that modules do not have."""
+    for path, point in spec.items():
+        if not isinstance(point, SplitPoint):
+            raise ArgumentError(
+                f"{path!r} is to be split at {point!r}; use SplitPoint.BEGINNING or SplitPoint.END"
+            )
+        try:
+            find_module(mod, path)
+        except ModelError as error:
+            raise _NoSuchModuleError(str(error)) from error
+
+
+def annotate_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> None:
+    """Mark modules by their paths, for every trace of this model from now on.
+
+    `pipeline(..., split_spec=...)` marks them for its own trace only.
+    """
+    check_split_points(mod, spec)
+    for path, point in spec.items():
+        module = find_module(mod, path)
+        match point:
+            case SplitPoint.BEGINNING:
+                module.register_forward_pre_hook(_split_before_forward, prepend=True)
+            case SplitPoint.END:
+                module.register_forward_hook(_split_after_forward)
+
+
+class PipeSequential(nn.Sequential):
+    """A sequence whose every module is a stage.
+
+    >>> len(PipeSequential.from_sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    2
+    """
+
+    @staticmethod
+    def from_sequential(sequential_instance: nn.Sequential) -> "PipeSequential":
+        """The same modules, with the same parameters."""
+        return PipeSequential(*(copy.copy(module) for module in sequential_instance))
+
+    def forward(self, input: Any) -> Any:  # noqa: A002  # torch's name, given by keyword
+        """Run the modules, with a mark between each two of them."""
+        for number, module in enumerate(self):
+            if number:
+                pipe_split()
+            input = module(input)  # noqa: A001  # as above
+        return input

@@ -1,0 +1,194 @@
+"""Schedules with several stages per rank, run from an order of compute."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from penstock.dropin._action_runner import StepBatch
+from penstock.dropin._actions import _Action
+from penstock.dropin._csv import read_order, write_order
+from penstock.dropin._lists import Order
+from penstock.dropin._passes import lower_order
+from penstock.dropin._schedule_base import _PipelineContext, _PipelineSchedule
+from penstock.dropin._stage_base import _PipelineStageBase
+from penstock.dropin._utils import generate_stage_to_rank_mapping
+from penstock.dropin._validation import _validate_schedule
+from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.errors import ArgumentError, ScheduleError
+
+__all__ = ["Format", "PipelineScheduleMulti", "UnknownFormatError"]
+
+_logger = logging.getLogger(__name__)
+
+Format = Literal["compute_only", "compute_comms"]
+
+
+class UnknownFormatError(ArgumentError, NotImplementedError, AssertionError):
+    """An order has no such format; torch's users expect one of these errors here."""
+
+
+class SkippedStageError(ScheduleError, RuntimeError):
+    """A stage talks to one that is not next to it."""
+
+
+class PipelineScheduleMulti(_PipelineSchedule):
+    """A schedule with several stages per rank, run from `pipeline_order`.
+
+    Gradients are divided by the number of microbatches, for losses that are means; for losses
+    that are sums, set `scale_grads=False`.
+    """
+
+    def __init__(
+        self,
+        stages: list[_PipelineStageBase],
+        n_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
+        kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+        output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
+        use_full_backward: bool | None = None,
+        scale_grads: bool = True,
+        backward_requires_autograd: bool = True,
+    ) -> None:
+        super().__init__(
+            n_microbatches,
+            loss_fn,
+            args_chunk_spec,
+            kwargs_chunk_spec,
+            output_merge_spec,
+            scale_grads,
+        )
+        if use_full_backward is not None:
+            _logger.warning("use_full_backward has no effect any more; leave it out")
+        self._stages = stages
+        self._num_stages = stages[0].num_stages
+        self.pp_group_size = stages[0].group_size
+        self.rank = stages[0].group_rank
+        self._set_stage_mapping(
+            generate_stage_to_rank_mapping(self.pp_group_size, self._num_stages)
+        )
+        self._stages_forward_initialized = False
+        self._stages_backward_initialized = False
+        self._backward_requires_autograd = backward_requires_autograd
+        self.pipeline_order: Order = {}
+        # What the actions of this rank were made from, and what they became.
+        self._lowered: tuple[Order, list[_Action]] | None = None
+
+    def _set_stage_mapping(self, mapping: dict[int, int]) -> None:
+        self.stage_index_to_group_rank = mapping
+        for stage in self._stages:
+            stage.stage_index_to_group_rank = mapping
+
+    def _validate_and_set_stage_mapping(self, actions: Order) -> None:
+        """Make sure that an order can be run, and read from it which rank holds which stage."""
+        self._set_stage_mapping(
+            _validate_schedule(actions, self.pp_group_size, self._num_stages, self._n_microbatches)
+        )
+
+    def _dump_csv(self, filename: Path | str) -> None:
+        """Write the order to a file, one row per rank."""
+        write_order(self.pipeline_order, filename)
+
+    def _load_csv(self, filename: Path | str, format: Format = "compute_only") -> None:  # noqa: A002  # torch's name
+        """Read an order of compute from a file, and check it."""
+        if format != "compute_only":
+            raise UnknownFormatError(f'format is "compute_only" here (got {format!r})')
+        order = read_order(filename)
+        self._validate_and_set_stage_mapping(order)
+        self.pipeline_order = order
+
+    def _initialize_stages(
+        self,
+        args: Any,
+        kwargs: Any,
+        target: Any = None,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self._stages_forward_initialized, self._stages_backward_initialized = (
+            self._initialize_pp_stages(
+                self._stages,
+                args,
+                kwargs,
+                target,
+                self._stages_forward_initialized,
+                self._stages_backward_initialized,
+                loss_kwargs=loss_kwargs,
+            )
+        )
+        self._validate_adjacent_stage_communication()
+
+    def _validate_adjacent_stage_communication(self) -> None:
+        """Refuse values that skip stages."""
+        for stage in self._stages:
+            sources = {info.source for info in stage.args_recv_info.get(0, ())}
+            destinations = {to for stages in stage.act_send_info.values() for to in stages}
+            index = stage.stage_index
+            skipped = (sources - {index - 1, None}) | (destinations - {index + 1, None})
+            if skipped:
+                raise SkippedStageError(
+                    f"schedules of several stages per rank do adjacent-stage communication only, "
+                    f"but stage {index} talks to {sorted(map(str, skipped))}; pass the value "
+                    "through the stages between, or use a schedule of one stage per rank"
+                )
+
+    def step(
+        self,
+        *args: Any,
+        target: Any = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run one step on a whole batch; the outputs, on the rank of the last stage."""
+        if self._backward_requires_autograd:
+            self._check_grad_mode()
+        return self._run_step(
+            self._stages, args, kwargs, target, losses, return_outputs, loss_kwargs
+        )
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Run one step on microbatches."""
+        args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        target = None if target_mbs is None else target_mbs[0]
+        self._initialize_stages(args[0], kwargs[0], target, loss_kwargs)
+        self._run_actions(
+            self._stages,
+            self._find_actions(),
+            StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs),
+            context=_PipelineContext(self, args, kwargs, target_mbs, losses),
+            sends_may_wait=self._sends_may_wait(),
+        )
+        self._update_losses(self._stages, losses)
+
+    def _find_actions(self) -> Sequence[_Action]:
+        """What this rank runs; the order may have been set or changed at any time."""
+        if self._lowered is None or self._lowered[0] != self.pipeline_order:
+            order = {rank: list(actions) for rank, actions in self.pipeline_order.items()}
+            self._lowered = order, self._lower(order)[self.rank]
+        return self._lowered[1]
+
+    def _lower(self, order: Order, *, defer_pp_recv: bool = False) -> dict[int, list[_Action]]:
+        holder = self.stage_index_to_group_rank
+        return lower_order(
+            order,
+            holder.__getitem__,
+            self._num_stages,
+            self._n_microbatches,
+            defer_pp_recv=defer_pp_recv,
+        )
+
+    def _sends_may_wait(self) -> bool:
+        """Whether every message is received in the order in which it is sent."""
+        return True

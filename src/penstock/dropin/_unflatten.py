@@ -1,0 +1,87 @@
+"""Gives a flat graph the modules back that its operations come from."""
+
+import operator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from torch import fx
+
+__all__ = ["_outline_submodules"]
+
+
+def _outline_submodules(orig_graph: fx.Graph) -> fx.GraphModule:
+    """A graph module with a nested one for each module that the graph was traced through.
+
+    Modules keep their names; one that is entered again is `name@1`, `name@2` and so on. Parameters
+    and buffers stay at their names too, in the graph's own module.
+    """
+    held = {}
+    owner = orig_graph.owning_module
+    for node in orig_graph.find_nodes(op="get_attr"):
+        if owner is not None:
+            held[str(node.target)] = operator.attrgetter(str(node.target))(owner)
+    builder = _Level(0)
+    builder.fill(list(orig_graph.nodes))
+    builder.graph.lint()
+    return fx.GraphModule({**builder.modules, **held}, builder.graph)
+
+
+class _Level:
+    """One module of the nest: its graph, its children, and its node for each of the flat graph."""
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.graph = fx.Graph()
+        self.modules: dict[str, fx.GraphModule] = {}
+        self.made: dict[fx.Node, fx.Node] = {}
+
+    def fill(self, nodes: Sequence[fx.Node]) -> None:
+        """Copy nodes that are this module's own, and call children for the others."""
+        for name, run in groupby(nodes, lambda node: _child(node, self.depth)):
+            if name is None:
+                for node in run:
+                    self.made[node] = self.graph.node_copy(node, self.made.__getitem__)
+            else:
+                self._call(name, list(run))
+
+    def _call(self, name: str, nodes: list[fx.Node]) -> None:
+        inside = set(nodes)
+        inputs = list(dict.fromkeys(n for node in nodes for n in node.all_input_nodes))
+        inputs = [node for node in inputs if node not in inside]
+        outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+        again = sum(known.partition("@")[0] == name for known in self.modules)
+        target = f"{name}@{again}" if again else name
+        self.modules[target] = _make_child(self.depth + 1, nodes, inputs, outputs)
+        call = self.graph.call_module(target, tuple(self.made[node] for node in inputs))
+        for number, node in enumerate(outputs):
+            is_alone = len(outputs) == 1
+            item = call if is_alone else self.graph.call_function(operator.getitem, (call, number))
+            item.meta = dict(node.meta)
+            self.made[node] = item
+
+
+def _make_child(
+    depth: int, nodes: list[fx.Node], inputs: list[fx.Node], outputs: list[fx.Node]
+) -> fx.GraphModule:
+    child = _Level(depth)
+    for node in inputs:
+        child.made[node] = child.graph.placeholder(node.name)
+        child.made[node].meta = dict(node.meta)
+    child.fill(nodes)
+    made: list[Any] = [child.made[node] for node in outputs]
+    child.graph.output(made[0] if len(made) == 1 else tuple(made))
+    return fx.GraphModule({**child.modules}, child.graph)
+
+
+def _child(node: fx.Node, depth: int) -> str | None:
+    """The child that a node belongs to, seen from a module at a depth; None for its own nodes."""
+    if node.op in ("placeholder", "get_attr", "output"):
+        return None
+    path = max(_paths(node), key=len, default=())
+    return path[depth] if len(path) > depth else None
+
+
+def _paths(node: fx.Node) -> Iterator[tuple[str, ...]]:
+    for path, *_ in (node.meta.get("nn_module_stack") or {}).values():
+        yield tuple(atom for atom in str(path).split(".") if atom)

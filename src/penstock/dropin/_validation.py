@@ -1,0 +1,97 @@
+"""Is an order complete and sure to finish, and which rank holds which stage?"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from penstock.checks.complete import find_incomplete, find_misplaced
+from penstock.checks.deadlock import find_deadlock
+from penstock.checks.lowered import find_message_problems
+from penstock.checks.problem import Problem
+from penstock.dropin._actions import _Action
+from penstock.dropin._columns import to_rows
+from penstock.dropin._lists import OrderError, read_stage_ranks
+from penstock.errors import DeadlockError, ScheduleError
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.placement import Placement
+from penstock.ir.schedule import Schedule
+from penstock.sim.engine import simulate
+
+__all__ = ["_validate_schedule"]
+
+
+def _validate_schedule(
+    actions: Mapping[int, Sequence[_Action | None]],
+    pp_group_size: int,
+    num_stages: int,
+    num_microbatches: int,
+) -> dict[int, int]:
+    """The rank of every stage, after making sure that the order can be run.
+
+    Every stage runs every microbatch forward and backward once, in an order that finishes if
+    sends do not wait for their receives. What is wrong is an `AssertionError`.
+    """
+    _check_ranks(actions, pp_group_size)
+    holder = _read_stages(actions, num_stages)
+    try:
+        schedule = Schedule(
+            to_rows([actions[rank] for rank in range(pp_group_size)]),
+            Placement(tuple(holder.values())),
+            Dataflow.chain(num_stages),
+            num_microbatches,
+        )
+    except ScheduleError as error:
+        raise OrderError(str(error)) from error
+    if schedule.is_forward_only:
+        raise OrderError("no rank runs a backward; add B, or I and W, for every forward")
+    for problem in _find_problems(schedule):
+        note = "\n  (positions leave out idle slots)" if None in actions[problem.rank] else ""
+        raise OrderError(f"{problem}{note}")
+    return holder
+
+
+def _check_ranks(actions: Mapping[int, Sequence[_Action | None]], num_ranks: int) -> None:
+    if sorted(actions) != list(range(num_ranks)):
+        raise OrderError(
+            f"one list for each of {num_ranks} ranks, numbered from 0 (got {sorted(actions)})"
+        )
+    for rank in actions:
+        if not any(actions[rank]):
+            raise OrderError(f"rank {rank} runs nothing; give every rank a stage")
+        for position, action in enumerate(actions[rank]):
+            if action is not None and not isinstance(action, _Action):
+                raise OrderError(
+                    f"rank {rank}, position {position}: {action!r} is no action; "
+                    "_Action.from_str reads text"
+                )
+
+
+def _read_stages(
+    actions: Mapping[int, Sequence[_Action | None]], num_stages: int
+) -> dict[int, int]:
+    holder = read_stage_ranks(actions)
+    if list(holder) != list(range(num_stages)):
+        missing = sorted(set(range(num_stages)) - set(holder))
+        surplus = sorted(set(holder) - set(range(num_stages)))
+        raise OrderError(
+            f"the order names other stages than the {num_stages} that there are "
+            f"(missing: {missing}, unknown: {surplus})"
+        )
+    return holder
+
+
+def _find_problems(schedule: Schedule) -> Iterator[Problem]:
+    """What is wrong, each search relying on the ones before; the caller stops at the first."""
+    yield from find_misplaced(schedule)
+    yield from find_incomplete(schedule)
+    yield from find_message_problems(schedule)
+    for problem in find_deadlock(schedule):
+        # The search lets sends wait for their receives; torch's do not.
+        if problem.rule != "deadlock" or not _finishes_without_waiting_sends(schedule):
+            yield problem
+
+
+def _finishes_without_waiting_sends(schedule: Schedule) -> bool:
+    try:
+        simulate(schedule)
+    except DeadlockError:
+        return False
+    return True

@@ -1,0 +1,316 @@
+"""A batch into microbatches and back, leaf by leaf, as its chunk specs say.
+
+A spec is a tree like the arguments: `TensorChunkSpec(dim)` splits a leaf along a dimension,
+`_Replicate()` gives it whole to every microbatch, `_CustomReducer` says how outputs are merged.
+Without specs, tensors and block masks are split along dimension 0 and the rest is replicated.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from penstock.errors import BatchError
+from penstock.runtime.microbatch import share_out
+
+__all__ = [
+    "DEFAULT_CHUNK_DIM",
+    "MixedChunksError",
+    "TensorChunkSpec",
+    "_CustomReducer",
+    "_LossReducer",
+    "_Replicate",
+    "_split_block_mask",
+    "_split_tensor",
+    "merge_chunks",
+    "split_args_kwargs_into_chunks",
+    "sum_reducer",
+]
+
+DEFAULT_CHUNK_DIM = 0
+
+
+class MixedChunksError(BatchError, AssertionError):
+    """Chunks cannot be made or merged; also an `AssertionError`, which torch's users expect."""
+
+
+class TensorChunkSpec:
+    """Split along this dimension."""
+
+    split_dim: int
+
+    def __init__(self, split_dim: int) -> None:
+        self.split_dim = split_dim
+
+    def __repr__(self) -> str:
+        return f"TensorChunkSpec({self.split_dim})"
+
+    @staticmethod
+    def from_tuple(chunk_dims: tuple[int, ...]) -> Any:
+        """Specs for positional arguments, from their dimensions.
+
+        >>> TensorChunkSpec.from_tuple((0, 1))
+        (TensorChunkSpec(0), TensorChunkSpec(1))
+        """
+        return tree_map(TensorChunkSpec, chunk_dims)
+
+    @staticmethod
+    def from_dict(chunk_dims: dict[str, int]) -> Any:
+        """Specs for keyword arguments, from their dimensions."""
+        return tree_map(TensorChunkSpec, chunk_dims)
+
+
+class _Replicate:
+    """Give the whole value to every microbatch."""
+
+
+class _CustomReducer:
+    """Merge one output of all microbatches by a function of two values, from a first value on."""
+
+    def __init__(self, init_value: Any, reduce_fn: Callable[[Any, Any], Any]) -> None:
+        self.init_value = init_value
+        self.reduce_fn = reduce_fn
+
+
+class _LossReducer(_CustomReducer):
+    """Merge losses."""
+
+
+sum_reducer = _LossReducer(torch.tensor(0.0), operator.add)
+
+
+def split_args_kwargs_into_chunks(
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    chunks: int,
+    args_chunk_spec: tuple[Any, ...] | None = None,
+    kwargs_chunk_spec: dict[str, Any] | None = None,
+) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
+    """Split arguments into so many microbatches, or fewer where a tensor has not enough rows.
+
+    >>> split_args_kwargs_into_chunks((torch.arange(3), "a"), {}, 2)
+    ([(tensor([0, 1]), 'a'), (tensor([2]), 'a')], [{}, {}])
+    """
+    kwargs = kwargs or {}
+    positional = _pair_up(tuple(args), args_chunk_spec)
+    by_name = _pair_up(kwargs, kwargs_chunk_spec)
+    sizes = [_most_chunks(value, spec, chunks) for value, spec in (*positional, *by_name)]
+    num_chunks = min([chunks, *sizes])
+    return (
+        [tuple(chunk) for chunk in _split_tree(args, positional, num_chunks)],
+        _split_tree(kwargs, by_name, num_chunks),
+    )
+
+
+def _is_mask(value: object) -> bool:
+    return isinstance(value, BlockMask)
+
+
+def _pair_up(tree: Any, spec: Any) -> list[tuple[Any, Any]]:
+    """Each leaf of the arguments with its spec."""
+    leaves = tree_flatten(tree, is_leaf=_is_mask)[0]
+    if spec is None:
+        return [(leaf, _default_spec(leaf)) for leaf in leaves]
+    if isinstance(tree, Mapping) and set(tree) != set(spec):
+        raise MixedChunksError(
+            f"keyword arguments {sorted(tree)} and their chunk specs {sorted(spec)} differ; give "
+            "a spec for each, _Replicate() for what is not split"
+        )
+    # The order of a spec's names need not be that of the arguments.
+    ordered = {name: spec[name] for name in tree} if isinstance(tree, Mapping) else tuple(spec)
+    specs = tree_flatten(ordered)[0]
+    if len(specs) != len(leaves):
+        raise MixedChunksError(
+            f"{len(leaves)} values have {len(specs)} chunk specs; give one for each"
+        )
+    return list(zip(leaves, specs, strict=True))
+
+
+def _default_spec(value: object) -> TensorChunkSpec | _Replicate:
+    is_split = value.dim() > 0 if isinstance(value, torch.Tensor) else _is_mask(value)
+    return TensorChunkSpec(DEFAULT_CHUNK_DIM) if is_split else _Replicate()
+
+
+def _is_replicated(spec: object) -> bool:
+    return spec is _Replicate or isinstance(spec, _Replicate)
+
+
+def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
+    """Into how many chunks a value can be split, at most."""
+    if _is_replicated(spec):
+        return chunks
+    if isinstance(spec, TensorChunkSpec) and isinstance(value, torch.Tensor):
+        return value.size(spec.split_dim)
+    if isinstance(spec, TensorChunkSpec) and isinstance(value, BlockMask):
+        if spec.split_dim != 0:
+            raise MixedChunksError(
+                f"a block mask is split along dimension 0 (spec: {spec.split_dim})"
+            )
+        rows = value.kv_num_blocks.size(0)
+        return chunks if rows == 1 else rows
+    raise BatchError(
+        f"a value of type {type(value).__name__} has the chunk spec {spec!r}; tensors and block "
+        "masks take TensorChunkSpec, everything takes _Replicate()"
+    )
+
+
+def _split_tree(tree: Any, pairs: Sequence[tuple[Any, Any]], num_chunks: int) -> list[Any]:
+    structure = tree_flatten(tree, is_leaf=_is_mask)[1]
+    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
+    return [
+        tree_unflatten([column[number] for column in columns], structure)
+        for number in range(num_chunks)
+    ]
+
+
+def _split_leaf(value: Any, spec: Any, num_chunks: int) -> Sequence[Any]:
+    if _is_replicated(spec):
+        return [value] * num_chunks
+    if isinstance(value, BlockMask):
+        return _split_block_mask(value, num_chunks)
+    return _split_tensor(value, spec, num_chunks)
+
+
+def _split_tensor(
+    tensor: torch.Tensor, spec: TensorChunkSpec, num_chunks: int
+) -> Sequence[torch.Tensor]:
+    """Split a tensor into nearly equal views; one over a mesh keeps mesh and placements."""
+    rows = tensor.size(spec.split_dim)
+    if rows < num_chunks:
+        raise MixedChunksError(
+            f"a tensor of shape {tuple(tensor.shape)} has {rows} rows for {num_chunks} "
+            f"microbatches; use at most {rows}"
+        )
+    if isinstance(tensor, DTensor):
+        chunks = _split_parts(tensor, spec.split_dim, num_chunks)
+    else:
+        chunks = list(torch.tensor_split(tensor, num_chunks, spec.split_dim))
+    # A view of a leaf keeps no gradient of its own unless told.
+    if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
+        for chunk in chunks:
+            chunk.retain_grad()
+    return chunks
+
+
+def _split_parts(tensor: DTensor, dim: int, num_chunks: int) -> list[torch.Tensor]:
+    """Split each rank's part of a tensor over a mesh, without talking to the others."""
+    parts = torch.tensor_split(tensor.to_local(), num_chunks, dim)
+    rows = share_out(tensor.size(dim), num_chunks)
+    return [
+        _spread(part, tensor, _with_rows(tensor.shape, dim, count))
+        for part, count in zip(parts, rows, strict=True)
+    ]
+
+
+def _with_rows(shape: torch.Size, dim: int, rows: int) -> torch.Size:
+    sizes = list(shape)
+    sizes[dim] = rows
+    return torch.Size(sizes)
+
+
+def _spread(part: torch.Tensor, like: DTensor, shape: torch.Size) -> torch.Tensor:
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=like.stride()
+    )
+
+
+def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
+    """Split a block mask along its batch dimension; one that is broadcast is replicated."""
+    rows = block_mask.kv_num_blocks.size(0)
+    if rows == 1:
+        return [block_mask] * num_chunks
+    if rows < num_chunks:
+        raise MixedChunksError(f"a block mask has {rows} rows for {num_chunks} microbatches")
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
+    columns: dict[str, Any] = {
+        name: _split_blocks(getattr(block_mask, name), num_chunks) for name in names
+    }
+    starts = [0, *torch.tensor(share_out(rows, num_chunks)).cumsum(0).tolist()]
+    return [
+        BlockMask.from_kv_blocks(
+            **{name: columns[name][number] for name in names},
+            BLOCK_SIZE=block_mask.BLOCK_SIZE,
+            mask_mod=_shift_rows(block_mask.mask_mod, starts[number]),
+            seq_lengths=block_mask.seq_lengths,
+        )
+        for number in range(num_chunks)
+    ]
+
+
+def _split_blocks(blocks: torch.Tensor | None, num_chunks: int) -> Sequence[torch.Tensor | None]:
+    return [None] * num_chunks if blocks is None else torch.tensor_split(blocks, num_chunks)
+
+
+def _shift_rows(mask_mod: Callable[..., torch.Tensor], start: int) -> Callable[..., torch.Tensor]:
+    """The mask of a chunk whose first row is this one of the batch."""
+
+    def shifted(b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return mask_mod(b + torch.full_like(b, start), *rest)
+
+    return shifted
+
+
+def merge_chunks(chunks: list[Any], chunk_spec: Any) -> Any:
+    """Put the outputs of all microbatches together; without a spec, along dimension 0.
+
+    >>> merge_chunks([(torch.ones(2),), (torch.zeros(1),)], (TensorChunkSpec(0),))
+    (tensor([1., 1., 0.]),)
+    """
+    if chunk_spec is None:
+        leaves, structure = tree_flatten(chunks[0])
+        specs: list[Any] = [TensorChunkSpec(DEFAULT_CHUNK_DIM)] * len(leaves)
+    else:
+        specs, structure = tree_flatten(chunk_spec)
+    rows = [tree_flatten(chunk)[0] for chunk in chunks]
+    for number, row in enumerate(rows):
+        if len(row) != len(specs):
+            raise BatchError(
+                f"the output of microbatch {number} has {len(row)} values for {len(specs)} chunk "
+                "specs; give a spec for each"
+            )
+    columns = zip(*rows, strict=True)
+    return tree_unflatten(
+        [_merge_column(list(column), spec) for column, spec in zip(columns, specs, strict=True)],
+        structure,
+    )
+
+
+def _merge_column(values: list[Any], spec: Any) -> Any:
+    match spec:
+        case TensorChunkSpec():
+            return _concatenate(values, spec.split_dim)
+        case _CustomReducer():
+            total = spec.init_value
+            for value in values:
+                total = spec.reduce_fn(total, value)
+            return total
+        case _:
+            different = [value for value in values[1:] if value != values[0]]
+            if different:
+                raise MixedChunksError(
+                    f"an output that is not merged has the values {values[0]} and {different[0]}; "
+                    "give it a TensorChunkSpec or a _CustomReducer"
+                )
+            return values[0]
+
+
+def _concatenate(values: list[Any], dim: int) -> torch.Tensor:
+    spread = [value for value in values if isinstance(value, DTensor)]
+    if not spread:
+        return torch.cat(values, dim=dim)
+    if len(spread) < len(values):
+        raise MixedChunksError("chunks to merge are a mix of DTensors and plain tensors")
+    first = spread[0]
+    for number, value in enumerate(spread):
+        if value.placements != first.placements:
+            raise MixedChunksError(
+                f"placement mismatch between chunks 0 and {number}: {first.placements} and "
+                f"{value.placements}"
+            )
+    whole = torch.cat([value.to_local() for value in spread], dim=dim)
+    rows = sum(value.size(dim) for value in spread)
+    return _spread(whole, first, _with_rows(first.shape, dim, rows))

@@ -1,0 +1,143 @@
+"""The schedules under torch's names, and everything that its users import beside them."""
+
+from typing import Any
+
+import torch.distributed as dist
+
+from penstock.dropin._actions import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    OVERLAP_F_B,
+    RECV_B,
+    RECV_F,
+    REDUCE_GRAD,
+    RESHARD,
+    SEND_B,
+    SEND_F,
+    UNSHARD,
+    B,
+    F,
+    I,
+    W,
+    _Action,
+    _ComputationType,
+    _get_profiler_function_name,
+)
+from penstock.dropin._families import (
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    _check_torch_compile_compatibility,
+)
+from penstock.dropin._orders import _get_1f1b_rank_ops, _get_warmup_ops
+from penstock.dropin._p2p import _batch_p2p, _sorted_batch_p2p, _wait_batch_p2p
+from penstock.dropin._passes import (
+    _add_reduce_grad,
+    _add_send_recv,
+    _add_unshard_reshard,
+    _defer_recv_ops,
+    _merge_bw,
+    _requires_reduce_grad,
+)
+from penstock.dropin._schedule_base import (
+    _TARGET_CHUNK_SPEC,
+    _CustomFunctionProtocol,
+    _PipelineContext,
+    _PipelineSchedule,
+)
+from penstock.dropin._schedule_multi import PipelineScheduleMulti
+from penstock.dropin._schedule_runtime import _PipelineScheduleRuntime
+from penstock.dropin._schedule_single import (
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    _ScheduleForwardOnly,
+)
+from penstock.dropin._simulation import (
+    _dump_chrometrace,
+    _format_pipeline_order,
+    _simulate_comms_compute,
+)
+from penstock.dropin._validation import _validate_schedule
+from penstock.errors import ScheduleNameError
+
+__all__ = [
+    "BACKWARD_INPUT",
+    "BACKWARD_WEIGHT",
+    "FORWARD",
+    "FULL_BACKWARD",
+    "OVERLAP_F_B",
+    "RECV_B",
+    "RECV_F",
+    "REDUCE_GRAD",
+    "RESHARD",
+    "SEND_B",
+    "SEND_F",
+    "UNSHARD",
+    "_TARGET_CHUNK_SPEC",
+    "B",
+    "F",
+    "I",
+    "PipelineScheduleMulti",
+    "PipelineScheduleSingle",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
+    "ScheduleZBVZeroBubble",
+    "W",
+    "_Action",
+    "_ComputationType",
+    "_CustomFunctionProtocol",
+    "_PipelineContext",
+    "_PipelineSchedule",
+    "_PipelineScheduleRuntime",
+    "_ScheduleForwardOnly",
+    "_add_reduce_grad",
+    "_add_send_recv",
+    "_add_unshard_reshard",
+    "_batch_p2p",
+    "_check_torch_compile_compatibility",
+    "_defer_recv_ops",
+    "_dump_chrometrace",
+    "_format_pipeline_order",
+    "_get_1f1b_rank_ops",
+    "_get_profiler_function_name",
+    "_get_warmup_ops",
+    "_merge_bw",
+    "_requires_reduce_grad",
+    "_simulate_comms_compute",
+    "_sorted_batch_p2p",
+    "_validate_schedule",
+    "_wait_batch_p2p",
+    "dist",
+    "get_schedule_class",
+]
+
+_CLASSES: dict[str, type[Any]] = {
+    "1F1B": Schedule1F1B,
+    "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "GPipe": ScheduleGPipe,
+    "LoopedBFS": ScheduleLoopedBFS,
+    "InterleavedZeroBubble": ScheduleInterleavedZeroBubble,
+    "PipelineScheduleSingle": PipelineScheduleSingle,
+    "PipelineScheduleMulti": PipelineScheduleMulti,
+    "ZBVZeroBubble": ScheduleZBVZeroBubble,
+    "DualPipeV": ScheduleDualPipeV,
+}
+
+
+def get_schedule_class(schedule_name: str) -> type[Any]:
+    """The class of a schedule, by its name in capital or small letters."""
+    by_name = {name.lower(): _CLASSES[name] for name in _CLASSES}
+    if schedule_name.lower() not in by_name:
+        raise ScheduleNameError(
+            f"there is no schedule {schedule_name!r}; there are {', '.join(_CLASSES)}"
+        )
+    return by_name[schedule_name.lower()]

@@ -1,0 +1,265 @@
+"""Stages: around a module of the user's (`PipelineStage`), or cut from a traced model."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+from penstock.dropin._metadata import (
+    GetMeshCallback,
+    InferenceMode,
+    PipeliningMetadataError,
+    _MeshCache,
+    _StageMeta,
+    extract_tensor_metas,
+)
+from penstock.dropin._recv_info import _RecvInfo
+from penstock.dropin._stage_base import _PipelineStageBase
+from penstock.dropin._stage_traffic import as_tuple
+from penstock.dropin._utils import (
+    PipeInfo,
+    validate_and_normalize_to_tuple,
+    validate_static_arg_grad_correspondence,
+)
+
+__all__ = [
+    "PipelineStage",
+    "_PipelineStage",
+    "_PipelineStageBase",
+    "_RecvInfo",
+    "_normalize_model_output_as_tuple",
+    "build_stage",
+]
+
+# Runners of other people's import it from here.
+_normalize_model_output_as_tuple = as_tuple
+
+
+class PipelineStage(_PipelineStageBase):
+    """A stage around a module of the user's; stages form a chain.
+
+    What crosses its boundaries is learned in the first step, and again when it changes. What
+    `input_args` and the like tell of it is compared with that. Tensors over a mesh are put on the
+    mesh that `get_mesh` gives.
+    """
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        input_args: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+        output_args: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+        output_grads: torch.Tensor | tuple[torch.Tensor | None, ...] | None = None,
+        input_grads: torch.Tensor | tuple[torch.Tensor | None, ...] | None = None,
+        group: dist.ProcessGroup | None = None,
+        dw_builder: Callable[[], Callable[..., Any]] | None = None,
+        get_mesh: GetMeshCallback | None = None,
+    ) -> None:
+        super().__init__(submodule, stage_index, num_stages, device, group, dw_builder)
+        self._mesh_cache = _MeshCache(get_mesh_cb=get_mesh)
+        self._inference_mode: InferenceMode | None = None
+        inputs = validate_and_normalize_to_tuple(input_args)
+        outputs = validate_and_normalize_to_tuple(output_args)
+        in_grads = validate_and_normalize_to_tuple(input_grads, allow_none=True)
+        out_grads = validate_and_normalize_to_tuple(output_grads, allow_none=True)
+        self._user_meta = _StageMeta(
+            extract_tensor_metas(inputs),
+            extract_tensor_metas(outputs),
+            extract_tensor_metas(in_grads, allow_none=True),
+            extract_tensor_metas(out_grads, allow_none=True),
+        )
+        for tensors in (inputs, outputs, in_grads, out_grads):
+            self._mesh_cache.update_from_tensors(tensors or ())
+        if self._user_meta.has_dtensors():
+            for tensors, grads, is_input in (
+                (inputs, in_grads, True),
+                (outputs, out_grads, False),
+            ):
+                if tensors and grads:
+                    validate_static_arg_grad_correspondence(stage_index, tensors, grads, is_input)
+
+    def _prepare_forward_infra(
+        self,
+        num_microbatches: int,
+        args: Any,
+        kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
+        has_backward: bool = False,
+    ) -> None:
+        self.chunks = num_microbatches
+        self._stage_meta = _StageMeta()
+        needs_more = InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        self._inference_mode = InferenceMode.DYNAMIC if needs_more else InferenceMode.STATIC
+        if self.is_first:
+            self._note("inputs", args)
+
+    def _prepare_backward_infra(
+        self,
+        num_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,  # noqa: ARG002  # torch's form
+        target: Any = None,  # noqa: ARG002  # torch's form
+        received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
+        loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
+    ) -> None:
+        self.chunks = num_microbatches
+
+    def _create_grad_recv_info(
+        self, act_send_info: dict[int, Sequence[int | None]]
+    ) -> tuple[_RecvInfo, ...]:
+        return _expect_one_per_slot(act_send_info)
+
+
+class _PipelineStage(_PipelineStageBase):
+    """A stage that was cut from a traced model; values may skip stages."""
+
+    def __init__(
+        self,
+        stage_module: nn.Module,
+        stage_index: int,
+        pipe_info: PipeInfo,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(stage_module, stage_index, pipe_info.num_stages, device, group)
+        self.pipe_info = pipe_info
+        nodes = [node for node in pipe_info.graph.nodes if node.op == "call_module"]
+        if len(nodes) != self.num_stages:
+            raise PipeliningMetadataError(
+                f"the graph of a pipe calls {len(nodes)} modules for {self.num_stages} stages"
+            )
+        self.node = nodes[stage_index]
+        self.name = self.node.name
+        self.submod_to_stage_index = {node.name: index for index, node in enumerate(nodes)}
+        # The names of the module's arguments, for a trainer may wrap it.
+        placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
+        self._names = [str(node.target) for node in placeholders]
+        if not any(parameter.is_meta for parameter in stage_module.parameters()):
+            stage_module.to(device)
+
+    def get_stage_index_of_submod(self, submod_name: str) -> int:
+        """Which stage runs a module of the pipe's graph."""
+        if submod_name not in self.submod_to_stage_index:
+            raise PipeliningMetadataError(
+                f"no stage runs {submod_name!r}; there are {list(self.submod_to_stage_index)}"
+            )
+        return self.submod_to_stage_index[submod_name]
+
+    def _prepare_forward_infra(
+        self,
+        num_microbatches: int,
+        args: Any,  # noqa: ARG002  # torch's form
+        kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
+        has_backward: bool = False,  # noqa: ARG002  # torch's form
+    ) -> None:
+        self.chunks = num_microbatches
+        self._stage_meta = _StageMeta()
+        num_outputs = max(self._destinations(), default=-1) + 1
+        self.act_send_info = self._create_act_send_info(num_outputs)
+        self.args_recv_info[0] = tuple(
+            _RecvInfo(f"from stage {source}", source) for source, _ in self._inputs()
+        )
+
+    def _prepare_backward_infra(
+        self,
+        num_microbatches: int,
+        loss_fn: Callable[..., torch.Tensor] | None = None,  # noqa: ARG002  # torch's form
+        target: Any = None,  # noqa: ARG002  # torch's form
+        received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
+        loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
+    ) -> None:
+        self.chunks = num_microbatches
+
+    def _inputs(self) -> list[tuple[int, int]]:
+        """Each received argument, in the module's order: a stage, and which of its outputs."""
+        nodes = [node for node in self.node.args if isinstance(node, fx.Node)]
+        return [self._origin(node) for node in nodes if not _is_root(node)]
+
+    def _origin(self, node: fx.Node) -> tuple[int, int]:
+        number = 0
+        if node.target is operator.getitem:
+            node, number = node.args  # type: ignore[assignment]  # a value and its place
+        return self.get_stage_index_of_submod(node.name), number
+
+    def _destinations(self) -> dict[int, list[int]]:
+        """The stages that each output goes to."""
+        found: dict[int, list[int]] = {}
+        for user in self.node.users:
+            is_item = user.target is operator.getitem
+            number = user.args[1] if is_item else 0
+            users = user.users if is_item else [user]
+            stages = [
+                self.get_stage_index_of_submod(node.name)
+                for node in users
+                if node.op == "call_module"
+            ]
+            found.setdefault(number, []).extend(stages)
+        return found
+
+    def find_sources(self) -> Sequence[int]:
+        """The stages that this one receives from."""
+        return sorted({stage for stage, _ in self._inputs()})
+
+    def find_destinations(self) -> Sequence[int]:
+        """The stages that this one sends to."""
+        return sorted({stage for stages in self._destinations().values() for stage in stages})
+
+    def _expect_activations(self, microbatch: int) -> tuple[_RecvInfo, ...]:
+        assert self.boundary is not None, "somebody sends them"
+        metas = {
+            source: iter(self.boundary.expect_activations(source, microbatch))
+            for source in self.find_sources()
+        }
+        # Each stage sends its outputs in their order.
+        return tuple(
+            _RecvInfo(f"output {number} of stage {source}", source, None, next(metas[source]))
+            for source, number in sorted(self._inputs())
+        )
+
+    def _arrange(
+        self, received: tuple[torch.Tensor, ...]
+    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        inputs = self._inputs()
+        by_origin = dict(zip(sorted(inputs), received, strict=True))
+        values = tuple(by_origin[origin] for origin in inputs)
+        is_given = [_is_root(argument) for argument in self.node.args]
+        if True not in is_given[: len(values)]:
+            return values, {}
+        # Arguments that the user gives by name stand before some that are received.
+        names = [name for name, given in zip(self._names, is_given, strict=True) if not given]
+        return (), dict(zip(names, values, strict=True))
+
+    def _create_act_send_info(self, num_outputs: int) -> dict[int, Sequence[int | None]]:
+        destinations = self._destinations()
+        return {number: destinations.get(number, []) for number in range(num_outputs)}
+
+    def _create_grad_recv_info(
+        self, act_send_info: dict[int, Sequence[int | None]]
+    ) -> tuple[_RecvInfo, ...]:
+        return _expect_one_per_slot(act_send_info)
+
+
+def _is_root(argument: object) -> bool:
+    return isinstance(argument, fx.Node) and argument.op == "placeholder"
+
+
+def _expect_one_per_slot(act_send_info: dict[int, Sequence[int | None]]) -> tuple[_RecvInfo, ...]:
+    return tuple(
+        _RecvInfo(f"gradient of output {number} from stage {stage}", stage)
+        for number, stages in act_send_info.items()
+        for stage in stages
+    )
+
+
+def build_stage(
+    stage_module: nn.Module,
+    stage_index: int,
+    pipe_info: PipeInfo,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> _PipelineStage:
+    """A stage of a traced pipe, on this rank; `pipe.info()` says how the stages depend."""
+    return _PipelineStage(stage_module, stage_index, pipe_info, device, group)
