@@ -23,34 +23,75 @@ from penstock.errors import (
     SizeError,
 )
 from penstock.ir.actions import Action, Kind, Overlap
-from penstock.ir.dataflow import Dataflow
+from penstock.ir.dataflow import Dataflow, Routed
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.ir.text import parse_work
 from penstock.passes.backward import merge_backward, split_backward
 from penstock.passes.overlap import overlap_forward_backward
 from penstock.passes.reduce_grad import add_reduce_grad
+from penstock.passes.reroute import reroute
 from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
 from penstock.passes.shard import add_unshard_reshard
 from penstock.passes.thin import thin_out
+from penstock.planner.in_flight import count_in_flight
+from penstock.planner.partition import Partition, partition
+from penstock.planner.pieces import Piece
 from penstock.schedules.registry import register
 from penstock.sim.engine import simulate
 from penstock.sim.explain import Explanation, Gap, Saving, explain
 from penstock.sim.timeline import Span, Timeline
 
 if TYPE_CHECKING:
+    from penstock.dropin import (
+        PipelineStage,
+        Schedule1F1B,
+        ScheduleDualPipeV,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+        ScheduleInterleavedZeroBubble,
+        ScheduleLoopedBFS,
+        ScheduleZBVZeroBubble,
+        build_stage,
+        pipeline,
+    )
+    from penstock.dropin.schedules import get_schedule_class
     from penstock.runtime.losses import add_loss
     from penstock.runtime.microbatch import Along, Ready, Shared
+    from penstock.splitting.doors import split
+    from penstock.splitting.marks import SplitPoint, pipe_split
+    from penstock.splitting.output_loss import find_loss
+    from penstock.splitting.pipe import Pipe
+    from penstock.training.balance import balance
+    from penstock.training.measuring import measure
     from penstock.training.pipeline import Pipeline, StepResult
 
 # What needs torch is loaded when it is first asked for.
 _TORCH_NAMES = {
     "Along": "penstock.runtime.microbatch",
+    "Pipe": "penstock.splitting.pipe",
     "Pipeline": "penstock.training.pipeline",
+    "PipelineStage": "penstock.dropin",
     "Ready": "penstock.runtime.microbatch",
+    "Schedule1F1B": "penstock.dropin",
+    "ScheduleDualPipeV": "penstock.dropin",
+    "ScheduleGPipe": "penstock.dropin",
+    "ScheduleInterleaved1F1B": "penstock.dropin",
+    "ScheduleInterleavedZeroBubble": "penstock.dropin",
+    "ScheduleLoopedBFS": "penstock.dropin",
+    "ScheduleZBVZeroBubble": "penstock.dropin",
     "Shared": "penstock.runtime.microbatch",
+    "SplitPoint": "penstock.splitting.marks",
     "StepResult": "penstock.training.pipeline",
     "add_loss": "penstock.runtime.losses",
+    "balance": "penstock.training.balance",
+    "build_stage": "penstock.dropin",
+    "find_loss": "penstock.splitting.output_loss",
+    "get_schedule_class": "penstock.dropin.schedules",
+    "measure": "penstock.training.measuring",
+    "pipe_split": "penstock.splitting.marks",
+    "pipeline": "penstock.dropin",
+    "split": "penstock.splitting.doors",
 }
 
 __all__ = [
@@ -70,19 +111,32 @@ __all__ = [
     "ModelError",
     "Overlap",
     "ParseError",
+    "Partition",
     "PenstockError",
+    "Piece",
+    "Pipe",
     "Pipeline",
     "PipelineError",
+    "PipelineStage",
     "Placement",
     "Problem",
     "Ready",
+    "Routed",
     "Saving",
     "Schedule",
+    "Schedule1F1B",
+    "ScheduleDualPipeV",
     "ScheduleError",
+    "ScheduleGPipe",
+    "ScheduleInterleaved1F1B",
+    "ScheduleInterleavedZeroBubble",
+    "ScheduleLoopedBFS",
     "ScheduleNameError",
+    "ScheduleZBVZeroBubble",
     "Shared",
     "SizeError",
     "Span",
+    "SplitPoint",
     "StepResult",
     "Timeline",
     "add_loss",
@@ -90,17 +144,28 @@ __all__ = [
     "add_send_recv",
     "add_send_recv_by_cost",
     "add_unshard_reshard",
+    "balance",
     "build",
+    "build_stage",
     "check",
+    "count_in_flight",
     "delay_receives",
     "explain",
+    "find_loss",
     "find_problems",
+    "get_schedule_class",
     "lower",
+    "measure",
     "merge_backward",
     "overlap_forward_backward",
     "parse_work",
+    "partition",
+    "pipe_split",
+    "pipeline",
     "register",
+    "reroute",
     "simulate",
+    "split",
     "split_backward",
     "thin_out",
 ]
