@@ -184,9 +184,11 @@ class InferenceMode(Enum):
 
 def extract_tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """Describe a tensor, plain or over a mesh."""
-    if isinstance(tensor, DTensor):
-        return _DTensorMeta.from_dtensor(tensor)
-    return _TensorMeta.from_tensor(tensor)
+    match tensor:
+        case DTensor():
+            return _DTensorMeta.from_dtensor(tensor)
+        case _:
+            return _TensorMeta.from_tensor(tensor)
 
 
 def extract_tensor_metas(

@@ -63,18 +63,17 @@ class PipelineStage(_PipelineStageBase):
         super().__init__(submodule, stage_index, num_stages, device, group, dw_builder)
         self._mesh_cache = _MeshCache(get_mesh_cb=get_mesh)
         self._inference_mode: InferenceMode | None = None
-        inputs = validate_and_normalize_to_tuple(input_args)
-        outputs = validate_and_normalize_to_tuple(output_args)
-        in_grads = validate_and_normalize_to_tuple(input_grads, allow_none=True)
-        out_grads = validate_and_normalize_to_tuple(output_grads, allow_none=True)
-        self._user_meta = _StageMeta(
-            extract_tensor_metas(inputs),
-            extract_tensor_metas(outputs),
-            extract_tensor_metas(in_grads, allow_none=True),
-            extract_tensor_metas(out_grads, allow_none=True),
+        inputs, outputs = map(validate_and_normalize_to_tuple, (input_args, output_args))
+        in_grads, out_grads = (
+            validate_and_normalize_to_tuple(given, allow_none=True)
+            for given in (input_grads, output_grads)
         )
-        for tensors in (inputs, outputs, in_grads, out_grads):
-            self._mesh_cache.update_from_tensors(tensors or ())
+        self._user_meta = _StageMeta(
+            *map(extract_tensor_metas, (inputs, outputs)),
+            *(extract_tensor_metas(grads, allow_none=True) for grads in (in_grads, out_grads)),
+        )
+        for known in (inputs, outputs, in_grads, out_grads):
+            self._mesh_cache.update_from_tensors(known or ())
         if self._user_meta.has_dtensors():
             for tensors, grads, is_input in (
                 (inputs, in_grads, True),
