@@ -22,6 +22,7 @@ check: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/runtime.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/split_backward.py
 
 clean:
 	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
