@@ -62,7 +62,7 @@ def test_a_trainer_runs_a_schedule_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble"])
 def test_validation_between_steps_works_with_a_split_backward(schedule: str) -> None:
-    # Torch's own module stops in its first validation: it looks for a backward that eval has not.
+    # With V schedules torch's own module stops in its first validation, so 1F1B is the reference.
     ours = run_trainer(schedule, is_ours=True)
     expected = run_trainer("1F1B", is_ours=True)
     losses = [value for told, _ in ours["ranks"] for value in told]
