@@ -69,7 +69,8 @@ def test_full_backward_is_the_sum_of_its_halves_unless_given() -> None:
             1,
             "unknown cost 'fwd'; known are forward, backward_input, backward_weight, "
             "full_backward, transfer, send, overlap_gain, activation_bytes, "
-            "weight_stash_bytes, parameter_bytes",
+            "weight_stash_bytes, parameter_bytes, gradient_bytes, optimizer_bytes, "
+            "message_bytes, workspace_bytes",
         ),
     ],
 )

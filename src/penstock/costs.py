@@ -28,6 +28,10 @@ _PER_STAGE = (
     "activation_bytes",
     "weight_stash_bytes",
     "parameter_bytes",
+    "gradient_bytes",
+    "optimizer_bytes",
+    "message_bytes",
+    "workspace_bytes",
 )
 
 PerStage: TypeAlias = float | Sequence[float]
@@ -56,6 +60,10 @@ class Costs:
     needs lives from I to W (`weight_stash_bytes`). An overlapped pair takes the sum of its parts
     less `overlap_gain` (0 to 1) times the shorter of them.
 
+    Parameters, gradients and optimizer state are held all the time, and so is room for what a
+    stage receives: one input of `message_bytes`, and one gradient of what its consumers take in.
+    `workspace_bytes` is what a stage needs for itself while one of its actions runs.
+
     >>> Costs(forward=1, backward_input=1, backward_weight=[1, 2]).full_backward_seconds(1)
     3.0
     """
@@ -70,6 +78,10 @@ class Costs:
     activation_bytes: PerStage = 0.0
     weight_stash_bytes: PerStage = 0.0
     parameter_bytes: PerStage = 0.0
+    gradient_bytes: PerStage = 0.0
+    optimizer_bytes: PerStage = 0.0
+    message_bytes: PerStage = 0.0
+    workspace_bytes: PerStage = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -6,6 +6,7 @@ __all__ = [
     "BoundaryError",
     "CostsError",
     "DeadlockError",
+    "MemoryLimitError",
     "MissingDependencyError",
     "ModelError",
     "ParseError",
@@ -43,6 +44,10 @@ class ScheduleNameError(PenstockError, ValueError):
 
 class CostsError(PenstockError, ValueError):
     """A cost model is malformed or does not fit the schedule."""
+
+
+class MemoryLimitError(PenstockError, ValueError):
+    """A limit of bytes that no schedule can keep."""
 
 
 class MissingDependencyError(PenstockError, ImportError):

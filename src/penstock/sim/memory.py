@@ -1,14 +1,15 @@
-"""How many bytes each rank holds while a schedule runs."""
+"""How many bytes each rank holds: all the time, and while a schedule runs."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.costs import Costs
 from penstock.ir.actions import Kind
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.placement import Placement
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 
-__all__ = ["held_bytes"]
+__all__ = ["held_bytes", "resident_bytes"]
 
 
 def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
@@ -16,12 +17,13 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
 
     A forward adds its activations when it starts; a backward gives them back when it ends, less
     what the weight backward still needs. Parameters count while they are whole: between UNSHARD
-    and RESHARD where a stage has them, else always.
+    and RESHARD where a stage has them, else always. The rest is there all the time.
     """
     rows, stages = schedule.rows, schedule.num_stages
     total = np.cumsum(_changes(costs, stages)[rows.kind, rows.stage])
     before = np.concatenate(([0.0], total))[rows.first[:-1]]
-    base = _always_whole(schedule, costs.per_stage("parameter_bytes", stages))
+    base = resident_bytes(costs, schedule.placement, schedule.dataflow)
+    base = base - _sharded_bytes(schedule, costs.per_stage("parameter_bytes", stages))
     return total + np.repeat(base - before, np.diff(rows.first))
 
 
@@ -39,11 +41,39 @@ def _changes(costs: Costs, stages: int) -> Floats:
     return change
 
 
-def _always_whole(schedule: Schedule, parameters: Floats) -> NDArray[np.float64]:
-    """Per rank, the bytes of the stages that are never sharded."""
+def _sharded_bytes(schedule: Schedule, parameters: Floats) -> Floats:
+    """Per rank, the bytes of the parameters that are whole only between UNSHARD and RESHARD."""
     rows = schedule.rows
     is_sharded = np.zeros(schedule.num_stages, dtype=np.bool_)
     is_sharded[rows.stage[rows.is_kind(Kind.UNSHARD)]] = True
-    whole = np.where(is_sharded, 0.0, parameters)
-    holder = np.array(schedule.placement.rank_of_stage)
-    return np.bincount(holder, weights=whole, minlength=schedule.num_ranks).astype(np.float64)
+    return _per_rank(schedule.placement, np.where(is_sharded, parameters, 0.0))
+
+
+def resident_bytes(costs: Costs, placement: Placement, dataflow: Dataflow) -> Floats:
+    """Per rank, what it holds all the time: whole parameters, gradients, optimizer state, room.
+
+    Room is for one message of each kind that a stage receives, and to work in.
+    """
+    stages, holder = placement.num_stages, placement.rank_of_stage
+    held = sum(
+        costs.per_stage(f"{kind}_bytes", stages) for kind in ("parameter", "gradient", "optimizer")
+    )
+    message = costs.per_stage("message_bytes", stages)
+    inputs, gradients = np.zeros(stages), np.zeros(stages)
+    for producer, consumer in dataflow.edges:
+        if holder[producer] != holder[consumer]:
+            inputs[consumer] = message[consumer]
+            gradients[producer] += message[consumer]
+    return _per_rank(placement, held + inputs + gradients) + _largest_workspace(costs, placement)
+
+
+def _largest_workspace(costs: Costs, placement: Placement) -> Floats:
+    largest = np.zeros(placement.num_ranks)
+    workspace = costs.per_stage("workspace_bytes", placement.num_stages)
+    np.maximum.at(largest, np.array(placement.rank_of_stage), workspace)
+    return largest
+
+
+def _per_rank(placement: Placement, per_stage: Floats) -> Floats:
+    holder = np.array(placement.rank_of_stage)
+    return np.bincount(holder, per_stage, placement.num_ranks).astype(np.float64)
