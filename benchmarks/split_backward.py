@@ -4,15 +4,17 @@
     python benchmarks/split_backward.py --quick         fewer repeats
 
 Transformer blocks with RMSNorm, attention and SwiGLU. Plain is autograd's forward and backward;
-ours and torch's run F, I and W of the same blocks. What counts is the time of a run in a loop
-without pauses, as in training; phases are timed one by one beside it. Repeats take turns, and
-medians count. Prints its tables and writes them to benchmarks/results/split_backward.md.
+ours and torch's run F, I and W of the same blocks: as they are, with every block under
+`torch.compile`, and as CUDA graphs. What counts is the time of a run in a loop without pauses, as
+in training; phases are timed one by one beside it. Repeats take turns; times are medians, and
+ratios medians of ratios within a repeat. Prints its tables and writes them to
+benchmarks/results/split_backward.md.
 """
 
 import argparse
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -42,6 +44,21 @@ class Shape:
     def __str__(self) -> str:
         return f"d={self.width} L={self.layers} t={self.tokens}"
 
+    @property
+    def hidden(self) -> int:
+        return hidden_width(self.width)
+
+    @property
+    def stash_bytes(self) -> int:
+        """What W needs in bfloat16: four inputs and the gradients of seven outputs per block."""
+        inputs = 3 * self.width + self.hidden
+        gradients = 5 * self.width + 2 * self.hidden
+        return 2 * self.layers * self.tokens * (inputs + gradients)
+
+
+def hidden_width(width: int) -> int:
+    return width * 8 // 3 // 64 * 64
+
 
 CUDA_SHAPES = [Shape(4096, 4, 4096), Shape(2048, 16, 2048), Shape(1024, 8, 512)]
 CPU_SHAPES = [Shape(256, 4, 256), Shape(128, 8, 64)]
@@ -52,7 +69,7 @@ class Block(nn.Module):
         super().__init__()
         self.heads = max(1, width // 128)
         self.is_checkpointed, self.runs = is_checkpointed, 0
-        hidden = width * 8 // 3 // 64 * 64
+        hidden = hidden_width(width)
         self.norms = nn.ModuleList([nn.RMSNorm(width), nn.RMSNorm(width)])
         self.query, self.key, self.value, self.out = (
             nn.Linear(width, width, bias=False) for _ in range(4)
@@ -62,12 +79,15 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.is_checkpointed:
-            result: torch.Tensor = checkpoint(self.compute, x, use_reentrant=False)
+            result: torch.Tensor = checkpoint(self.compute_and_count, x, use_reentrant=False)
             return result
         return self.compute(x)
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
+    def compute_and_count(self, x: torch.Tensor) -> torch.Tensor:
         self.runs += 1
+        return self.compute(x)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
         y = self.norms[0](x)
         query, key, value = (
             layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2)
@@ -111,6 +131,9 @@ class Ours(Job):
         super().__init__(model, x, gradient)
         self.stage = Stage(0, model, replica_of(model))
         self.stage.prepare_split()
+
+    def capture(self) -> None:
+        self.stage.capture_graphs()
 
     def phases(self) -> Iterator[None]:
         stage = self.stage
@@ -197,36 +220,72 @@ def held(job: Job, device: torch.device) -> list[int]:
     return [torch.cuda.memory_allocated(device) - before for _ in job.phases()]
 
 
-def make_model(shape: Shape, device: torch.device, is_checkpointed: bool = False) -> nn.Module:
+def make_model(shape: Shape, device: torch.device, is_checkpointed: bool = False) -> nn.Sequential:
     torch.manual_seed(0)
     blocks = [Block(shape.width, is_checkpointed) for _ in range(shape.layers)]
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return nn.Sequential(*blocks).to(device, dtype)
 
 
-def make_jobs(shape: Shape, device: torch.device, is_checkpointed: bool = False) -> dict[str, Job]:
-    jobs: dict[str, Job] = {}
-    kinds: dict[str, Callable[..., Job]] = {"plain": Plain, "ours": Ours, "torch": Torch}
-    for name, kind in kinds.items():
-        model = make_model(shape, device, is_checkpointed)
-        dtype = next(model.parameters()).dtype
-        x, gradient = torch.randn(2, 1, shape.tokens, shape.width, device=device, dtype=dtype)
-        jobs[name] = kind(model, x, gradient)
-        for _ in range(3):
-            for _ in jobs[name].phases():
-                pass
-    return jobs
+@dataclass(frozen=True)
+class Variant:
+    kind: type[Job]
+    is_compiled: bool = False
+    is_captured: bool = False
+
+
+PLAIN, OURS, TORCH = Variant(Plain), Variant(Ours), Variant(Torch)
+EAGER = {"plain": PLAIN, "ours": OURS, "torch": TORCH}
+COMPILED = {
+    "plain, compiled": Variant(Plain, is_compiled=True),
+    "ours, compiled": Variant(Ours, is_compiled=True),
+}
+CAPTURED = {
+    "ours, CUDA graphs": Variant(Ours, is_captured=True),
+    "ours, compiled, CUDA graphs": Variant(Ours, is_compiled=True, is_captured=True),
+}
+
+
+def make_job(
+    variant: Variant, shape: Shape, device: torch.device, is_checkpointed: bool = False
+) -> Job:
+    model = make_model(shape, device, is_checkpointed)
+    dtype = next(model.parameters()).dtype
+    if variant.is_compiled:
+        for block in model:
+            block.compile()
+    x, gradient = torch.randn(2, 1, shape.tokens, shape.width, device=device, dtype=dtype)
+    job = variant.kind(model, x, gradient)
+    if variant.is_captured and isinstance(job, Ours):
+        job.capture()
+    for _ in range(3):
+        for _ in job.phases():
+            pass
+    return job
+
+
+def make_jobs(
+    variants: dict[str, Variant],
+    shape: Shape,
+    device: torch.device,
+    is_checkpointed: bool = False,
+) -> dict[str, Job]:
+    return {
+        name: make_job(variant, shape, device, is_checkpointed)
+        for name, variant in variants.items()
+    }
 
 
 def time_table(shape: Shape, device: torch.device, repeats: int) -> list[str]:
-    jobs = make_jobs(shape, device)
+    captured = CAPTURED if device.type == "cuda" else {}
+    jobs = make_jobs({**EAGER, **COMPILED, **captured}, shape, device)
     samples: dict[str, list[Sample]] = {name: [] for name in jobs}
     loops: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats):
-        for name, job in jobs.items():
+    for repeat in range(repeats):
+        turns = list(jobs.items())
+        for name, job in turns[::-1] if repeat % 2 else turns:
             samples[name].append(sample(job, device))
             loops[name].append(loop(job, device))
-    plain = statistics.median(loops["plain"])
     lines = []
     for name, job in jobs.items():
         total = statistics.median(loops[name])
@@ -235,11 +294,21 @@ def time_table(shape: Shape, device: torch.device, repeats: int) -> list[str]:
             for i, phase in enumerate(job.names)
         ]
         host = statistics.median(sum(s.host) for s in samples[name])
+        over_plain = median_ratio(loops[name], loops["plain"])
+        is_compiled = "compiled" in name
+        over_compiled = median_ratio(loops[name], loops["plain, compiled"]) if is_compiled else ""
         lines.append(
-            f"| {shape} | {name} | {', '.join(phases)} | {1e3 * total:.3f} | {total / plain:.3f} "
-            f"| {1e3 * host:.3f} | {memory(job, device)} |"
+            f"| {shape} | {name} | {', '.join(phases)} | {1e3 * total:.3f} | {over_plain} "
+            f"| {over_compiled} | {1e3 * host:.3f} | {memory(job, device)} "
+            f"| {shape.stash_bytes / 2**20:.0f} |"
         )
     return lines
+
+
+def median_ratio(times: list[float], others: list[float]) -> str:
+    """Of runs that came right after each other, since a machine is not always as fast."""
+    ratios = [time / other for time, other in zip(times, others, strict=True)]
+    return f"{statistics.median(ratios):.3f}"
 
 
 def memory(job: Job, device: torch.device) -> str:
@@ -253,7 +322,7 @@ def memory(job: Job, device: torch.device) -> str:
 
 def count_table(shape: Shape, device: torch.device) -> list[str]:
     lines = []
-    for name, job in make_jobs(shape, device, is_checkpointed=True).items():
+    for name, job in make_jobs(EAGER, shape, device, is_checkpointed=True).items():
         blocks = [module for module in job.model.modules() if isinstance(module, Block)]
         before = sum(block.runs for block in blocks)
         for _ in job.phases():
@@ -266,7 +335,7 @@ def count_table(shape: Shape, device: torch.device) -> list[str]:
 def scaling_table(width: int, tokens: int, device: torch.device, repeats: int) -> list[str]:
     lines = []
     for layers in (4, 8, 16, 32):
-        jobs = make_jobs(Shape(width, layers, tokens), device)
+        jobs = make_jobs(EAGER, Shape(width, layers, tokens), device)
         cells = []
         for name in ("plain", "ours", "torch"):
             host = [sum(sample(jobs[name], device).host[1:]) for _ in range(repeats)]
@@ -278,13 +347,16 @@ def scaling_table(width: int, tokens: int, device: torch.device, repeats: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    repeats = 7 if parser.parse_args().quick else 30
+    repeats = 7 if parser.parse_args().quick else 15
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes = CUDA_SHAPES if device.type == "cuda" else CPU_SHAPES
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     lines = [f"torch {torch.__version__}, {name}, {sys.version.split()[0]}", ""]
-    lines += ["| blocks | run | ms per phase | ms in a loop | over plain | host ms | MiB after |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        "| blocks | run | ms per phase | ms in a loop | over plain | over plain, compiled "
+        "| host ms | MiB after | W needs |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for shape in shapes:
         lines += time_table(shape, device, repeats)
     lines += ["", "Forwards of a checkpointed block:", "", "| run | forwards |", "|---|---|"]

@@ -5,154 +5,41 @@ import gc
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import PipelineError
-from penstock.runtime.backward import (
-    LayerRecorder,
-    Recording,
-    Root,
-    WatchedLinear,
-    add_weight_gradients,
-    run_backward,
+from penstock.runtime.backward import LayerRecorder
+from penstock.runtime.watched_linear import LayerCall, WatchedLinear
+from tests.runtime.halves import (
+    MICROBATCHES,
+    Apply,
+    Gradients,
+    Split,
+    assert_same,
+    check,
+    prepared,
+    random_values,
+    run_plain,
+    run_split,
+    waiting_weights,
 )
 
 # torch.compile looks at `.grad` of what it is given, whatever that is.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 
 ROWS, WIDTH = 6, 4
-MICROBATCHES = 4
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for item in value for tensor in _tensors(item)]
-
-
-def _roots(output: Any, seed: int) -> list[Root]:
-    """Every output that takes a gradient, with some gradient for it."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        (
-            get_gradient_edge(tensor),
-            torch.randn(tensor.shape, generator=generator).to(tensor.dtype),
-        )
-        for tensor in _tensors(output)
-        if tensor.requires_grad
-    ]
-
-
-class Gradients(NamedTuple):
-    inputs: list[torch.Tensor]
-    parameters: dict[str, torch.Tensor | None]
-
-
-def _gradients(module: nn.Module, inputs: list[torch.Tensor]) -> Gradients:
-    return Gradients(inputs, {name: p.grad for name, p in module.named_parameters()})
-
-
-def _leaf(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().clone().requires_grad_(value.is_floating_point())
-
-
-def run_plain(module: nn.Module, values: Sequence[torch.Tensor]) -> Gradients:
-    """What autograd gives for one microbatch after the other."""
-    found = []
-    for number, value in enumerate(values):
-        leaf = _leaf(value)
-        torch.manual_seed(number)
-        edges, gradients = zip(*_roots(module(leaf.clone()), number), strict=True)
-        torch.autograd.backward(edges, gradients)
-        found.append(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-    return _gradients(module, found)
-
-
-class Split:
-    """A stage's worth of calls to the functions under test."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.recorder = LayerRecorder()
-        self.is_splittable = self.recorder.watch(module)
-        self.inputs: dict[int, torch.Tensor] = {}
-        self.flights: dict[int, tuple[list[Root], torch.Tensor, Recording]] = {}
-        self.waiting: dict[int, Recording] = {}
-
-    def forward(self, number: int, value: torch.Tensor) -> None:
-        leaf = _leaf(value)
-        torch.manual_seed(number)
-        with self.recorder.record() as recording:
-            # Like a stage, hand over something that may be written to.
-            output = self.module(leaf.clone())
-        self.flights[number] = _roots(output, number), leaf, recording
-
-    def backward_input(self, number: int) -> None:
-        roots, leaf, recording = self.flights.pop(number)
-        self.recorder.judge(recording, roots)
-        leaves = [leaf] if leaf.requires_grad else []
-        self.inputs[number] = next(iter(run_backward(roots, leaves)), torch.zeros_like(leaf))
-        self.waiting[number] = recording
-
-    def backward_weight(self, number: int) -> None:
-        add_weight_gradients(self.waiting.pop(number).calls)
-
-    def gradients(self) -> Gradients:
-        return _gradients(self.module, [self.inputs[number] for number in sorted(self.inputs)])
-
-
-def run_split(module: nn.Module, values: Sequence[torch.Tensor]) -> Gradients:
-    """F0 I0 W0 first, then all forwards, all I in order, all W in reverse."""
-    split = Split(module)
-    split.forward(0, values[0])
-    split.backward_input(0)
-    split.backward_weight(0)
-    rest = range(1, len(values))
-    for number in rest:
-        split.forward(number, values[number])
-    for number in rest:
-        split.backward_input(number)
-    for number in reversed(rest):
-        split.backward_weight(number)
-    return split.gradients()
-
-
-def assert_same(
-    found: Gradients, expected: Gradients, *, rtol: float = 1e-12, atol: float = 1e-12
-) -> None:
-    torch.testing.assert_close(found.inputs, expected.inputs, rtol=rtol, atol=atol)
-    given = {name for name, gradient in expected.parameters.items() if gradient is not None}
-    assert {name for name, gradient in found.parameters.items() if gradient is not None} == given
-    for name in given:
-        torch.testing.assert_close(
-            found.parameters[name], expected.parameters[name], rtol=rtol, atol=atol
-        )
 
 
 # ---------------------------------------------------------------- what a stage may be made of
-
-
-class Apply(nn.Module):
-    """Modules by name, and a function of them and the input."""
-
-    def __init__(self, function: Callable[[Any, torch.Tensor], Any], **modules: nn.Module) -> None:
-        super().__init__()
-        self.function = function
-        for name, module in modules.items():
-            self.add_module(name, module)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(self, x)
 
 
 class Cube(torch.autograd.Function):
@@ -322,24 +209,12 @@ def _without_grad(m: Any, x: torch.Tensor) -> Any:
     return m.second(x * scale)
 
 
-def _values(*shape: int) -> list[torch.Tensor]:
-    return [torch.randn(*shape, dtype=torch.float64) for _ in range(MICROBATCHES)]
-
-
-def _check(build: Callable[[], nn.Module], values: Sequence[torch.Tensor]) -> None:
-    torch.manual_seed(0)
-    module = build().double()
-    reference = copy.deepcopy(module)
-    expected = run_plain(reference, values)
-    assert_same(run_split(module, values), expected)
-
-
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("shape", [(ROWS, WIDTH), (3, ROWS, WIDTH)], ids=["2d", "3d"])
 def test_two_halves_equal_the_whole(name: str, shape: tuple[int, ...]) -> None:
     torch._dynamo.reset()
     torch.manual_seed(1)
-    _check(MODULES[name], _values(*shape))
+    check(MODULES[name], random_values(*shape))
 
 
 OTHER_SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -380,7 +255,7 @@ OTHER_SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def test_two_halves_equal_the_whole_for_inputs_of_other_shapes(name: str) -> None:
     build, shape = OTHER_SHAPES[name]
     torch.manual_seed(1)
-    _check(build, _values(*shape))
+    check(build, random_values(*shape))
 
 
 @pytest.mark.parametrize(
@@ -394,7 +269,7 @@ def test_two_halves_equal_the_whole_for_inputs_of_other_shapes(name: str) -> Non
 )
 def test_two_halves_equal_the_whole_for_words(build: Callable[[], nn.Module]) -> None:
     values = [torch.arange(number, number + ROWS) % WIDTH for number in range(MICROBATCHES)]
-    _check(build, values)
+    check(build, values)
 
 
 def test_two_halves_equal_the_whole_for_complex_weights() -> None:
@@ -431,26 +306,18 @@ def test_under_autocast_what_waits_has_the_dtype_of_the_product() -> None:
     for number in range(2):
         split.forward(number, torch.randn(ROWS, WIDTH))
         split.backward_input(number)
-    (call,) = split.waiting[1].calls
-    assert call.gradient is not None
-    assert (call.value.dtype, call.gradient.dtype) == (torch.bfloat16, torch.bfloat16)
+    (call,) = split.waiting[1]
+    assert isinstance(call, LayerCall)
+    (gradient,) = call
+    assert gradient is not None
+    assert (call.value.dtype, gradient.dtype) == (torch.bfloat16, torch.bfloat16)
 
 
 # ---------------------------------------------------------------- what waits, and what is alive
 
 
-def _prepared(module: nn.Module, *shape: int) -> Split:
-    """A split whose weights have been judged, with clean gradients."""
-    split = Split(module.double())
-    split.forward(-1, torch.randn(*shape, dtype=torch.float64))
-    split.backward_input(-1)
-    split.backward_weight(-1)
-    module.zero_grad()
-    return split
-
-
 def test_weights_wait_for_the_second_half_and_all_else_does_not() -> None:
-    split = _prepared(nn.Sequential(_linear(), nn.LayerNorm(WIDTH), _linear()), ROWS, WIDTH)
+    split = prepared(nn.Sequential(_linear(), nn.LayerNorm(WIDTH), _linear()), ROWS, WIDTH)
     split.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
     split.backward_input(0)
     done = {name for name, p in split.module.named_parameters() if p.grad is not None}
@@ -460,11 +327,7 @@ def test_weights_wait_for_the_second_half_and_all_else_does_not() -> None:
 
 
 def _judged(module: nn.Module) -> set[str]:
-    """The names of the parameters whose gradients wait."""
-    split = _prepared(module, ROWS, WIDTH)
-    split.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
-    waiting = {call.weight for call in split.flights[0][2].calls}
-    return {name for name, p in module.named_parameters() if p in waiting}
+    return waiting_weights(module.double(), torch.randn(ROWS, WIDTH, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -499,7 +362,9 @@ def test_a_weight_waits_where_every_use_of_it_is_a_plain_call(
 
 def test_a_stage_says_whether_it_can_be_split() -> None:
     assert Split(nn.Sequential(nn.Tanh(), _linear())).is_splittable
-    assert not Split(nn.Conv1d(1, 1, 1)).is_splittable
+    assert Split(nn.Conv1d(1, 1, 1)).is_splittable
+    assert not Split(nn.LSTM(1, 1)).is_splittable
+    assert not Split(nn.LayerNorm(2)).is_splittable
     assert not Split(_linear().requires_grad_(False)).is_splittable
     assert not Split(MODULES["compiled_stage"]()).is_splittable
 
@@ -536,7 +401,7 @@ def test_after_the_first_half_only_inputs_and_output_gradients_of_layers_are_ali
         f=nn.Linear(3, 5),
         g=nn.Linear(5, 7),
     )
-    split = _prepared(module, 11, 3)
+    split = prepared(module, 11, 3)
     split.inputs.clear()
     tokens.clear()
     before = _live_widths(11)
@@ -552,7 +417,7 @@ def test_after_the_first_half_only_inputs_and_output_gradients_of_layers_are_ali
 
 
 def test_the_graph_is_let_go_of_by_the_first_half() -> None:
-    split = _prepared(nn.Sequential(_linear(), nn.Tanh(), _linear()), ROWS, WIDTH)
+    split = prepared(nn.Sequential(_linear(), nn.Tanh(), _linear()), ROWS, WIDTH)
     split.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
 
     # A hook lives exactly as long as the node that it is on.
@@ -596,7 +461,7 @@ def test_a_checkpointed_block_is_recomputed_once_per_microbatch(use_reentrant: b
         return m.after(x)
 
     module = Apply(forward, before=_linear(), blocks=nn.ModuleList(blocks), after=_linear())
-    run_split(module.double(), _values(ROWS, WIDTH))
+    run_split(module.double(), random_values(ROWS, WIDTH))
     assert [c.calls for c in counts] == [2 * MICROBATCHES] * 3
 
 
@@ -609,7 +474,7 @@ def test_grad_keeps_what_it_held() -> None:
     reference = copy.deepcopy(module)
     for parameter in reference.parameters():
         parameter.grad = None
-    values = _values(ROWS, WIDTH)
+    values = random_values(ROWS, WIDTH)
     expected = run_plain(reference, values)
     found = run_split(module, values)
     for name, gradient in expected.parameters.items():
@@ -667,7 +532,7 @@ def _hooked(
 
         module.register_full_backward_pre_hook(before)
         module.register_full_backward_hook(after)
-    return fired, runner(stage, _values(ROWS, WIDTH))
+    return fired, runner(stage, random_values(ROWS, WIDTH))
 
 
 def test_hooks_fire_as_often_as_in_plain_autograd_and_mean_the_same() -> None:
@@ -688,7 +553,7 @@ def test_a_hook_on_a_layers_output_changes_its_weight_gradient_too() -> None:
         y.register_hook(lambda gradient: 3 * gradient)
         return m.g(y)
 
-    _check(lambda: Apply(forward, f=_linear(), g=_linear()), _values(ROWS, WIDTH))
+    check(lambda: Apply(forward, f=_linear(), g=_linear()), random_values(ROWS, WIDTH))
     assert _judged(Apply(forward, f=_linear(), g=_linear())) == {"f.weight", "g.weight"}
 
 
@@ -699,7 +564,7 @@ def test_forward_hooks_that_change_inputs_and_outputs_are_respected() -> None:
         layer.register_forward_hook(lambda _, args, output: output * args[0])
         return nn.Sequential(layer, _linear())
 
-    _check(build, _values(ROWS, WIDTH))
+    check(build, random_values(ROWS, WIDTH))
     assert _judged(build()) == {"0.weight", "1.weight"}
 
 
@@ -741,7 +606,7 @@ def test_a_use_that_comes_up_in_a_later_microbatch_is_not_lost(
     later: Callable[[Any, torch.Tensor], Any],
 ) -> None:
     torch.manual_seed(3)
-    _check(lambda: Changing(later), _values(ROWS, WIDTH))
+    check(lambda: Changing(later), random_values(ROWS, WIDTH))
 
 
 def test_a_second_derivative_that_comes_up_later_is_refused() -> None:
@@ -750,8 +615,8 @@ def test_a_second_derivative_that_comes_up_later_is_refused() -> None:
         x = torch.ones_like(y).requires_grad_()
         return y + torch.autograd.grad(m.layer(x).square().sum(), x, create_graph=True)[0]
 
-    split = _prepared(Changing(later), ROWS, WIDTH)
-    with pytest.raises(PipelineError, match="differentiated a linear layer twice"):
+    split = prepared(Changing(later), ROWS, WIDTH)
+    with pytest.raises(PipelineError, match="differentiated a layer twice"):
         split.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
 
 
@@ -843,7 +708,7 @@ def test_a_watched_module_may_be_compiled_afterwards() -> None:
     reference = copy.deepcopy(module)
     split = Split(module)
     module.compile(backend="aot_eager", fullgraph=True)
-    values = _values(ROWS, WIDTH)
+    values = random_values(ROWS, WIDTH)
     for number, value in enumerate(values):
         split.forward(number, value)
         split.backward_input(number)
@@ -854,7 +719,7 @@ def test_a_watched_module_may_be_compiled_afterwards() -> None:
 def test_two_recorders_of_one_module_do_not_disturb_each_other() -> None:
     module = nn.Sequential(_linear(), nn.Tanh(), _linear()).double()
     reference = copy.deepcopy(module)
-    values = _values(ROWS, WIDTH)
+    values = random_values(ROWS, WIDTH)
     expected = [run_plain(reference, values), run_plain(reference, values)][1]
     run_split(module, values)
     assert_same(run_split(module, values), expected)

@@ -11,16 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.runtime.backward import (
-    LayerCall,
-    LayerRecorder,
-    Recording,
-    Root,
-    run_backward,
-)
+from penstock.runtime.backward import LayerRecorder, Recording, Root, run_backward
 from penstock.runtime.replica import Replica, replica_of
 from penstock.runtime.replicated import ReplicatedStage
 from penstock.runtime.sharded import ShardedStage
+from penstock.runtime.weight_work import WeightWork
 
 __all__ = ["ModuleRunner"]
 
@@ -71,14 +66,12 @@ class ModuleRunner:
 
     def propagate(
         self, microbatch: int, roots: Sequence[Root], leaves: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[LayerCall]]:
+    ) -> tuple[list[torch.Tensor], list[WeightWork]]:
         """Send gradients through a microbatch's graph: those of leaves, and work left over."""
         recording = self._recordings.pop(microbatch, None)
-        if self._recorder is not None and recording is not None:
-            self._recorder.judge(recording, roots)
-        found = run_backward(roots, leaves)
-        calls = [] if recording is None else recording.calls
-        return found, [call for call in calls if call.gradient is not None]
+        if self._recorder is None or recording is None:
+            return run_backward(roots, leaves), []
+        return self._recorder.run_backward(recording, roots, leaves)
 
     def expect_halves(self) -> None:
         """From now on record forwards, for their backwards are split."""

@@ -15,7 +15,8 @@ from penstock.dropin._debug import map_debug_info
 from penstock.dropin._module_runner import ModuleRunner
 from penstock.dropin._stage_traffic import StageTraffic, StageUseError, as_tuple, find_edge
 from penstock.errors import PipelineError
-from penstock.runtime.backward import LayerCall, Root, add_weight_gradients
+from penstock.runtime.backward import Root
+from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = ["_PipelineStageBase"]
 
@@ -193,7 +194,7 @@ class _PipelineStageBase(StageTraffic):
             self.bwd_cache[bwd_chunk_id] = found
 
     def _leave_weight_work(
-        self, microbatch: int, full_backward: bool, calls: list[LayerCall] | None
+        self, microbatch: int, full_backward: bool, calls: list[WeightWork] | None
     ) -> None:
         if self.dw_builder is not None:
             work: Callable[..., Any] = self.dw_builder()
@@ -223,13 +224,13 @@ class _PipelineStageBase(StageTraffic):
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> tuple[tuple[torch.Tensor | None, ...], list[LayerCall] | None]:
+    ) -> tuple[tuple[torch.Tensor | None, ...], list[WeightWork] | None]:
         """One backward ("full"), or a half of it ("input", "weight"); gradients are only added up.
 
         After the last one of a step, copies of the stage under DDP average theirs.
         """
         found: tuple[torch.Tensor | None, ...] = ()
-        left: list[LayerCall] | None = None
+        left: list[WeightWork] | None = None
         match backward_type:
             case "full":
                 found, calls = self._propagate(bwd_kwargs)
@@ -247,7 +248,7 @@ class _PipelineStageBase(StageTraffic):
 
     def _propagate(
         self, values: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor | None, ...], list[LayerCall]]:
+    ) -> tuple[tuple[torch.Tensor | None, ...], list[WeightWork]]:
         received: list[torch.Tensor] = values["input_values"]
         roots = self._find_roots(values["stage_output"], values["output_grads"])
         leaves = [value for value in received if value.requires_grad]

@@ -22,6 +22,10 @@ __all__ = ["Replica", "replica_of"]
 class Replica(Protocol):
     """What a stage needs from data parallelism."""
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is just one copy of the stage, and it is whole."""
+
     def begin_step(self) -> None:
         """Before the first forward of a training step."""
 
@@ -57,6 +61,8 @@ def replica_of(module: nn.Module) -> Replica:
 
 class _Alone:
     """One copy of the stage, whole all the time."""
+
+    is_alone = True
 
     def begin_step(self) -> None:
         pass

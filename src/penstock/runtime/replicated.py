@@ -33,6 +33,8 @@ class ReplicatedStage:
     that DDP runs on its buckets (`register_comm_hook`) are not used.
     """
 
+    is_alone = False
+
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = copies
         self._before: dict[nn.Parameter, torch.Tensor] = {}

@@ -17,6 +17,8 @@ class ShardedStage:
     when a module needs them, stay afterwards, and gradients are only added up.
     """
 
+    is_alone = False
+
     def __init__(self, shards: Sequence[FSDPModule]) -> None:
         self._shards = shards
         self._gathers: list[UnshardHandle] = []

@@ -10,21 +10,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.checkpoint import checkpoint
 
-from penstock.errors import BoundaryError, PipelineError
+from penstock.errors import ArgumentError, BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
-from penstock.runtime.backward import (
-    LayerCall,
-    LayerRecorder,
-    Recording,
-    Root,
-    add_weight_gradients,
-    run_backward,
-)
+from penstock.runtime.backward import LayerRecorder, Recording, Root, run_backward
+from penstock.runtime.captured import StageGraphs
 from penstock.runtime.losses import collect_losses
 from penstock.runtime.parallel import Meshes, take_local_parts
 from penstock.runtime.replica import Replica
 from penstock.runtime.tree import Structure, flatten, unflatten
+from penstock.runtime.weight_work import WeightWork, add_weight_gradients, collect_work
 
 __all__ = ["Packet", "Stage"]
 
@@ -46,6 +42,7 @@ class _Flight:
 
     inputs: list[list[torch.Tensor]]
     recording: Recording | None
+    is_replayed: bool = False
     edges: list[list[GradientEdge]] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
 
@@ -71,8 +68,10 @@ class Stage:
         self.replica = replica
         self.peak_flights = 0
         self._flights: dict[int, _Flight] = {}
-        self._waiting: dict[int, list[LayerCall]] = {}
+        self._waiting: dict[int, list[WeightWork]] = {}
         self._recorder: LayerRecorder | None = None
+        self._graphs: StageGraphs | None = None
+        self._is_checkpointed = False
         self._meshes = Meshes(module)
         # Whether the module writes in place to what it receives; found out in the first forward.
         self._writes: bool | None = None
@@ -92,6 +91,24 @@ class Stage:
         self._recorder = LayerRecorder()
         return self._recorder.watch(self.module)
 
+    def checkpoint(self) -> None:
+        """Hold inputs only, and run the module again in the backward."""
+        self._is_checkpointed = True
+
+    def capture_graphs(self) -> None:
+        """Run as CUDA graphs from the second step on; after `prepare_split`, if that is due."""
+        if self._is_checkpointed:
+            raise ArgumentError(
+                f"stage {self.index} is checkpointed, and running it again cannot be captured; "
+                "leave cuda_graphs out"
+            )
+        if not self.replica.is_alone:
+            raise ArgumentError(
+                f"stage {self.index} is data-parallel, and its communication cannot be captured; "
+                "leave cuda_graphs out"
+            )
+        self._graphs = StageGraphs(self.module, self._recorder)
+
     def evaluate(
         self, received: Sequence[Packet], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -110,15 +127,32 @@ class Stage:
         """Run the module and hold what its backward needs; its output and the losses it added."""
         inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
         arguments = self._enter(received)
+        replayed = self._replay(arguments, args, kwargs)
+        if replayed is not None:
+            self._hold(microbatch, _Flight(inputs, None, is_replayed=True))
+            return replayed[0], []
         context = self.replica.forward_context()
         with collect_losses() as losses, self._record() as recording, context:
             if self._writes is None:
                 output = self._watch_module(inputs, arguments, args, kwargs)
             else:
                 output = self._call_module(arguments, args, kwargs)
-        self._flights[microbatch] = _Flight(inputs, recording)
-        self.peak_flights = max(self.peak_flights, len(self._flights))
+        self._hold(microbatch, _Flight(inputs, recording))
         return output, losses
+
+    def _replay(
+        self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any] | None:
+        """The output of a forward that is there as a CUDA graph, if it is."""
+        # A graph starts from memory of its own, which a module must not write to.
+        if self._graphs is None or self._writes:
+            return None
+        held = len(self._flights) + len(self._waiting)
+        return self._graphs.run(((*arguments, *args), kwargs), held)
+
+    def _hold(self, microbatch: int, flight: _Flight) -> None:
+        self._flights[microbatch] = flight
+        self.peak_flights = max(self.peak_flights, len(self._flights))
 
     def _enter(self, received: Sequence[Packet]) -> list[Any]:
         """What was received, as arguments, behind `_Enter` if the module writes to it."""
@@ -141,7 +175,7 @@ class Stage:
         """Run the module for the first time, and find out whether it writes to its inputs."""
         leaves = [leaf for group in inputs for leaf in group]
         versions = [leaf._version for leaf in leaves]
-        output = self.module(*arguments, *args, **kwargs)
+        output = self._run_module(arguments, args, kwargs)
         self._writes = versions != [leaf._version for leaf in leaves]
         return output
 
@@ -149,7 +183,7 @@ class Stage:
         self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            return self.module(*arguments, *args, **kwargs)
+            return self._run_module(arguments, args, kwargs)
         except RuntimeError as error:
             if self._writes is False and "leaf Variable that requires grad" in str(error):
                 self._writes = True
@@ -158,6 +192,13 @@ class Stage:
                     "first microbatch; from the next step on this is taken care of"
                 ) from error
             raise
+
+    def _run_module(
+        self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._is_checkpointed:
+            return checkpoint(self.module, *arguments, *args, use_reentrant=False, **kwargs)
+        return self.module(*arguments, *args, **kwargs)
 
     def _record(self) -> AbstractContextManager[Recording | None]:
         return nullcontext() if self._recorder is None else self._recorder.record()
@@ -195,8 +236,8 @@ class Stage:
         self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]
     ) -> list[list[torch.Tensor]]:
         """The whole backward: from the gradients of each consumer to those for each producer."""
-        answer, calls = self._propagate(microbatch, gradients)
-        add_weight_gradients(calls)
+        answer, work = self._propagate(microbatch, gradients)
+        add_weight_gradients(work)
         return answer
 
     def backward_input(
@@ -212,23 +253,28 @@ class Stage:
 
     def _propagate(
         self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]
-    ) -> tuple[list[list[torch.Tensor]], list[LayerCall]]:
+    ) -> tuple[list[list[torch.Tensor]], list[WeightWork]]:
         """Send gradients through the graph and let go of it; weight work that is left over."""
         flight = self._flights.pop(microbatch)
         roots = _join_roots(flight, gradients)
-        if self._recorder is not None and flight.recording is not None:
-            self._recorder.judge(flight.recording, roots)
-        found = iter(run_backward(roots, [leaf for group in flight.inputs for leaf in group]))
-        calls = [] if flight.recording is None else flight.recording.calls
-        return (
-            [[next(found) for _ in group] for group in flight.inputs],
-            [call for call in calls if call.gradient is not None],
-        )
+        inputs = [leaf for group in flight.inputs for leaf in group]
+        work: list[WeightWork] = []
+        if flight.is_replayed:
+            with collect_work(work):
+                answer = iter(run_backward(roots, inputs))
+        elif self._recorder is None or flight.recording is None:
+            answer = iter(run_backward(roots, inputs))
+        else:
+            found, work = self._recorder.run_backward(flight.recording, roots, inputs)
+            answer = iter(found)
+        return [[next(answer) for _ in group] for group in flight.inputs], work
 
     def clear(self) -> None:
         """Let go of everything, after a step that failed."""
         self._flights.clear()
         self._waiting.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
         self.replica.abandon_step()
 
 

@@ -1,7 +1,7 @@
 """Who runs what: the schedule, this process's stages and its transport, agreed by all ranks."""
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.errors import PenstockError, PipelineError, SizeError
+from penstock.errors import ArgumentError, PenstockError, PipelineError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
@@ -46,18 +46,27 @@ def gather_crew(
     group: dist.ProcessGroup | None,
     ranks: int | None,
     device: torch.device,
+    checkpointed: Collection[int],
+    cuda_graphs: bool,
 ) -> Crew:
     """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
+    if cuda_graphs and device.type != "cuda":
+        raise ArgumentError(
+            f"cuda_graphs asks for a CUDA device (device: {device}); leave it out, or set device"
+        )
     if group is None:
         source = _find_source(modules, schedule, dataflow, None, ranks)
         found = source.training(microbatches)
         transport: Transport = LocalTransport(found.num_ranks)
-        return Crew(source, found, transport, _own_stages(modules, found, transport.ranks))
+        stages = _own_stages(modules, found, transport.ranks)
+        _set_up(stages, found, checkpointed, cuda_graphs)
+        return Crew(source, found, transport, stages)
     members = GroupTransport(group, device)
     try:
         source = _find_source(modules, schedule, dataflow, group, ranks)
         found = source.training(microbatches)
         stages = _own_stages(modules, found, members.ranks)
+        _set_up(stages, found, checkpointed, cuda_graphs)
     except PenstockError as error:
         _raise_first(members, error)
         raise
@@ -110,10 +119,22 @@ def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> d
             f"rank {ranks[0]} holds the stages {own} ({schedule.placement.style} placement), but "
             f"was not given {missing}"
         )
-    stages = {index: Stage(index, modules[index], replica_of(modules[index])) for index in own}
+    return {index: Stage(index, modules[index], replica_of(modules[index])) for index in own}
+
+
+def _set_up(
+    stages: Mapping[int, Stage],
+    schedule: Schedule,
+    checkpointed: Collection[int],
+    cuda_graphs: bool,
+) -> None:
+    """Tell stages how they are run."""
+    for index in set(stages) & set(checkpointed):
+        stages[index].checkpoint()
     if schedule.rows.has_kind(Kind.BACKWARD_INPUT):
-        _prepare_split(stages.values())
-    return stages
+        _prepare_split([stage for index, stage in stages.items() if index not in checkpointed])
+    for stage in stages.values() if cuda_graphs else ():
+        stage.capture_graphs()
 
 
 def _prepare_split(stages: Iterable[Stage]) -> None:
@@ -125,9 +146,9 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
     ]
     if whole:
         warnings.warn(
-            f"the backward of the stages {whole} cannot be split, since they have no plain linear "
-            "layers that are trained: I does all of it and W nothing, which is right, but no "
-            "faster than a schedule without I and W",
+            f"the backward of the stages {whole} cannot be split, since none of their trained "
+            "weights goes into a product that could be left for later: I does all of it and W "
+            "nothing, which is right, but no faster than a schedule without I and W",
             stacklevel=5,
         )
 

@@ -1,0 +1,245 @@
+"""Stages as CUDA graphs, beside the same stages as they are."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.ir.dataflow import Routed
+from penstock.runtime.losses import add_loss
+from penstock.runtime.replica import replica_of
+from penstock.runtime.stage import Packet, Stage
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+WIDTH, ROWS = 16, 8
+
+
+def _blocks() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(WIDTH, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, WIDTH, bias=False)
+    )
+
+
+class Runner:
+    """A stage, run as a schedule would: several microbatches in flight, W later than I."""
+
+    def __init__(self, module: nn.Module, *, is_split: bool = True) -> None:
+        self.module = module
+        self.is_split = is_split
+        self.stage = Stage(0, module, replica_of(module))
+        if is_split:
+            self.stage.prepare_split()
+        self.replays = 0
+
+    def step(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
+        """All forwards, all I, all W; the gradients of the inputs."""
+        found = []
+        for number, value in enumerate(values):
+            leaf = value.clone().requires_grad_()
+            output, _ = self.stage.forward(number, [Packet("T", [leaf])], (), {})
+            self.replays += self.stage._flights[number].is_replayed
+            self.stage.depart(number, output, [1])
+            del output
+        for number, value in enumerate(values):
+            gradient = torch.cos(value)
+            if self.is_split:
+                found.append(self.stage.backward_input(number, [[gradient]])[0][0])
+            else:
+                found.append(self.stage.backward(number, [[gradient]])[0][0])
+        for number in range(len(values)) if self.is_split else ():
+            self.stage.backward_weight(number)
+        return found
+
+    def gradients(self) -> dict[str, torch.Tensor | None]:
+        return {
+            name: None if p.grad is None else p.grad.clone()
+            for name, p in self.module.named_parameters()
+        }
+
+
+def _values(seed: int, count: int = 3, rows: int = ROWS) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (count, rows, WIDTH)
+    return list(torch.randn(shape, generator=generator, device="cuda", dtype=torch.float64))
+
+
+def _pair(build: Callable[[], nn.Module], **options: Any) -> tuple[Runner, Runner]:
+    modules = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        modules.append(build().to("cuda", torch.float64))
+    plain, captured = (Runner(module, **options) for module in modules)
+    captured.stage.capture_graphs()
+    return plain, captured
+
+
+def _assert_same(plain: Runner, captured: Runner, values: list[torch.Tensor]) -> None:
+    expected, found = plain.step(values), captured.step(values)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(captured.gradients(), plain.gradients(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+@pytest.mark.parametrize("sets_to_none", [True, False])
+def test_replayed_steps_equal_plain_ones(is_split: bool, sets_to_none: bool) -> None:
+    plain, captured = _pair(_blocks, is_split=is_split)
+    for step in range(5):
+        _assert_same(plain, captured, _values(step))
+        for runner in (plain, captured):
+            with torch.no_grad():
+                for parameter in runner.module.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+            runner.module.zero_grad(set_to_none=sets_to_none)
+    # The first step runs as it is; all others are replayed.
+    assert captured.replays == 4 * 3
+
+
+def test_gradients_keep_what_they_held() -> None:
+    plain, captured = _pair(_blocks)
+    for step in range(4):
+        _assert_same(plain, captured, _values(step))
+    for runner in (plain, captured):
+        for parameter in runner.module.parameters():
+            parameter.grad = torch.full_like(parameter, 2.0)
+    _assert_same(plain, captured, _values(9))
+
+
+def test_other_shapes_run_as_they_are_and_are_captured_when_they_stay() -> None:
+    plain, captured = _pair(_blocks)
+    for step, rows in enumerate([8, 8, 4, 4, 8]):
+        _assert_same(plain, captured, _values(step, rows=rows))
+    assert captured.replays == 2 * 3
+
+
+def test_more_microbatches_than_before_run_as_they_are() -> None:
+    plain, captured = _pair(_blocks)
+    for step, count in enumerate([2, 2, 5, 5]):
+        _assert_same(plain, captured, _values(step, count=count))
+    assert captured.replays == 2 + 2 + 5
+
+
+def test_a_weight_in_other_memory_is_captured_again() -> None:
+    plain, captured = _pair(_blocks)
+    for step in range(2):
+        _assert_same(plain, captured, _values(step))
+    for runner in (plain, captured):
+        weight = runner.module[0].weight  # type: ignore[index]  # a sequence
+        weight.data = weight.data * 2
+    for step in range(2, 4):
+        _assert_same(plain, captured, _values(step))
+    assert captured.replays == 3 + 3
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.frozen = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.frozen(torch.tanh(self.used(x)))  # type: ignore[no-any-return]  # upstream
+
+
+def test_weights_that_get_no_gradient_have_none() -> None:
+    plain, captured = _pair(Frozen)
+    for step in range(3):
+        _assert_same(plain, captured, _values(step))
+    assert captured.gradients()["unused.weight"] is None
+    assert captured.gradients()["frozen.weight"] is None
+
+
+def test_running_statistics_count_every_microbatch_once() -> None:
+    plain, captured = _pair(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)))
+    for step in range(3):
+        _assert_same(plain, captured, _values(step))
+    for expected, found in zip(plain.module.buffers(), captured.module.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> Routed:
+        y = self.layer(x)
+        return Routed({1: {"y": y, "n": 3}})
+
+
+def test_outputs_keep_their_structure() -> None:
+    _, captured = _pair(TwoOutputs)
+    for step in range(2):
+        for number, value in enumerate(_values(step, count=2)):
+            packet = Packet("T", [value.clone().requires_grad_()])
+            output, _ = captured.stage.forward(number, [packet], (), {})
+            assert isinstance(output, Routed)
+            assert output.values[1]["n"] == 3
+            (sent,) = captured.stage.depart(number, output, [1])
+            captured.stage.backward_input(number, [[torch.ones_like(sent.tensors[0])]])
+            captured.stage.backward_weight(number)
+
+
+class Syncing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        return y if y.sum().item() > 0 else 2 * y
+
+
+class AddsLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        add_loss(y.mean())
+        return y
+
+
+@pytest.mark.parametrize("build", [Syncing, AddsLoss])
+def test_what_cannot_be_captured_runs_as_it_is_and_is_told_once(
+    build: Callable[[], nn.Module],
+) -> None:
+    plain, captured = _pair(build)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for step in range(4):
+            _assert_same(plain, captured, _values(step))
+    texts = [str(w.message) for w in told if "cannot run as CUDA graphs" in str(w.message)]
+    assert len(texts) == 1
+    assert captured.replays == 0
+
+
+def test_compiled_blocks_are_captured() -> None:
+    torch._dynamo.reset()
+
+    def build() -> nn.Module:
+        block = _blocks()
+        block.compile()
+        return nn.Sequential(block, nn.Linear(WIDTH, WIDTH))
+
+    plain, captured = _pair(build)
+    for step in range(4):
+        _assert_same(plain, captured, _values(step))
+    assert captured.replays == 3 * 3
+
+
+def test_after_a_failed_step_all_slots_are_free_again() -> None:
+    plain, captured = _pair(_blocks)
+    for step in range(2):
+        _assert_same(plain, captured, _values(step))
+    value = _values(5)[0].requires_grad_()
+    captured.stage.forward(0, [Packet("T", [value])], (), {})
+    captured.stage.clear()
+    captured.replays = 0
+    _assert_same(plain, captured, _values(6))
+    assert captured.replays == 3
