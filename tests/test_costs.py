@@ -128,6 +128,36 @@ def test_costs_are_read_from_a_file(tmp_path: Path, name: str, content: str) -> 
     assert Costs.from_file(file) == Costs.from_file(str(file)) == expected
 
 
+@pytest.mark.parametrize("name", ["costs.toml", "costs.json", "costs"])
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(),
+        Costs(forward=[1e-7, 1 / 3], full_backward=[5e21, 2], transfer=[[0, 1e-5], [2e-5, 0]]),
+        Costs(send=0.1, overlap_gain=0.5, message_bytes=[0, 4096], workspace_bytes=1e12),
+    ],
+)
+def test_costs_come_back_from_a_file_as_they_were(tmp_path: Path, name: str, costs: Costs) -> None:
+    costs.to_file(tmp_path / name)
+    assert Costs.from_file(tmp_path / name) == costs
+
+
+def test_a_file_of_costs_has_a_line_for_each(tmp_path: Path) -> None:
+    costs = Costs(forward=[1, 2.5], transfer=[[0, 1], [1, 0]])
+    costs.to_file(tmp_path / "costs.toml")
+    lines = (tmp_path / "costs.toml").read_text().splitlines()
+    assert lines[:5] == [
+        "forward = [1.0, 2.5]",
+        "backward_input = 1.0",
+        "backward_weight = 1.0",
+        "transfer = [[0.0, 1.0], [1.0, 0.0]]",
+        "send = 0.0",
+    ]
+    costs.to_file(tmp_path / "costs.json")
+    lines = (tmp_path / "costs.json").read_text().splitlines()
+    assert lines[:3] == ["{", '  "forward": [1.0, 2.5],', '  "backward_input": 1.0,']
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -176,6 +206,13 @@ def test_lists_are_divided_or_added_up_in_the_order_of_the_model() -> None:
     assert costs.recut(2, 8).forward == (0.5, 0.5, 1, 1, 1.5, 1.5, 2, 2)
     assert costs.recut(2, 2).forward == (3, 7)
     assert costs.recut(2, 4).forward == (1, 2, 3, 4)
+
+
+def test_messages_and_room_to_work_in_do_not_shrink_with_the_stages() -> None:
+    costs = Costs(message_bytes=[4, 6], workspace_bytes=[2, 3])
+    finer, joined = costs.recut(2, 4), costs.recut(2, 1)
+    assert (finer.message_bytes, finer.workspace_bytes) == ((4, 4, 6, 6), (2, 2, 3, 3))
+    assert (joined.message_bytes, joined.workspace_bytes) == ((4,), (3,))
 
 
 def test_cut_that_does_not_come_out_even_is_refused() -> None:

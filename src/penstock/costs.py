@@ -111,11 +111,28 @@ class Costs:
         except (CostsError, ValueError, RecursionError) as error:
             raise CostsError(f"{file}: {error}") from error
 
+    def to_mapping(self) -> dict[str, object]:
+        """Names and plain numbers, of which `from_mapping` makes the same costs."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def to_file(self, path: Path | str) -> None:
+        """Write the costs where `from_file` reads them: JSON by its ending, else TOML."""
+        file = Path(path)
+        # What JSON writes for numbers and lists of numbers, TOML reads.
+        lines = [(name, json.dumps(value)) for name, value in self.to_mapping().items()]
+        if file.suffix == ".json":
+            text = "{\n" + ",\n".join(f'  "{name}": {value}' for name, value in lines) + "\n}\n"
+        else:
+            text = "".join(f"{name} = {value}\n" for name, value in lines)
+        file.write_text(text, encoding="utf-8")
+
     def recut(self, share_of: int, pieces: int) -> "Costs":
         """The costs of the same model cut into `pieces` stages.
 
         A single number is the cost of one of `share_of` equal shares of the model. A list is for
-        consecutive pieces, which are added up or divided evenly.
+        consecutive pieces, which are added up or divided evenly. Messages between pieces and room
+        to work in stay as large as they are.
         """
         changes: dict[str, Any] = {}
         for name in _PER_STAGE:
@@ -198,12 +215,21 @@ class Costs:
 
 
 def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
+    is_shared = name not in ("message_bytes", "workspace_bytes")
     if pieces % len(given) == 0:
         times = pieces // len(given)
-        return tuple(value / times for value in given for _ in range(times))
+        return tuple(value / (times if is_shared else 1) for value in given for _ in range(times))
     if len(given) % pieces == 0:
         size = len(given) // pieces
-        return tuple(sum(given[piece * size : (piece + 1) * size]) for piece in range(pieces))
+        parts = [given[piece * size : (piece + 1) * size] for piece in range(pieces)]
+        # What enters joined pieces enters the first; what they need to work in, the largest needs.
+        match name:
+            case "message_bytes":
+                return tuple(part[0] for part in parts)
+            case "workspace_bytes":
+                return tuple(max(part) for part in parts)
+            case _:
+                return tuple(sum(part) for part in parts)
     raise CostsError(
         f"{name} has {len(given)} values, which cannot be shared out evenly over {pieces} stages"
     )

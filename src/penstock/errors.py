@@ -12,6 +12,7 @@ __all__ = [
     "ParseError",
     "PenstockError",
     "PipelineError",
+    "PlanError",
     "ScheduleError",
     "ScheduleNameError",
     "SizeError",
@@ -48,6 +49,10 @@ class CostsError(PenstockError, ValueError):
 
 class MemoryLimitError(PenstockError, ValueError):
     """A limit of bytes that no schedule can keep."""
+
+
+class PlanError(PenstockError, ValueError):
+    """A file is no plan, or not the plan that it says; the message names the file and field."""
 
 
 class MissingDependencyError(PenstockError, ImportError):

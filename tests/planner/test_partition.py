@@ -147,8 +147,27 @@ def test_pieces_without_any_cost_can_be_cut() -> None:
 def test_what_a_partition_tells() -> None:
     pieces = [
         Piece(name, forward=1, backward_input=2, backward_weight=0.5, parameter_bytes=8)
-        for name in "abcd"
-    ] + [Piece("e", forward=1, activation_bytes=3)]
+        for name in "abc"
+    ] + [
+        Piece(
+            "d",
+            forward=1,
+            backward_input=2,
+            backward_weight=0.5,
+            parameter_bytes=8,
+            weight_stash_bytes=1,
+            message_bytes=2,
+            workspace_bytes=7,
+        ),
+        Piece(
+            "e",
+            forward=1,
+            activation_bytes=3,
+            weight_stash_bytes=2,
+            message_bytes=4,
+            workspace_bytes=5,
+        ),
+    ]
     found = partition(pieces, Placement.v(2), memory=99, in_flight=2)
     assert found == Partition(
         pieces=tuple(pieces),
@@ -174,7 +193,10 @@ def test_what_a_partition_tells() -> None:
         backward_input=(2, 2, 2, 2),
         backward_weight=(0.5, 0.5, 0.5, 0.5),
         activation_bytes=(0, 0, 0, 3),
+        weight_stash_bytes=(0, 0, 0, 3),
         parameter_bytes=(8, 8, 8, 8),
+        message_bytes=(0, 0, 0, 2),
+        workspace_bytes=(0, 0, 0, 7),
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from penstock.ir.graph import Graph
 from penstock.ir.rows import Floats, Rows
 
-__all__ = ["Run", "find_cycle", "run_in_order"]
+__all__ = ["Run", "expect_rows", "find_cycle", "run_in_order"]
 
 # Loading the compiled loop takes a good half second, once; below this many rows it does not pay.
 _ROWS_WORTH_LOADING = 100_000
@@ -56,6 +56,12 @@ def run_in_order(rows: Rows, graph: Graph, *, duration: Floats, busy: Floats, la
     arguments: list[Any] = [*(array.tolist() for array in inputs), *results, [-1] * num_rows]
     _loop(*arguments)
     return Run(*map(np.array, results))
+
+
+def expect_rows(num_rows: int) -> None:
+    """Get ready for runs of so many rows in all: load the compiled loop if that will pay."""
+    if _is_worth_compiling(num_rows):
+        _compiled_loop()
 
 
 def _is_worth_compiling(num_rows: int) -> bool:

@@ -17,13 +17,13 @@ from itertools import pairwise
 from penstock.costs import Costs
 from penstock.errors import SizeError
 from penstock.ir.placement import Placement
-from penstock.planner.criteria import best_cuts
-from penstock.planner.cuts import NoAnswer
-from penstock.planner.demand import Demand
-from penstock.planner.misfit import explain_misfit
+from penstock.planner.cutting.criteria import best_cuts
+from penstock.planner.cutting.cuts import NoAnswer
+from penstock.planner.cutting.demand import Demand
+from penstock.planner.cutting.misfit import explain_misfit
 from penstock.planner.pieces import Piece
 
-__all__ = ["Partition", "partition"]
+__all__ = ["Partition", "find_partition", "partition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,10 @@ class Partition:
             backward_input=self._per_stage(lambda piece: piece.backward_input),
             backward_weight=self._per_stage(lambda piece: piece.backward_weight),
             activation_bytes=self._per_stage(lambda piece: piece.activation_bytes),
+            weight_stash_bytes=self._per_stage(lambda piece: piece.weight_stash_bytes),
             parameter_bytes=self._per_stage(lambda piece: piece.parameter_bytes),
+            message_bytes=[stage[0].message_bytes for stage in self.stages],
+            workspace_bytes=[max(p.workspace_bytes for p in stage) for stage in self.stages],
         )
 
     def __str__(self) -> str:
@@ -144,12 +147,20 @@ def partition(
             f"use {len(pieces)} stages or fewer, or finer pieces"
         )
     demand = Demand.of(pieces, placement, memory, in_flight)
+    found = find_partition(demand)
+    if found is None:
+        raise SizeError(explain_misfit(demand))
+    return found
+
+
+def find_partition(demand: Demand) -> Partition | None:
+    """The best cuts for a demand, or nothing where no cuts keep the caps."""
     answer = best_cuts(demand.chain, demand.caps)
     if isinstance(answer, NoAnswer):
-        raise SizeError(explain_misfit(demand))
+        return None
     return Partition(
-        pieces=tuple(pieces),
-        placement=placement,
+        pieces=demand.pieces,
+        placement=demand.placement,
         cuts=answer.cuts,
         in_flight=demand.in_flight,
         memory=demand.memory,

@@ -13,7 +13,9 @@ class Piece:
     """A part of a model that stays whole: seconds per microbatch, and bytes.
 
     `parameter_bytes` stay: parameters, gradients, optimizer state, whatever is counted.
-    `activation_bytes` are held for every microbatch in flight.
+    `activation_bytes` are held for every microbatch in flight, `weight_stash_bytes` of them, or
+    more, until its W. `message_bytes` is what the piece takes in, which is also what is held of it
+    if its stage is checkpointed and begins with it; `workspace_bytes` is needed while it runs.
 
     >>> Piece("layers.0", forward=1.0, backward_input=1.0, backward_weight=0.5).seconds
     2.5
@@ -25,6 +27,9 @@ class Piece:
     backward_weight: float = 0.0
     parameter_bytes: float = 0.0
     activation_bytes: float = 0.0
+    weight_stash_bytes: float = 0.0
+    message_bytes: float = 0.0
+    workspace_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:

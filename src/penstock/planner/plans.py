@@ -2,8 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import isinf
+from pathlib import Path
 
 from penstock.ir.schedule import Schedule
+from penstock.planner.bounds import lower_bound
+from penstock.planner.choices import Choices
+from penstock.planner.choosing.layouts import describe_placement
+from penstock.planner.plan_files import ROUNDING, Saved, format_plan, read_plan
 from penstock.planner.problem import Problem
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
@@ -13,11 +19,37 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that solves a problem, and a proven bound: no schedule for it is faster."""
+    """A schedule that solves a problem, and a proven bound: no schedule for it is faster.
+
+    `choices` is what a search has chosen beside the order, if there was one.
+    """
 
     problem: Problem
     schedule: Schedule
     lower_bound: float
+    choices: Choices | None = None
+
+    @classmethod
+    def from_file(cls, path: Path | str) -> "Plan":
+        """Read a plan that `to_file` has written; the prediction and the bound are computed."""
+        saved = read_plan(Path(path))
+        return cls(saved.problem, saved.schedule, lower_bound(saved.problem), saved.choices)
+
+    def to_file(self, path: Path | str) -> None:
+        """Write the plan as JSON: orders, costs, limits, choices; the prediction to look at."""
+        Path(path).write_text(self.to_text(), encoding="utf-8")
+
+    def to_text(self) -> str:
+        """What `to_file` writes."""
+        predicted = {
+            "makespan": self.timeline.makespan,
+            "end_time": self.timeline.end_time,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "rank_bubble_rates": self.timeline.rank_bubble_rates,
+            "rank_peak_bytes": self.timeline.rank_peak_bytes,
+        }
+        return format_plan(Saved(self.problem, self.schedule, self.choices), predicted)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -28,3 +60,31 @@ class Plan:
     def gap(self) -> float:
         """How much slower the schedule is than the bound, as a share of the bound."""
         return self.timeline.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+
+    @property
+    def keeps_limit(self) -> bool:
+        """Whether no rank ever holds more bytes than it has."""
+        pairs = zip(self.timeline.rank_peak_bytes, self.problem.memory, strict=True)
+        return all(peak <= limit * (1 + ROUNDING) for peak, limit in pairs)
+
+    def __str__(self) -> str:
+        timeline, problem = self.timeline, self.problem
+        lines = [
+            f"{self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages "
+            f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
+            f"step {timeline.makespan:.4g} s, bubble {timeline.bubble_rate:.1%}, "
+            f"at most {max(self.gap, 0):.1%} above the proven bound of {self.lower_bound:.4g} s",
+        ]
+        if timeline.peak_bytes:
+            lines.append(self._describe_memory())
+        if self.choices is not None:
+            lines.append(str(self.choices))
+        return "\n".join(lines)
+
+    def _describe_memory(self) -> str:
+        peaks, limits = self.timeline.rank_peak_bytes, self.problem.memory
+        rank = max(range(len(peaks)), key=lambda rank: peaks[rank] / (limits[rank] or 1))
+        if isinf(limits[rank]):
+            rank = peaks.index(max(peaks))
+            return f"rank {rank} holds most: {peaks[rank]:,.0f} bytes"
+        return f"rank {rank} is fullest: {peaks[rank]:,.0f} bytes of {limits[rank]:,.0f}"

@@ -135,10 +135,14 @@ class Problem:
         holder = np.array(self.placement.rank_of_stage)
         return np.bincount(holder, self.microbatches * seconds, self.ranks).astype(np.float64)
 
-    def _check_memory(self) -> None:
-        """One microbatch at a time is the least that can be held; it must fit on every rank."""
+    @cached_property
+    def least_bytes(self) -> Floats:
+        """Per rank, the bytes without which there is no schedule: one microbatch at a time."""
         one = np.maximum(self.activation, self.stash)
-        least = self.resident + np.bincount(self.placement.rank_of_stage, one, self.ranks)
+        return self.resident + np.bincount(self.placement.rank_of_stage, one, self.ranks)
+
+    def _check_memory(self) -> None:
+        least = self.least_bytes
         missing = least - np.array(self.memory)
         if (missing <= 0).all():
             return

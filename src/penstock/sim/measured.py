@@ -1,21 +1,31 @@
-"""Costs read off a timeline that was recorded: what a stage's actions took on the average."""
+"""Costs read off timelines that were recorded: what each stage's actions really took."""
+
+from dataclasses import replace
 
 import numpy as np
 
 from penstock.costs import Costs
+from penstock.errors import CostsError
 from penstock.ir.actions import Kind
 from penstock.ir.graph import build_graph
-from penstock.ir.rows import Floats
+from penstock.ir.rows import Bools, Floats
 from penstock.sim.timeline import Timeline
 
-__all__ = ["costs_of"]
+__all__ = ["costs_of", "middle_mean"]
+
+_HALVES = ("input", "weight")
 
 
-def costs_of(timeline: Timeline) -> Costs:
-    """The mean seconds per stage of every kind of compute, of a send, and of a transfer.
+def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> Costs:
+    """The seconds per stage of every kind of compute, of a send, and of a transfer per link.
 
-    A kind that a stage never runs costs nothing. A transfer is what the fastest message took,
-    since others were there before anybody waited for them.
+    Several steps of one schedule tell more than one. Seconds are means over the middle half of
+    what was seen. A transfer is what the fastest message of a link took, since others were there
+    before anybody waited for them; a link without messages is taken to be like the others.
+
+    A timeline has no bytes per stage and no seconds of kinds that never ran: these come from
+    `like`, in proportion to what did run. Without it there are no bytes, a full backward is the
+    sum of its parts, and the parts of a backward that was never split are equal.
 
     >>> from penstock.assembly import build
     >>> from penstock.sim.engine import simulate
@@ -23,35 +33,95 @@ def costs_of(timeline: Timeline) -> Costs:
     >>> costs_of(simulate(schedule, Costs(forward=[2, 3]))).forward
     (2.0, 3.0)
     """
-    return Costs(
-        forward=_mean_seconds(timeline, Kind.FORWARD).tolist(),
-        backward_input=_mean_seconds(timeline, Kind.BACKWARD_INPUT).tolist(),
-        backward_weight=_mean_seconds(timeline, Kind.BACKWARD_WEIGHT).tolist(),
-        full_backward=_mean_seconds(timeline, Kind.FULL_BACKWARD).tolist(),
-        send=_mean_send_seconds(timeline),
-        transfer=_transfer_seconds(timeline),
+    steps = (timeline, *more)
+    if any(step.schedule != timeline.schedule for step in more):
+        raise CostsError("the timelines are of different schedules; take costs of each by itself")
+    forward, halves, full = _compute_seconds(steps, Costs() if like is None else like)
+    return replace(
+        Costs() if like is None else like,
+        forward=forward.tolist(),
+        backward_input=halves[0].tolist(),
+        backward_weight=halves[1].tolist(),
+        full_backward=full.tolist(),
+        send=_send_seconds(steps),
+        transfer=_transfer_seconds(steps, like),
     )
 
 
-def _mean_seconds(timeline: Timeline, kind: Kind) -> Floats:
-    rows, stages = timeline.schedule.rows, timeline.schedule.num_stages
-    wanted = rows.is_kind(kind)
-    seconds = (timeline.end - timeline.start)[wanted]
-    total = np.bincount(rows.stage[wanted], weights=seconds, minlength=stages)
-    count = np.bincount(rows.stage[wanted], minlength=stages)
-    mean: Floats = total / np.maximum(count, 1)
-    return mean
+def middle_mean(values: Floats) -> float:
+    """The mean of what is left without the lowest and the highest quarter.
+
+    >>> middle_mean(np.array([1.0, 2.0, 4.0, 99.0]))
+    3.0
+    """
+    cut = len(values) // 4
+    return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
-def _mean_send_seconds(timeline: Timeline) -> float:
-    sends = timeline.schedule.rows.is_kind(Kind.SEND_F, Kind.SEND_B)
-    return float((timeline.end - timeline.start)[sends].mean()) if sends.any() else 0.0
+def _compute_seconds(steps: tuple[Timeline, ...], like: Costs) -> tuple[Floats, Floats, Floats]:
+    """Per stage the seconds of F, of I and W, and of B; where one never ran, as in `like`."""
+    stages = steps[0].schedule.num_stages
+    forward, first, second, full = (_seconds(steps, kind) for kind in list(Kind)[:4])
+    halves = np.stack([first, second])
+    old_forward = like.per_stage("forward", stages)
+    old_halves = np.stack([like.per_stage(f"backward_{half}", stages) for half in _HALVES])
+    old_full = np.array([like.full_backward_seconds(stage) for stage in range(stages)])
+    full_if_split = old_full * _ratio(halves.sum(axis=0), old_halves.sum(axis=0))
+    halves_if_full = old_halves * _ratio(full, old_full)
+    return (
+        _first_known(forward, old_forward),
+        _first_known(halves, halves_if_full, old_halves),
+        _first_known(full, full_if_split, old_full),
+    )
 
 
-def _transfer_seconds(timeline: Timeline) -> float:
-    """From the end of a send to the start of the work that uses what was sent."""
-    graph, rows = build_graph(timeline.schedule), timeline.schedule.rows
+def _ratio(new: Floats, old: Floats) -> Floats:
+    """How much slower than before, not a number where either is unknown."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio: Floats = np.where(old > 0, new / old, np.nan)
+    return ratio
+
+
+def _first_known(*columns: Floats) -> Floats:
+    known = columns[0]
+    for column in columns[1:]:
+        known = np.where(np.isnan(known), column, known)
+    return known
+
+
+def _seconds(steps: tuple[Timeline, ...], kind: Kind) -> Floats:
+    """Per stage, what this kind took; not a number where it never ran."""
+    rows, stages = steps[0].schedule.rows, steps[0].schedule.num_stages
+    is_kind = rows.is_kind(kind)
+    found = np.full(stages, np.nan)
+    for stage in np.unique(rows.stage[is_kind]):
+        found[stage] = _middle(steps, is_kind & (rows.stage == stage))
+    return found
+
+
+def _middle(steps: tuple[Timeline, ...], wanted: Bools) -> float:
+    return middle_mean(np.concatenate([(step.end - step.start)[wanted] for step in steps]))
+
+
+def _send_seconds(steps: tuple[Timeline, ...]) -> float:
+    sends = steps[0].schedule.rows.is_kind(Kind.SEND_F, Kind.SEND_B)
+    return _middle(steps, sends) if sends.any() else 0.0
+
+
+def _transfer_seconds(steps: tuple[Timeline, ...], like: Costs | None) -> list[list[float]]:
+    """Per link, from the end of a send to the start of the work that uses what was sent."""
+    schedule = steps[0].schedule
+    ranks, rows, graph = schedule.num_ranks, schedule.rows, build_graph(schedule)
     user = np.repeat(np.arange(len(rows)), np.diff(graph.first))
-    is_send = rows.is_kind(Kind.SEND_F, Kind.SEND_B)[graph.need]
-    waits = timeline.start[user[is_send]] - timeline.end[graph.need[is_send]]
-    return max(0.0, float(waits.min())) if len(waits) else 0.0
+    is_message = rows.is_kind(Kind.SEND_F, Kind.SEND_B)[graph.need] & (graph.link >= 0)
+    fastest = np.full(ranks * ranks, np.inf)
+    for step in steps:
+        waits = step.start[user[is_message]] - step.end[graph.need[is_message]]
+        np.minimum.at(fastest, graph.link[is_message], np.maximum(waits, 0.0))
+    is_known = np.isfinite(fastest)
+    typical = float(fastest[is_known].mean()) if is_known.any() else 0.0
+    others = np.full(ranks * ranks, typical) if like is None else like.per_link(ranks).ravel()
+    table = np.where(is_known, fastest, others).reshape(ranks, ranks)
+    np.fill_diagonal(table, 0.0)
+    seconds: list[list[float]] = table.tolist()
+    return seconds

@@ -18,6 +18,17 @@ from penstock.training.measuring import measure
 
 __all__ = ["balance"]
 
+# What a piece takes over from the costs of a stage as it is.
+_COLUMNS = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "message_bytes",
+    "workspace_bytes",
+)
+
 
 def balance(
     model: nn.Module,
@@ -68,10 +79,7 @@ def balance(
 def _pieces(names: Sequence[str], costs: Costs, copies: float) -> list[Piece]:
     """One piece per layer; `copies` is how often the bytes of its parameters are held."""
     count = len(names)
-    columns = {
-        name: costs.per_stage(name, count)
-        for name in ("forward", "backward_input", "backward_weight", "activation_bytes")
-    }
+    columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
     parameters = copies * costs.per_stage("parameter_bytes", count)
     return [
         Piece(

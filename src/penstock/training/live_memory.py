@@ -1,6 +1,7 @@
 """Which memory is alive: every tensor that is made meanwhile, until its storage is let go of."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ class LiveMemory(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
         # A weak reference keeps the address of a storage from being used again.
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._peak: int | None = None
 
     def __torch_dispatch__(
         self,
@@ -38,7 +40,22 @@ class LiveMemory(TorchDispatchMode):
                 storage = value.untyped_storage()
                 reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]  # upstream
                 self._made.setdefault(storage._cdata, (reference, storage.nbytes()))
+        if self._peak is not None:
+            self._peak = max(self._peak, self.bytes())
         return result
+
+    @contextmanager
+    def watching(self) -> Iterator[Callable[[], int]]:
+        """Make the storages of what runs inside count, and tell the most bytes alive meanwhile.
+
+        That is looked up after every operation, which takes time.
+        """
+        self._peak = self.bytes()
+        try:
+            with self:
+                yield lambda: self._peak or 0
+        finally:
+            self._peak = None
 
     def storages(self) -> set[int]:
         """The storages that are alive now, by address."""

@@ -1,35 +1,86 @@
-"""What the stages of a pipe cost on this machine: seconds and bytes, from a few real microbatches.
+"""What the stages of a model cost on this machine: seconds and bytes, from real microbatches.
 
 The stages run one after the other in this process, so a model that fits on one device can be
 measured for any number of ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from statistics import median
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
-from penstock.ir.actions import Action, Kind
+from penstock.ir.actions import Kind
+from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
-from penstock.runtime.clocks import clock_for
 from penstock.runtime.microbatch import Ready, count_rows
 from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
 from penstock.splitting.untouched import untouched
-from penstock.training.live_memory import LiveMemory
+from penstock.training.optimizer_state import MakeOptimizer, count_optimizer_bytes
 from penstock.training.pipeline import Pipeline
+from penstock.training.stage_bytes import ActionBytes
 
-__all__ = ["measure"]
+__all__ = ["Measurement", "measure", "measure_closely"]
 
-_TIMED = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+_SECONDS = {
+    "forward": Kind.FORWARD,
+    "backward_input": Kind.BACKWARD_INPUT,
+    "backward_weight": Kind.BACKWARD_WEIGHT,
+    "full_backward": Kind.FULL_BACKWARD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Costs, and how far their seconds can be trusted.
+
+    `spread` has, for each kind of compute and each stage, how far the middle half of the
+    samples lies apart, as a share of their median.
+    """
+
+    costs: Costs
+    spread: Mapping[str, tuple[float, ...]]
+
+    def __str__(self) -> str:
+        lines = ["stage" + "".join(f"{_SECONDS[name].text + ' ms':>15}" for name in self.spread)]
+        for stage in range(len(self.spread["forward"])):
+            cells = (self._cell(name, stage) for name in self.spread)
+            lines.append(f"{stage:5}" + "".join(cells))
+        return "\n".join(lines)
+
+    def _cell(self, name: str, stage: int) -> str:
+        spread = self.spread[name]
+        seconds = self.costs.per_stage(name, len(spread))[stage]
+        return f"{1e3 * seconds:9.3f} ±{spread[stage]:4.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One microbatch, what its output is judged by, and how often and where it is run."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    target: Any
+    loss: Callable[..., torch.Tensor]
+    microbatches: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """A step as it was recorded, and the bytes of an earlier one."""
+
+    timeline: Timeline
+    bytes: ActionBytes
 
 
 def measure(
-    pipe: Pipe,
+    stages: Pipe | Sequence[nn.Module],
     args: tuple[Any, ...] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
@@ -37,43 +88,87 @@ def measure(
     target: Any = None,
     microbatches: int = 5,
     device: torch.device | str = "cpu",
+    optimizer: MakeOptimizer | None = None,
 ) -> Costs:
-    """Seconds of F, I and W and bytes of every stage, for one microbatch as given.
+    """Seconds of F, I, W and B and bytes of every stage, for one microbatch as given.
 
-    Seconds are medians over `microbatches`, after a first round that does not count. Activations
-    are what a forward leaves alive, and the weight stash what is alive of it after I. Parameters,
-    gradients, buffers and random numbers stay as they are.
+    Seconds are medians over `microbatches`, after steps that do not count; see `measure_closely`
+    for how far they can be trusted. Activations are what a forward leaves in use on its rank, and
+    the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
+    or a function that makes one for a list of parameters; its state is counted from one step on
+    a copy. Parameters, gradients, buffers and random numbers stay as they are.
     """
+    found = measure_closely(
+        stages,
+        args,
+        kwargs,
+        loss=loss,
+        target=target,
+        microbatches=microbatches,
+        device=device,
+        optimizer=optimizer,
+    )
+    return found.costs
+
+
+def measure_closely(
+    stages: Pipe | Sequence[nn.Module],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor],
+    target: Any = None,
+    microbatches: int = 5,
+    device: torch.device | str = "cpu",
+    optimizer: MakeOptimizer | None = None,
+) -> Measurement:
+    """What `measure` gives, and the spread of its seconds."""
     if microbatches < 1:
         raise ArgumentError(f"microbatches must be at least 1 (microbatches: {microbatches})")
-    bytes_held = _Bytes(torch.device(device))
-    schedule = _one_by_one(pipe.num_stages, microbatches)
+    sample = _Sample(args, kwargs or {}, target, loss, microbatches, torch.device(device))
+    modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
+    with untouched(modules):
+        split = _observe(stages, len(modules), ("F", "I", "W"), sample)
+        whole = _observe(stages, len(modules), ("F", "B"), sample)
+        state = [
+            0 if optimizer is None else count_optimizer_bytes(module, optimizer)
+            for module in modules
+        ]
+    samples = {name: _seconds([split, whole], kind) for name, kind in _SECONDS.items()}
+    costs = Costs.from_mapping(
+        {name: [float(np.median(each)) for each in found] for name, found in samples.items()}
+        | _bytes(split, whole)
+        | {
+            "parameter_bytes": [_count_bytes(module.parameters()) for module in modules],
+            "gradient_bytes": [_count_bytes(_trained(module)) for module in modules],
+            "optimizer_bytes": state,
+        }
+    )
+    return Measurement(
+        costs, {name: tuple(map(_spread, found)) for name, found in samples.items()}
+    )
+
+
+def _observe(
+    stages: Pipe | Sequence[nn.Module], count: int, kinds: Sequence[str], sample: _Sample
+) -> _Observed:
+    """Run every microbatch by itself through all stages and back, each stage on its own rank."""
+    numbers = range(sample.microbatches)
+    orders = [[f"{s}{kind}{m}" for m in numbers for kind in kinds] for s in range(count)]
+    schedule = Schedule.from_orders(orders, name="one by one")
+    held = ActionBytes(sample.device)
     pipeline = Pipeline(
-        pipe,
-        schedule,
-        microbatches=microbatches,
-        loss=loss,
-        device=device,
-        around=bytes_held.around,
+        stages, schedule, loss=sample.loss, device=sample.device, around=held.around
     )
-    batch = [_repeat(value, microbatches) for value in args]
-    named: dict[str, Any] = {k: _repeat(v, microbatches) for k, v in (kwargs or {}).items()}
-    targets = None if target is None else _repeat(target, microbatches)
-    with untouched(pipe.stages):
-        pipeline.step(*batch, target=targets, **named)
-        with bytes_held.counting():
-            pipeline.step(*batch, target=targets, **named)
-        timeline = pipeline.step(*batch, target=targets, record=True, **named).timeline
+    batch = [_repeat(value, sample.microbatches) for value in sample.args]
+    named = {name: _repeat(value, sample.microbatches) for name, value in sample.kwargs.items()}
+    target = None if sample.target is None else _repeat(sample.target, sample.microbatches)
+    pipeline.step(*batch, target=target, **named)
+    with held.counting():
+        pipeline.step(*batch, target=target, **named)
+    timeline = pipeline.step(*batch, target=target, record=True, **named).timeline
     assert timeline is not None, "the step was recorded"
-    forward, backward_input, backward_weight = (_seconds(timeline, kind) for kind in _TIMED)
-    return Costs(
-        forward=forward,
-        backward_input=backward_input,
-        backward_weight=backward_weight,
-        activation_bytes=bytes_held.after(pipe.num_stages, [Kind.FORWARD]),
-        weight_stash_bytes=bytes_held.after(pipe.num_stages, [Kind.FORWARD, Kind.BACKWARD_INPUT]),
-        parameter_bytes=[_parameter_bytes(stage) for stage in pipe.stages],
-    )
+    return _Observed(timeline, held)
 
 
 def _repeat(value: Any, microbatches: int) -> Any:
@@ -81,65 +176,44 @@ def _repeat(value: Any, microbatches: int) -> Any:
     return value if count_rows(value) is None else Ready([value] * microbatches)
 
 
-def _one_by_one(stages: int, microbatches: int) -> Schedule:
-    """Every microbatch by itself through all stages and back, on one rank."""
-    order = []
-    for microbatch in range(microbatches):
-        order += [f"{stage}F{microbatch}" for stage in range(stages)]
-        order += [f"{stage}I{microbatch}" for stage in reversed(range(stages))]
-        order += [f"{stage}W{microbatch}" for stage in reversed(range(stages))]
-    return Schedule.from_orders([order], name="one by one")
+def _seconds(observed: Sequence[_Observed], kind: Kind) -> list[Floats]:
+    """Per stage, what each action of a kind took."""
+    timelines = [each.timeline for each in observed]
+    return [
+        np.concatenate(
+            [
+                (timeline.end - timeline.start)[
+                    timeline.schedule.rows.is_kind(kind) & (timeline.schedule.rows.stage == stage)
+                ]
+                for timeline in timelines
+            ]
+        )
+        for stage in range(timelines[0].schedule.num_stages)
+    ]
 
 
-def _seconds(timeline: Timeline, kind: Kind) -> list[float]:
-    rows, stages = timeline.schedule.rows, timeline.schedule.num_stages
-    seconds = timeline.end - timeline.start
-    is_kind = rows.is_kind(kind)
-    return [float(median(seconds[is_kind & (rows.stage == stage)])) for stage in range(stages)]
+def _spread(samples: Floats) -> float:
+    low, middle, high = np.quantile(samples, [0.25, 0.5, 0.75])
+    return float((high - low) / middle) if middle else 0.0
 
 
-def _parameter_bytes(stage: torch.nn.Module) -> int:
-    return sum(parameter.numel() * parameter.element_size() for parameter in stage.parameters())
+def _bytes(split: _Observed, whole: _Observed) -> dict[str, object]:
+    """The bytes that come and go with a microbatch."""
+    flow, held = split.timeline.schedule.dataflow, split.bytes
+    stages = range(flow.num_stages)
+    return {
+        "activation_bytes": [held.activation(flow, stage) for stage in stages],
+        "weight_stash_bytes": [held.stash(flow, stage) for stage in stages],
+        "message_bytes": [held.message(flow, stage) for stage in stages],
+        "workspace_bytes": [
+            max(held.workspace(stage), whole.bytes.workspace(stage)) for stage in stages
+        ],
+    }
 
 
-class _Bytes:
-    """How many bytes each action of a step leaves alive, more than there were before it."""
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._clock = clock_for(device)
-        self._live: LiveMemory | None = None
-        self._left: dict[tuple[Kind, int], list[int]] = {}
 
-    @property
-    def around(self) -> dict[Kind, Callable[[Action, Callable[[], None]], None]]:
-        """What is called in place of the actions that are looked at."""
-        return {Kind.FORWARD: self._run, Kind.BACKWARD_INPUT: self._run}
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Look at the actions of a step meanwhile."""
-        self._live = LiveMemory()
-        with self._live if self._device.type == "cpu" else nullcontext():
-            yield
-        self._live = None
-
-    def _run(self, action: Action, run: Callable[[], None]) -> None:
-        if self._live is None:
-            run()
-            return
-        before = self._held()
-        run()
-        self._left.setdefault((action.kind, action.stage), []).append(self._held() - before)
-
-    def _held(self) -> int:
-        if self._device.type == "cpu":
-            return self._live.bytes() if self._live is not None else 0
-        return int(self._clock.held_bytes())
-
-    def after(self, stages: int, kinds: list[Kind]) -> list[float]:
-        """The bytes that are alive of each stage after these actions of a microbatch."""
-        return [
-            max(0.0, float(sum(median(self._left[kind, stage]) for kind in kinds)))
-            for stage in range(stages)
-        ]
+def _count_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)

@@ -14,6 +14,7 @@ from penstock.errors import PipelineError
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
+from penstock.planner.plans import Plan
 from penstock.runtime.clocks import clock_for
 from penstock.runtime.executor import (
     Around,
@@ -40,7 +41,7 @@ from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.crew import Modules, gather_crew
 from penstock.training.loss import takes_target, with_target
 from penstock.training.outcome import gather_outcome, raise_first_fault
-from penstock.training.programs import number_of_copies
+from penstock.training.programs import count_microbatches, number_of_copies
 from penstock.training.recording import join_recordings
 from penstock.training.scaler import unscale
 from penstock.training.ties import TieKeeper, declared_ties, find_ties
@@ -80,25 +81,27 @@ class Pipeline:
     """Trains the stages of a model in the order of a schedule.
 
     `stages` is a `Pipe`, the modules of all stages in order, of which this process keeps its own,
-    or a mapping from stage to module with just those. `schedule` is the name of a family or a
-    `Schedule`. With `group` (a process group, or one dimension of a device mesh) every process is
-    one rank; without it, this process runs all `ranks`.
+    or a mapping from stage to module with just those. `schedule` is the name of a family, a
+    `Schedule` or a `Plan`; the last two bring their number of `microbatches`. With `group` (a
+    process group, or one dimension of a device mesh) every process is one rank; without it, this
+    process runs all `ranks`.
 
     `loss(output, target)` gives the loss of a microbatch, or `loss(output)` where the model makes
-    its own; `reduction` says how these make up that
-    of the batch: a mean over rows, a sum, or a mean over what a function of the target counts.
+    its own; `reduction` says how these make up that of the batch: a mean over rows, a sum, or a
+    mean over what a function of the target counts.
     `around` maps a kind of action to a function that is called in its place, with the action and
     with what it would do. `merge` puts the microbatches' outputs together, one tensor of each at
     a time; without it they are joined along dimension 0. `ties` names parameters that are one and
-    the same on several ranks, where identity cannot tell; see `penstock.training.ties`.
+    the same on several ranks, where identity cannot tell; see `penstock.training.ties`. With
+    `cuda_graphs` stages run as CUDA graphs from the second step on, as long as shapes stay.
     """
 
     def __init__(
         self,
         stages: Pipe | Modules,
-        schedule: str | Schedule,
+        schedule: str | Schedule | Plan,
         *,
-        microbatches: int,
+        microbatches: int | None = None,
         loss: LossFunction | None = None,
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | DeviceMesh | None = None,
@@ -107,8 +110,10 @@ class Pipeline:
         around: Mapping[Kind, Around] | None = None,
         merge: Callable[[list[torch.Tensor]], torch.Tensor] | None = None,
         ties: Sequence[Sequence[str]] = (),
+        cuda_graphs: bool = False,
     ) -> None:
-        self._microbatches = microbatches
+        order = schedule.schedule if isinstance(schedule, Plan) else schedule
+        self._microbatches = count_microbatches(order, microbatches)
         self._loss = None if loss is None else with_target(loss)
         self._needs_target = loss is None or takes_target(loss)
         self._reduction = reduction
@@ -117,16 +122,18 @@ class Pipeline:
         self._device = torch.device(device)
         process_group = group.get_group() if isinstance(group, DeviceMesh) else group
         pipe = stages if isinstance(stages, Pipe) else None
-        modules = stages if not isinstance(stages, Pipe) else _all_stages(stages, schedule)
+        modules = stages if not isinstance(stages, Pipe) else _all_stages(stages, order)
         crew = gather_crew(
             modules,
-            schedule,
+            order,
             dataflow=None if pipe is None else pipe.dataflow,
-            microbatches=microbatches,
+            microbatches=self._microbatches,
             has_loss=loss is not None,
             group=process_group,
             ranks=ranks,
             device=self._device,
+            checkpointed=_checkpointed_stages(schedule),
+            cuda_graphs=cuda_graphs,
         )
         self._source, self._schedule = crew.source, crew.schedule
         self._transport, self._stages = crew.transport, crew.stages
@@ -367,6 +374,13 @@ class Pipeline:
             known = {tie.parameter for tie in ties}
             ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
         return TieKeeper(ties, rank, dist.get_process_group_ranks(group)) if ties else None
+
+
+def _checkpointed_stages(schedule: str | Schedule | Plan) -> tuple[int, ...]:
+    """The stages that a plan wants to run their forward again."""
+    if isinstance(schedule, Plan) and schedule.choices is not None:
+        return schedule.choices.checkpointed
+    return ()
 
 
 def _all_stages(pipe: Pipe, schedule: str | Schedule) -> tuple[nn.Module, ...]:

@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from penstock.assembly import build, lower
 from penstock.checks.report import check
-from penstock.errors import SizeError
+from penstock.errors import ArgumentError, SizeError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.passes.reroute import reroute
@@ -13,7 +13,16 @@ from penstock.passes.thin import thin_out
 from penstock.schedules.forward_only import forward_only_on
 from penstock.schedules.registry import find_family
 
-__all__ = ["ScheduleSource", "default_ranks", "number_of_copies"]
+__all__ = ["ScheduleSource", "count_microbatches", "default_ranks", "number_of_copies"]
+
+
+def count_microbatches(given: str | Schedule, asked_for: int | None) -> int:
+    """How many microbatches a step has: as many as are asked for, or as the schedule is for."""
+    if asked_for is not None:
+        return asked_for
+    if isinstance(given, str):
+        raise ArgumentError(f"say how many microbatches {given} is for: microbatches=...")
+    return given.microbatches
 
 
 def default_ranks(given: str | Schedule, num_stages: int) -> int:

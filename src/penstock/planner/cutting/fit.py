@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.ir.placement import Placement
-from penstock.planner.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
-from penstock.planner.cuts import Answer, NoAnswer, find_cuts
-from penstock.planner.goals import Excess
-from penstock.planner.steps import Way, plan_way
+from penstock.planner.cutting.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
+from penstock.planner.cutting.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.cutting.goals import Excess
+from penstock.planner.cutting.steps import Way, plan_way
 
 __all__ = ["bytes_per_rank", "closest_cuts", "find_any_fit", "find_fit", "guess_fit", "sum_ranks"]
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.errors import ArgumentError, CostsError
 from penstock.ir.placement import Placement
-from penstock.planner.chain import UNLIMITED, Chain, add_up, count_ticks
+from penstock.planner.cutting.chain import UNLIMITED, Chain, add_up, count_ticks
 from penstock.planner.pieces import Piece
 
 __all__ = ["Demand"]

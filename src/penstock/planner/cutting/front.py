@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.ir.rows import Floats
-from penstock.planner.chain import Longs
+from penstock.planner.cutting.chain import Longs
 
 __all__ = ["Front"]
 

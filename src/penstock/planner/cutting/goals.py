@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from penstock.ir.rows import Floats
-from penstock.planner.chain import UNLIMITED, Chain, Longs, Room, add_up
-from penstock.planner.front import Front
-from penstock.planner.steps import Ahead, Gap, Way
+from penstock.planner.cutting.chain import UNLIMITED, Chain, Longs, Room, add_up
+from penstock.planner.cutting.front import Front
+from penstock.planner.cutting.steps import Ahead, Gap, Way
 
 __all__ = ["Evenness", "Excess", "Goal", "SlowestRank"]
 

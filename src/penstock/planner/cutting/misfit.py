@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from penstock.ir.placement import Placement
-from penstock.planner.cuts import Answer, NoAnswer
-from penstock.planner.demand import Demand
-from penstock.planner.fit import bytes_per_rank, closest_cuts, find_fit, guess_fit
+from penstock.planner.cutting.cuts import Answer, NoAnswer
+from penstock.planner.cutting.demand import Demand
+from penstock.planner.cutting.fit import bytes_per_rank, closest_cuts, find_fit, guess_fit
 
 __all__ = ["explain_misfit"]
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.ir.placement import Placement
-from penstock.planner.chain import UNLIMITED, Chain, Limits, add_up, count_ticks, find_room
-from penstock.planner.cuts import Answer, NoAnswer, find_cuts
-from penstock.planner.goals import Evenness, Goal, SlowestRank
-from penstock.planner.steps import plan_way
+from penstock.planner.cutting.chain import UNLIMITED, Chain, Limits, add_up, count_ticks, find_room
+from penstock.planner.cutting.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.cutting.goals import Evenness, Goal, SlowestRank
+from penstock.planner.cutting.steps import plan_way
 
 PLACEMENTS = [Placement.loop(4), Placement.v(4), Placement.loop(3, 2), Placement.loop(3, 3)]
 

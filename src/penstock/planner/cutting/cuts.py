@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.planner.chain import UNLIMITED, Chain, Limits, Longs, Room
-from penstock.planner.front import Front
-from penstock.planner.goals import Goal
-from penstock.planner.steps import NewCut, Step, Way
+from penstock.planner.cutting.chain import UNLIMITED, Chain, Limits, Longs, Room
+from penstock.planner.cutting.front import Front
+from penstock.planner.cutting.goals import Goal
+from penstock.planner.cutting.steps import NewCut, Step, Way
 
 __all__ = ["Answer", "NoAnswer", "find_cuts"]
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.planner.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
-from penstock.planner.cuts import Answer, NoAnswer, find_cuts
-from penstock.planner.fit import find_any_fit, find_fit, guess_fit, sum_ranks
-from penstock.planner.goals import Evenness, Goal, SlowestRank
-from penstock.planner.steps import Way, plan_way
+from penstock.planner.cutting.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
+from penstock.planner.cutting.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.cutting.fit import find_any_fit, find_fit, guess_fit, sum_ranks
+from penstock.planner.cutting.goals import Evenness, Goal, SlowestRank
+from penstock.planner.cutting.steps import Way, plan_way
 
 __all__ = ["best_cuts"]
 

@@ -1,0 +1,206 @@
+"""Solved schedules beside published ones: bubble rates, the proven bound, and the time it took.
+
+    python -m benchmarks.solving                    every row, 5 seconds each
+    python -m benchmarks.solving --seconds 20       with more time
+
+Costs and published rates are those in tests/facts.py, priced by the rules in docs/design.md: the
+bubble rate is 1 - work / makespan. The last tables are for what is not published: other limits and
+sizes, and uneven models beside the best fixed family that keeps the same limit. Prints its tables
+and writes them to benchmarks/results/solving.md.
+"""
+
+import argparse
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from tests.facts import CONTROLLABLE_MEMORY, V_ORDER, ZERO_BUBBLE
+from tests.planner.problems import published_problem
+
+from penstock.costs import Costs
+from penstock.ir.placement import Placement
+from penstock.planner.plans import Plan
+from penstock.planner.problem import Problem
+from penstock.planner.solver import solve
+from penstock.planner.solving.families import fixed_schedules
+from penstock.sim.engine import simulate
+
+RESULTS = Path(__file__).parent / "results" / "solving.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem with a name, what its limit is, and the rate that others have reached."""
+
+    name: str
+    limit: str
+    problem: Problem
+    published: float | None = None
+
+    @property
+    def size(self) -> str:
+        return f"{self.problem.ranks} x {self.problem.microbatches}"
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A plan and the seconds that it took to find."""
+
+    row: Row
+    plan: Plan
+    seconds: float
+
+    def rate(self, makespan: float) -> float:
+        return max(0.0, 1 - float(self.row.problem.work.max()) / makespan)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0)
+    seconds = parser.parse_args().seconds
+    _solve(next(one_activation()), seconds=5.0)  # loads what is loaded once
+    sections = {
+        "One stage per rank, room for p activations": one_activation(),
+        "One stage per rank, room for 2p activations": two_activations(),
+        "Two stages per rank in a V, room for 2p of their activations": v(),
+        "V, unit costs, little memory": little_memory(),
+        "Other limits and sizes, of which nothing is published": unpublished(),
+    }
+    tables = [
+        f"numpy {np.__version__}, Python {platform.python_version()}, {platform.machine()}, one "
+        f"core; at most {seconds:g} s each",
+        *(rates_table(title, rows, seconds) for title, rows in sections.items()),
+        uneven_table(seconds),
+    ]
+    text = "\n\n".join(tables) + "\n"
+    RESULTS.write_text(text, encoding="utf-8")
+    print(text)
+
+
+def one_activation() -> Iterator[Row]:
+    for row in ZERO_BUBBLE:
+        problem = published_problem(row, Placement.loop(row.ranks), activations=row.ranks)
+        yield Row(row.model, "p", problem, row.zb_1p)
+
+
+def two_activations() -> Iterator[Row]:
+    for row in ZERO_BUBBLE:
+        problem = published_problem(row, Placement.loop(row.ranks), activations=2 * row.ranks)
+        yield Row(row.model, "2p", problem, row.zb_2p)
+
+
+def v() -> Iterator[Row]:
+    for row in V_ORDER:
+        problem = published_problem(row, Placement.v(row.ranks), activations=2 * row.ranks)
+        yield Row(row.model, "2p", problem, min(row.zb_v, row.v_order))
+
+
+def little_memory() -> Iterator[Row]:
+    for row in CONTROLLABLE_MEMORY:
+        held = {"V-Min": (row.ranks + 4) // 3, "V-Half": (row.ranks + 2) // 2}[row.family]
+        costs = Costs(activation_bytes=1, weight_stash_bytes=1)
+        problem = Problem.of(costs, Placement.v(row.ranks), row.microbatches, memory=2 * held)
+        yield Row(row.family, f"{held} microbatches", problem, row.bubble_rate)
+
+
+def unpublished() -> Iterator[Row]:
+    for model in (1, 2):
+        row = ZERO_BUBBLE[model]
+        for share in (1.25, 1.5, 1.75):
+            activations = int(share * row.ranks)
+            problem = published_problem(row, Placement.loop(row.ranks), activations=activations)
+            yield Row(row.model, f"{share:g}p", problem)
+    for row in ZERO_BUBBLE:
+        few = published_problem(row, Placement.loop(row.ranks), activations=2 * row.ranks)
+        many = Problem.of(few.costs, few.placement, 4 * row.ranks, few.memory)
+        yield Row(row.model, "2p", many)
+    large = published_problem(ZERO_BUBBLE[-1], Placement.loop(32), activations=1).costs
+    assert isinstance(large.activation_bytes, float)
+    for placement in (Placement.loop(64), Placement.v(64)):
+        problem = Problem.of(large, placement, 512, memory=2 * 64 * large.activation_bytes)
+        yield Row(f"28.3B's costs, {placement.style}", "2p", problem)
+
+
+def rates_table(title: str, rows: Iterator[Row], seconds: float) -> str:
+    lines = [
+        f"## {title}",
+        "",
+        "| | ranks x microbatches | limit | published | solved | bound | gap | s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        solved = _solve(row, seconds)
+        published = "" if row.published is None else f"{row.published:.4f}"
+        lines.append(
+            f"| {row.name} | {row.size} | {row.limit} | {published} "
+            f"| {solved.rate(solved.plan.timeline.makespan):.4f} "
+            f"| {solved.rate(solved.plan.lower_bound):.4f} | {max(0, solved.plan.gap):.2%} "
+            f"| {solved.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def uneven_table(seconds: float) -> str:
+    """Eight ranks, F = I = 1 and W = 0.7 but for what is uneven; an activation is 1 byte."""
+    lines = [
+        "## Uneven models, 8 ranks, 16 microbatches",
+        "",
+        "| | limit | best family | solved | faster by | bound | gap | s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in uneven():
+        solved = _solve(row, seconds)
+        makespan, family = solved.plan.timeline.makespan, _best_family(row.problem)
+        lines.append(
+            f"| {row.name} | {row.limit} | {family:.2f} | {makespan:.2f} "
+            f"| {family / makespan - 1:.1%} | {solved.plan.lower_bound:.2f} "
+            f"| {max(0, solved.plan.gap):.2%} | {solved.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def uneven() -> Iterator[Row]:
+    ones, less = [1.0] * 8, [0.7] * 8
+    slow_link = [[0.5 if {a, b} == {3, 4} else 0.03 for a in range(8)] for b in range(8)]
+    slow = [1.15 if stage == 4 else 1.0 for stage in range(8)]
+    models = {
+        "embedding: first F x 1.2": Costs([1.2, *ones[1:]], ones, less, transfer=0.03),
+        "head: last stage x 1.25": Costs(
+            [*ones[1:], 1.25], [*ones[1:], 1.25], [*less[1:], 0.875], transfer=0.03
+        ),
+        "one rank slower by 15 %": Costs(slow, slow, [0.7 * s for s in slow], transfer=0.03),
+        "one link slower: half an F": Costs(ones, ones, less, transfer=slow_link),
+    }
+    for limit in (8, 10, 13, 16):
+        for name, costs in models.items():
+            sized = Costs(
+                costs.forward,
+                costs.backward_input,
+                costs.backward_weight,
+                transfer=costs.transfer,
+                activation_bytes=1,
+                weight_stash_bytes=0.5,
+            )
+            problem = Problem.of(sized, Placement.loop(8), 16, memory=limit)
+            yield Row(name, str(limit), problem)
+
+
+def _best_family(problem: Problem) -> float:
+    timelines = [simulate(schedule, problem.costs) for schedule in fixed_schedules(problem)]
+    limit = np.array(problem.memory)
+    fitting = [t.makespan for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]
+    return min(fitting, default=inf)
+
+
+def _solve(row: Row, seconds: float) -> Solved:
+    begin = perf_counter()
+    plan = solve(row.problem, seconds=seconds)
+    return Solved(row, plan, perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    main()

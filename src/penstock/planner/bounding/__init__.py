@@ -1,0 +1,1 @@
+"""What no order can beat: what `lower_bound` is made of."""

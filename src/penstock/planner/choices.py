@@ -1,0 +1,72 @@
+"""What a search has chosen for a plan, and a user must do so that the plan holds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from penstock.errors import PlanError
+
+__all__ = ["Choices"]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How a model is cut, what it recomputes, how large a microbatch is, when ranks wait.
+
+    `sizes` is how many layers each stage gets, as `split(model, layers=..., stages=sizes)` takes
+    it; `checkpointed` names the stages that keep only their input and run forward again. With
+    `is_checked_after`, a rank does not wait for the others before its optimizer step, and what
+    they have to say about it (a norm, an overflow) is looked at afterwards.
+
+    >>> print(Choices(sizes=(3, 4), checkpointed=(0,), microbatch_size=2))
+    layers per stage: 3 4; checkpointed stages: 0; microbatches of 2
+    """
+
+    sizes: tuple[int, ...]
+    checkpointed: tuple[int, ...] = ()
+    microbatch_size: int = 1
+    is_checked_after: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 1:
+            raise PlanError(f"every stage has at least one layer (sizes: {self.sizes})")
+        if not set(self.checkpointed) <= set(range(len(self.sizes))):
+            raise PlanError(
+                f"checkpointed stages lie between 0 and {len(self.sizes) - 1} "
+                f"(checkpointed: {self.checkpointed})"
+            )
+        if self.microbatch_size < 1:
+            raise PlanError(f"a microbatch has at least one row (got {self.microbatch_size})")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, object]) -> "Choices":
+        """Choices from names and whole numbers, every one of them checked."""
+        names = [field.name for field in fields(cls)]
+        if set(values) != set(names):
+            raise PlanError(f"choices are {', '.join(names)} (got {', '.join(values) or 'none'})")
+        sizes, checkpointed = (_whole_numbers(name, values[name]) for name in names[:2])
+        (microbatch_size,) = _whole_numbers("microbatch_size", [values["microbatch_size"]])
+        is_checked_after = values["is_checked_after"]
+        if not isinstance(is_checked_after, bool):
+            raise PlanError(f"is_checked_after is true or false (got {is_checked_after!r})")
+        return cls(sizes, checkpointed, microbatch_size, is_checked_after)
+
+    def to_mapping(self) -> dict[str, object]:
+        """Names and plain values, of which `from_mapping` makes the same choices."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def __str__(self) -> str:
+        listed = " ".join(map(str, self.checkpointed)) or "none"
+        told = [
+            f"layers per stage: {' '.join(map(str, self.sizes))}",
+            f"checkpointed stages: {listed}",
+            f"microbatches of {self.microbatch_size}",
+        ]
+        if self.is_checked_after:
+            told.append("optimizer step checked after the fact")
+        return "; ".join(told)
+
+
+def _whole_numbers(name: str, value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise PlanError(f"{name} takes whole numbers (got {value!r})")
+    return tuple(value)

@@ -1,0 +1,1 @@
+"""Cuts, placement, checkpoints and microbatches: what `plan` and `search` choose from."""

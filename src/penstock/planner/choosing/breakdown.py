@@ -1,0 +1,85 @@
+"""Where the seconds of a step go, so that two plans can be told apart.
+
+|- work -|- recompute -|- imbalance -|- transfer -|- bubble -|- waiting -|
+
+  work, recompute   what an average rank computes, once and again
+  imbalance         how much more the busiest rank computes
+  transfer          what the same order would gain if messages took no time
+  bubble            the rest of the makespan
+  waiting           from there to the end of the last rank, if all wait for it
+"""
+
+from dataclasses import dataclass, fields, replace
+
+from penstock.planner.plans import Plan
+from penstock.sim.engine import simulate
+
+__all__ = ["Breakdown", "break_down", "step_seconds", "why_slower"]
+
+# Causes below this share of the difference are not worth a word.
+_WORTH_TELLING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Seconds of a step by cause; together they are the whole step."""
+
+    work: float
+    recompute: float
+    imbalance: float
+    transfer: float
+    bubble: float
+    waiting: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return sum(self.by_cause.values())
+
+    @property
+    def by_cause(self) -> dict[str, float]:
+        """The seconds with their names."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def step_seconds(plan: Plan) -> float:
+    """What a step costs: ranks wait for the last before the optimizer step, or check it after."""
+    is_checked_after = plan.choices is not None and plan.choices.is_checked_after
+    return plan.timeline.makespan if is_checked_after else plan.timeline.end_time
+
+
+def break_down(plan: Plan) -> Breakdown:
+    """Where the seconds of a plan's step go."""
+    problem, timeline = plan.problem, plan.timeline
+    busiest, mean = max(timeline.busy_seconds), sum(timeline.busy_seconds) / problem.ranks
+    checkpointed = list(plan.choices.checkpointed) if plan.choices is not None else []
+    forwards = problem.costs.per_stage("forward", problem.stages)[checkpointed]
+    recompute = float(problem.microbatches * forwards.sum()) / problem.ranks
+    at_once = simulate(plan.schedule, replace(problem.costs, transfer=0.0))
+    transfer = timeline.makespan - at_once.makespan
+    return Breakdown(
+        work=mean - recompute,
+        recompute=recompute,
+        imbalance=busiest - mean,
+        transfer=transfer,
+        bubble=timeline.makespan - busiest - transfer,
+        waiting=step_seconds(plan) - timeline.makespan,
+    )
+
+
+def why_slower(other: Breakdown, best: Breakdown) -> str:
+    """Why one plan is slower than another, with the shares of the other's step.
+
+    >>> best = Breakdown(work=90, recompute=0, imbalance=2, transfer=1, bubble=7, waiting=0)
+    >>> why_slower(replace(best, recompute=5, bubble=12, imbalance=1), best)
+    'slower by 9.0 %: recompute +5.0 %, bubble +5.0 %'
+    """
+    lost = other.seconds - best.seconds
+    more = {cause: other.by_cause[cause] - best.by_cause[cause] for cause in best.by_cause}
+    told = [
+        f"{cause} +{seconds / best.seconds:.1%}".replace("%", " %")
+        for cause, seconds in sorted(more.items(), key=lambda item: -item[1])
+        if seconds > _WORTH_TELLING * lost
+    ]
+    slower = f"slower by {lost / best.seconds:.1%}".replace("%", " %")
+    return f"{slower}: {', '.join(told)}" if lost > 0 and told else "as fast"

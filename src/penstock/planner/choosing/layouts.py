@@ -1,0 +1,102 @@
+"""Which placements there are to choose from."""
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+from penstock.costs import Costs
+from penstock.errors import ArgumentError, SizeError
+from penstock.ir.placement import Placement
+
+__all__ = [
+    "Layout",
+    "describe_placement",
+    "find_placement",
+    "placements_for",
+    "regular_placements",
+]
+
+Layout: TypeAlias = Literal["loop", "interleaved", "v"]
+
+# More stages per rank than these gain little, cost messages, and take long to cut well.
+_MOST_PER_RANK = {"loop": 3, "v": 4}
+
+
+def find_placement(layout: Placement | str, ranks: int, costs: Costs) -> Placement:
+    """The placement that a user has named, with as many stages as the costs tell.
+
+    "loop" is one stage per rank; "interleaved" and "v" are two, unless costs are per stage.
+    """
+    if isinstance(layout, Placement):
+        if layout.num_ranks != ranks:
+            raise SizeError(f"the placement has {layout.num_ranks} ranks, but ranks is {ranks}")
+        return layout
+    per_rank = max(2, _stages_given(costs) // ranks)
+    match layout:
+        case "loop":
+            return Placement.loop(ranks)
+        case "interleaved":
+            return Placement.loop(ranks, per_rank)
+        case "v":
+            return Placement.v(ranks, per_rank)
+        case _:
+            raise ArgumentError(
+                f"placement is 'loop', 'interleaved', 'v' or a Placement (got {layout!r})"
+            )
+
+
+def placements_for(costs: Costs, ranks: int) -> tuple[Placement, ...]:
+    """The regular placements of a model with these costs.
+
+    Costs per stage leave the number of stages as it is; single numbers are a share of a model
+    that may be cut as one likes.
+    """
+    stages = _stages_given(costs)
+    if not stages:
+        return regular_placements(ranks, most_stages=2 * ranks)
+    if stages % ranks:
+        raise SizeError(
+            f"{stages} stages do not come out even on {ranks} ranks; use a number of ranks that "
+            "divides them, or give a Placement"
+        )
+    per_rank = stages // ranks
+    return _distinct([Placement.loop(ranks, per_rank), Placement.v(ranks, per_rank)])
+
+
+def regular_placements(ranks: int, most_stages: int) -> tuple[Placement, ...]:
+    """Loops of up to three stages per rank and Vs of two and four, the simplest first."""
+    loops = [Placement.loop(ranks, turns) for turns in range(1, _MOST_PER_RANK["loop"] + 1)]
+    vees = [Placement.v(ranks, turns) for turns in range(2, _MOST_PER_RANK["v"] + 1, 2)]
+    found = sorted([*loops, *vees], key=lambda placement: placement.num_stages)
+    return _distinct([p for p in found if p.num_stages <= most_stages])
+
+
+def describe_placement(placement: Placement) -> str:
+    """The placement in a word, with the stages per rank where they are not the usual ones.
+
+    >>> describe_placement(Placement.v(4)), describe_placement(Placement.loop(4, 3))
+    ('v', 'interleaved x3')
+    """
+    per_rank = placement.num_stages / placement.num_ranks
+    if placement.style == "loop":
+        name, usual = ("loop", 1) if per_rank == 1 else ("interleaved", 2)
+    else:
+        name, usual = placement.style, 2
+    return name if per_rank == usual else f"{name} x{per_rank:g}"
+
+
+def _stages_given(costs: Costs) -> int:
+    """How many stages the costs are for; 0 where single numbers are for any."""
+    lengths = {
+        name: len(value)
+        for name, value in costs.to_mapping().items()
+        if name != "transfer" and isinstance(value, Sequence)
+    }
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise SizeError(f"costs per stage are for one number of stages (got {told})")
+    return next(iter(lengths.values()), 0)
+
+
+def _distinct(placements: Sequence[Placement]) -> tuple[Placement, ...]:
+    """Each once: on one rank, or with one stage per rank, a loop and a V are the same."""
+    return tuple(dict.fromkeys(placements))

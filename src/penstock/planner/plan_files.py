@@ -1,0 +1,170 @@
+"""Plans as files: readable JSON, read strictly, and everything that can be computed is computed.
+
+Only what a plan consists of is read back: orders, costs, memory and choices. The prediction
+stands in the file for people.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf, isinf
+from pathlib import Path
+from typing import Any
+
+from penstock.checks.report import check
+from penstock.costs import Costs
+from penstock.errors import PenstockError, PlanError
+from penstock.ir.schedule import Schedule
+from penstock.planner.choices import Choices
+from penstock.planner.problem import Problem
+from penstock.sim.engine import simulate
+
+__all__ = ["ROUNDING", "Saved", "format_plan", "read_plan"]
+
+_FORMAT = "penstock plan 1"
+_FIELDS = {"format", "name", "memory", "costs", "orders", "choices", "predicted"}
+# Bytes are sums of many numbers; a limit is kept if it is kept to so many digits.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What a plan consists of, the rest being computed from it."""
+
+    problem: Problem
+    schedule: Schedule
+    choices: Choices | None
+
+
+def format_plan(saved: Saved, predicted: Mapping[str, object]) -> str:
+    """The text of a plan file."""
+    schedule, problem = saved.schedule, saved.problem
+    fields: dict[str, object] = {
+        "format": _FORMAT,
+        "name": schedule.name,
+        "predicted": predicted,
+        "choices": saved.choices and saved.choices.to_mapping(),
+        "memory": [None if isinf(limit) else limit for limit in problem.memory],
+        "costs": problem.costs.to_mapping(),
+        "orders": [" ".join(map(str, order)) for order in schedule.orders],
+    }
+    return _indent(fields) + "\n"
+
+
+def read_plan(path: Path) -> Saved:
+    """Read and check a plan file; an error names the file and the field."""
+    with _naming(str(path)):
+        fields = _load(path)
+        with _naming("orders"):
+            schedule = _read_schedule(fields)
+        with _naming("costs"):
+            costs = Costs.from_mapping(_mapping(fields["costs"]))
+            timeline = simulate(schedule, costs)
+        with _naming("memory"):
+            memory = _read_memory(fields["memory"], schedule.num_ranks)
+            problem = Problem.of(costs, schedule.placement, schedule.microbatches, memory)
+            _check_bytes(timeline.rank_peak_bytes, memory)
+        with _naming("choices"):
+            choices = _read_choices(fields["choices"], schedule.num_stages)
+        return Saved(problem, schedule, choices)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"not readable as JSON: {error}") from error
+    fields = _mapping(found)
+    if fields.get("format") != _FORMAT:
+        raise PlanError(f"format is {fields.get('format')!r}; this version reads {_FORMAT!r}")
+    if wrong := sorted(_FIELDS ^ set(fields)):
+        raise PlanError(f"field {wrong[0]!r} is {'missing' if wrong[0] in _FIELDS else 'unknown'}")
+    return fields
+
+
+def _read_schedule(fields: Mapping[str, Any]) -> Schedule:
+    orders, name = fields["orders"], fields["name"]
+    if not isinstance(orders, list) or not all(isinstance(order, str) for order in orders):
+        raise PlanError("write one text per rank, with a space between actions")
+    if not isinstance(name, str):
+        raise PlanError(f"the name of the schedule is text (got {name!r})")
+    schedule = Schedule.from_orders([order.split() for order in orders], name=name)
+    check(schedule)
+    return schedule
+
+
+def _read_memory(value: object, ranks: int) -> list[float]:
+    if not isinstance(value, list) or len(value) != ranks:
+        raise PlanError(f"write one limit for each of the {ranks} ranks, null for none")
+    limits = []
+    for item in value:
+        is_number = isinstance(item, int | float) and not isinstance(item, bool)
+        if item is not None and not (is_number and item >= 0):
+            raise PlanError(f"a limit is a number of bytes, or null (got {item!r})")
+        limits.append(inf if item is None else float(item))
+    return limits
+
+
+def _check_bytes(peaks: Sequence[float], memory: Sequence[float]) -> None:
+    for rank, (peak, limit) in enumerate(zip(peaks, memory, strict=True)):
+        if peak > limit * (1 + ROUNDING):
+            raise PlanError(
+                f"rank {rank} holds {peak:,.0f} bytes with these orders and costs, "
+                f"{peak - limit:,.0f} more than its limit"
+            )
+
+
+def _read_choices(value: object, stages: int) -> Choices | None:
+    if value is None:
+        return None
+    choices = Choices.from_mapping(_mapping(value))
+    if len(choices.sizes) != stages:
+        raise PlanError(f"sizes has {len(choices.sizes)} values for {stages} stages")
+    return choices
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise PlanError(f"write names and values in braces (got {type(value).__name__})")
+    return value
+
+
+def _refuse(constant: str) -> None:
+    raise PlanError(f"{constant} is no number here")
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlanError(f"{twice!r} stands twice")
+    return found
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Put the place before what is said of it."""
+    try:
+        yield
+    except PenstockError as error:
+        raise PlanError(f"{place}: {error}") from error
+
+
+def _indent(fields: Mapping[str, object]) -> str:
+    """JSON with a line per field, and per item of what is not numbers only."""
+    lines = []
+    for name, value in fields.items():
+        is_nested = isinstance(value, Mapping) or name == "orders"
+        lines.append(f"  {json.dumps(name)}: {_spread(value) if is_nested else json.dumps(value)}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _spread(value: object) -> str:
+    if isinstance(value, Mapping):
+        items = [f"    {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(items) + "\n  }"
+    assert isinstance(value, list), "what is spread is a mapping or a list"
+    return "[\n" + ",\n".join(f"    {json.dumps(item)}" for item in value) + "\n  ]"

@@ -1,0 +1,118 @@
+"""From costs and a limit to the best plan: the one function that most users call."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+from penstock.costs import Costs
+from penstock.errors import MemoryLimitError
+from penstock.ir.placement import Placement
+from penstock.planner.bounds import lower_bound
+from penstock.planner.choosing.checkpointing import checkpoint, is_worth_checkpointing
+from penstock.planner.choosing.layouts import (
+    Layout,
+    describe_placement,
+    find_placement,
+    placements_for,
+)
+from penstock.planner.plans import Plan
+from penstock.planner.problem import Problem
+from penstock.planner.solver import Progress, solve
+
+__all__ = ["plan"]
+
+
+def plan(
+    costs: Costs,
+    *,
+    ranks: int,
+    microbatches: int,
+    memory: float | Sequence[float] | None = None,
+    placement: Placement | Layout | None = None,
+    seconds: float = 5.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Plan:
+    """Find the fastest schedule that keeps a limit of bytes per rank, and how good it can be.
+
+    Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
+    lists are for the stages as they are. `placement` is "loop" (one stage per rank),
+    "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
+    the fastest is kept. `memory` is bytes per rank, one number or one per rank; `seconds` is how
+    long to look.
+
+    >>> found = plan(Costs(activation_bytes=1), ranks=2, microbatches=4, memory=2, seconds=1)
+    >>> round(found.timeline.makespan, 3), round(found.gap, 3)
+    (12.0, 0.0)
+    """
+    request = _Request(costs, ranks, microbatches, memory)
+    if placement is not None:
+        chosen = [find_placement(placement, ranks, costs)]
+    else:
+        chosen = list(placements_for(costs, ranks))
+    problems = request.problems(chosen)
+    return _solve_best(problems, seconds, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What a user asks a plan for, whatever the placement."""
+
+    costs: Costs
+    ranks: int
+    microbatches: int
+    memory: float | Sequence[float] | None
+
+    def problems(self, placements: Sequence[Placement]) -> list[Problem]:
+        """The problems with these placements that can be solved, or an error if there is none."""
+        found, refused = [], []
+        for placement in placements:
+            try:
+                found.append(self.problem(placement))
+            except MemoryLimitError as error:
+                refused.append(error)
+        if not found:
+            raise MemoryLimitError(f"{refused[0]}{self._way_out()}") from refused[0]
+        return found
+
+    def problem(self, placement: Placement, *, is_checkpointed: bool = False) -> Problem:
+        """The problem with this placement, or an error if nothing keeps the limit."""
+        stages = placement.num_stages
+        costs = self.costs.recut(self.ranks, stages)
+        if is_checkpointed:
+            costs = checkpoint(costs, range(stages), stages)
+        return Problem.of(costs, placement, self.microbatches, self.memory)
+
+    def _way_out(self) -> str:
+        """What would keep the limit as it is, for the end of an error."""
+        for is_checkpointed in (False, True):
+            for placement in placements_for(self.costs, self.ranks):
+                costs = self.costs.recut(self.ranks, placement.num_stages)
+                if is_checkpointed and not is_worth_checkpointing(costs, placement.num_stages):
+                    continue
+                try:
+                    self.problem(placement, is_checkpointed=is_checkpointed)
+                except MemoryLimitError:
+                    continue
+                way = f"placement {describe_placement(placement)!r}"
+                return f"; {way} fits" + (" if its stages are checkpointed" * is_checkpointed)
+        return ""
+
+
+def _solve_best(
+    problems: Sequence[Problem], seconds: float, progress: Callable[[Progress], None] | None
+) -> Plan:
+    """Solve the most promising first, and pass over what cannot be faster."""
+    end = perf_counter() + seconds
+    bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
+    best: Plan | None = None
+    left = len(problems)
+    for number in sorted(bounds, key=lambda number: bounds[number]):
+        share = max(0.0, end - perf_counter()) / left
+        left -= 1
+        if best is not None and bounds[number] >= best.timeline.makespan:
+            continue
+        found = solve(problems[number], seconds=share, progress=progress)
+        if best is None or found.timeline.makespan < best.timeline.makespan:
+            best = found
+    assert best is not None, "there is at least one problem"
+    return best

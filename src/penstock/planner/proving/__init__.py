@@ -1,0 +1,1 @@
+"""The exact solver: what `prove` is made of."""

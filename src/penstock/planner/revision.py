@@ -1,0 +1,74 @@
+"""A plan in the light of how its steps really went, and whether another would be better now."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from penstock.costs import Costs
+from penstock.planner.bounds import lower_bound
+from penstock.planner.plans import Plan
+from penstock.planner.problem import Problem
+from penstock.planner.solver import Progress, solve
+from penstock.sim.hindsight import review
+from penstock.sim.measured import costs_of
+from penstock.sim.timeline import Timeline
+
+__all__ = ["Revision", "revise", "update"]
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """The old order at what it really costs, and a new plan for the same costs and limits.
+
+    The new one is offered if it is predicted to save more than `least_gain` of a step.
+    """
+
+    old: Plan
+    new: Plan
+    least_gain: float
+
+    @property
+    def gain(self) -> float:
+        """The share of a step that the new plan is predicted to save."""
+        before = self.old.timeline.makespan
+        return 1 - self.new.timeline.makespan / before if before else 0.0
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether the new plan is worth a change."""
+        return self.gain > self.least_gain
+
+    @property
+    def best(self) -> Plan:
+        """The plan to go on with."""
+        return self.new if self.is_offered else self.old
+
+    def __str__(self) -> str:
+        advice = "run the new plan" if self.is_offered else "keep the old one"
+        return (
+            f"at the recorded costs the old order takes {self.old.timeline.makespan:.4g} s and a "
+            f"new one {self.new.timeline.makespan:.4g} s, {self.gain:.1%} less: {advice}"
+        )
+
+
+def update(plan: Plan, recorded: Timeline, *more: Timeline) -> Costs:
+    """The costs of a plan, with the seconds that its recorded steps have shown."""
+    for step in (recorded, *more):
+        review(plan.timeline, step)
+    return costs_of(recorded, *more, like=plan.problem.costs)
+
+
+def revise(
+    plan: Plan,
+    recorded: Timeline,
+    *more: Timeline,
+    seconds: float = 5.0,
+    least_gain: float = 0.02,
+    progress: Callable[[Progress], None] | None = None,
+) -> Revision:
+    """Solve a plan's problem again, at the costs that recorded steps of it have shown."""
+    was = plan.problem
+    costs = update(plan, recorded, *more)
+    problem = Problem.of(costs, was.placement, was.microbatches, was.memory)
+    old = replace(plan, problem=problem, lower_bound=lower_bound(problem))
+    new = replace(solve(problem, seconds=seconds, progress=progress), choices=plan.choices)
+    return Revision(old, new, least_gain)

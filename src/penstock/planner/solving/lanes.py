@@ -1,0 +1,125 @@
+"""A problem as plain columns of numbers, for the loops that build orders.
+
+A lane is one kind of work of one stage, microbatch after microbatch: F of stage s is lane s, I is
+lane S + s, W is lane 2S + s, with S stages. Lane and microbatch make one place in a column:
+
+place        0  1  2  3  4  5          two stages, one microbatch each
+lane         0  1  2  3  4  5
+work        F0 F1 I0 I1 W0 W1
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.rows import Floats, Rows
+from penstock.ir.schedule import Schedule
+from penstock.planner.problem import Problem
+
+__all__ = ["Lanes", "Longs"]
+
+Longs = NDArray[np.int64]
+
+# Sums of bytes that just fit are not refused for their last bit.
+_GRACE = 1e-12
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """What the work of every lane takes and gives, and which lanes each rank has."""
+
+    problem: Problem
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are; three times as many lanes."""
+        return self.problem.stages
+
+    @property
+    def microbatches(self) -> int:
+        """How many pieces of work every lane has."""
+        return self.problem.microbatches
+
+    @property
+    def num_rows(self) -> int:
+        """How many pieces of work there are."""
+        return 3 * self.stages * self.microbatches
+
+    @cached_property
+    def of_rank(self) -> tuple[Longs, Longs]:
+        """The lanes of every rank, rank after rank, as (first, lanes): F, I, W of each stage."""
+        holder = np.array(self.problem.placement.rank_of_stage)
+        stages = np.argsort(holder, kind="stable")
+        first = np.concatenate(([0], np.cumsum(3 * np.bincount(holder))))
+        lanes = (stages[:, None] + self.stages * np.arange(3)).ravel()
+        return first.astype(np.int64), lanes.astype(np.int64)
+
+    @cached_property
+    def holder(self) -> Longs:
+        """Per lane, its rank."""
+        return np.tile(np.array(self.problem.placement.rank_of_stage, dtype=np.int64), 3)
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Per lane, how long its work keeps the rank."""
+        problem = self.problem
+        kinds = (problem.forward, problem.backward_input, problem.backward_weight)
+        return np.concatenate(kinds)
+
+    @cached_property
+    def change(self) -> Floats:
+        """Per lane, the bytes that its work takes; fewer than none if it gives some back."""
+        activation, stash = self.problem.activation, self.problem.stash
+        return np.concatenate((activation, stash - activation, -stash))
+
+    @cached_property
+    def room(self) -> Floats:
+        """Per rank, the bytes that it has for all of that."""
+        return self.problem.room * (1 + _GRACE)
+
+    @cached_property
+    def follower(self) -> Longs:
+        """Per lane, the lane of the neighbouring stage that waits for it, or -1."""
+        stages = self.stages
+        forward = np.arange(1, stages + 1)
+        forward[-1] = 2 * stages - 1
+        backward = np.concatenate(([-1], np.arange(stages, 2 * stages - 1)))
+        return np.concatenate((forward, backward, np.full(stages, -1))).astype(np.int64)
+
+    @cached_property
+    def lag(self) -> Floats:
+        """Per lane, the seconds from the end of its work to the lane that waits for it."""
+        problem = self.problem
+        none = np.zeros(1)
+        return np.concatenate(
+            (problem.lag_down, none, none, problem.lag_up, np.zeros(self.stages))
+        )
+
+    @property
+    def cycle(self) -> float:
+        """The seconds that the busiest rank needs for one microbatch."""
+        return float(self.problem.work.max()) / self.microbatches
+
+    def to_schedule(self, order: Longs, name: str) -> Schedule:
+        """The schedule in which every rank's lanes come in this order, rank after rank."""
+        first, _ = self.of_rank
+        # The numbers of the kinds F, I and W are those of their lanes.
+        kind, stage = np.divmod(order, self.stages)
+        microbatch = _count_up(order)
+        lengths = np.diff(first) * self.microbatches
+        joined = np.zeros(len(order), dtype=np.bool_)
+        rows = Rows.from_moves(lengths.tolist(), kind, stage, microbatch, joined)
+        problem = self.problem
+        return Schedule(rows, problem.placement, problem.dataflow, self.microbatches, name)
+
+
+def _count_up(order: Longs) -> Longs:
+    """For every entry, how many equal ones stand before it."""
+    by_lane = np.argsort(order, kind="stable")
+    sizes = np.bincount(order)
+    begin = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    number = np.empty(len(order), dtype=np.int64)
+    number[by_lane] = np.arange(len(order)) - begin
+    return number

@@ -1,0 +1,98 @@
+"""Whole backwards where splitting them gains nothing."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.ir.actions import Kind
+from penstock.ir.rows import Bools, Rows
+from penstock.ir.schedule import Schedule
+from penstock.passes.backward import merge_backward
+from penstock.planner.problem import Problem
+from penstock.sim.engine import simulate
+
+__all__ = ["make_whole", "merge_for_free", "with_whole_backwards"]
+
+
+def merge_for_free(schedule: Schedule, problem: Problem) -> Schedule:
+    """Make one B of each I with its W right after it, where that makes nothing slower.
+
+    Where B takes less than I and W together, all such pairs are merged if that is faster still.
+    """
+    choices = [schedule, _merge(schedule, _find_free(schedule, problem))]
+    if problem.costs.full_backward is not None:
+        choices.append(merge_backward(schedule))
+    # The last of equals has the fewest actions.
+    return min(reversed(choices), key=lambda choice: simulate(choice, problem.costs).makespan)
+
+
+def _find_free(schedule: Schedule, problem: Problem) -> Bools:
+    """For every row, whether it is an I that may as well be a B.
+
+    B hands on its gradient only when it ends, so the stage before must not need it sooner.
+    """
+    rows, timeline = schedule.rows, simulate(schedule, problem.costs)
+    needed = np.full((problem.stages + 1, problem.microbatches), np.inf)
+    backward = np.flatnonzero(rows.is_kind(Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD))
+    needed[rows.stage[backward] + 1, rows.microbatch[backward]] = timeline.start[backward]
+    lag = np.concatenate(([0.0], problem.lag_up))
+    is_free = _is_pair(rows) & _is_no_longer(problem)[rows.stage]
+    pairs = np.flatnonzero(is_free)
+    stage, microbatch = rows.stage[pairs], rows.microbatch[pairs]
+    is_free[pairs] = needed[stage, microbatch] >= timeline.end[pairs + 1] + lag[stage]
+    return is_free
+
+
+def _is_pair(rows: Rows) -> Bools:
+    """For every row, whether it is an I with its W right after it."""
+    is_pair = rows.is_kind(Kind.BACKWARD_INPUT) & ~rows.in_overlap()
+    follows = rows.is_kind(Kind.BACKWARD_WEIGHT) & ~rows.in_overlap()
+    is_same = (rows.stage[:-1] == rows.stage[1:]) & (rows.microbatch[:-1] == rows.microbatch[1:])
+    is_pair[:-1] &= follows[1:] & is_same
+    is_pair[-1:] = False
+    return is_pair
+
+
+def _is_no_longer(problem: Problem) -> Bools:
+    """Per stage, whether B takes no longer than I and W."""
+    costs, stages = problem.costs, problem.stages
+    if costs.full_backward is None:
+        return np.ones(stages, dtype=np.bool_)
+    parts = costs.per_stage("backward_input", stages) + problem.backward_weight
+    is_no_longer: Bools = costs.per_stage("full_backward", stages) <= parts
+    return is_no_longer
+
+
+def _merge(schedule: Schedule, is_free: Bools) -> Schedule:
+    rows = schedule.rows
+    kind = np.where(is_free, np.int8(Kind.FULL_BACKWARD), rows.kind)
+    is_second = np.concatenate(([False], is_free[:-1]))
+    return replace(schedule, rows=replace(rows, kind=kind).keep(~is_second))
+
+
+def with_whole_backwards(problem: Problem) -> Problem | None:
+    """The problem in which no backward is split, or nothing if splitting never costs anything.
+
+    There, I does everything, and W takes and holds nothing.
+    """
+    costs, stages = problem.costs, problem.stages
+    whole = np.array([costs.full_backward_seconds(stage) for stage in range(stages)])
+    parts = costs.per_stage("backward_input", stages) + problem.backward_weight
+    if (whole >= parts).all() and (problem.stash <= problem.activation).all():
+        return None
+    unsplit = replace(
+        costs,
+        backward_input=tuple(whole.tolist()),
+        backward_weight=0.0,
+        full_backward=None,
+        weight_stash_bytes=0.0,
+    )
+    return replace(problem, costs=unsplit)
+
+
+def make_whole(schedule: Schedule) -> Schedule:
+    """Every backward whole, where its I stands; W is left out."""
+    rows = schedule.rows
+    kind = np.where(rows.is_kind(Kind.BACKWARD_INPUT), np.int8(Kind.FULL_BACKWARD), rows.kind)
+    kept = replace(rows, kind=kind).keep(~rows.is_kind(Kind.BACKWARD_WEIGHT))
+    return replace(schedule, rows=kept)

@@ -1,0 +1,195 @@
+"""A step as it was predicted beside the same step as it was recorded."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import inf
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.errors import ScheduleError
+from penstock.ir.actions import Kind
+from penstock.ir.rows import Floats, Rows
+from penstock.sim.timeline import Timeline
+
+__all__ = ["Pair", "Review", "Tally", "review"]
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The seconds of something, as predicted and as recorded."""
+
+    predicted: float
+    recorded: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as predicted it took."""
+        return _divide(self.recorded, self.predicted)
+
+    @property
+    def error(self) -> float:
+        """How far the prediction is above (or below) what was recorded, as a share of that."""
+        return _divide(self.predicted, self.recorded) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """All actions of one kind and stage: their rank, how many they are, and their seconds."""
+
+    rank: int
+    stage: int
+    kind: Kind
+    actions: int
+    seconds: Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """Where a prediction was right and where it was not.
+
+    `step` is the makespan, `idle` the idle seconds of every rank in it, and `tallies` has the
+    compute of every stage by its kind.
+    """
+
+    step: Pair
+    idle: tuple[Pair, ...]
+    tallies: tuple[Tally, ...]
+
+    @property
+    def kinds(self) -> dict[Kind, Pair]:
+        """The seconds of all actions of each kind."""
+        return _add_up(self.tallies, lambda tally: tally.kind)
+
+    @property
+    def ranks(self) -> dict[int, Pair]:
+        """The seconds that each rank computes."""
+        return _add_up(self.tallies, lambda tally: tally.rank)
+
+    @property
+    def stages(self) -> dict[int, Pair]:
+        """The seconds that each stage computes."""
+        return _add_up(self.tallies, lambda tally: tally.stage)
+
+    def __str__(self) -> str:
+        lines = [("", "predicted", "recorded", "ratio"), _line("step", self.step)]
+        for rank, idle in enumerate(self.idle):
+            lines.append(_line(f"rank {rank} compute", self.ranks[rank]))
+            lines.append(_line(f"rank {rank} idle", idle))
+        lines += [_line(f"all {kind.text}", pair) for kind, pair in self.kinds.items()]
+        lines += [
+            _line(f"stage {tally.stage} {tally.kind.text}", _per_action(tally))
+            for tally in self.tallies
+        ]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        rows = (
+            [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])] for cells in lines
+        )
+        return "\n".join("  ".join(row).rstrip() for row in rows)
+
+
+def review(predicted: Timeline, recorded: Timeline) -> Review:
+    """Compare a predicted step with the recorded one, by kind of action, rank and stage.
+
+    Both run the same compute in the same order; communication may be there in one of them only.
+    Where a prediction has sends that cost something but are not in its schedule, they count with
+    the work that they follow.
+
+    >>> from penstock.assembly import build
+    >>> from penstock.costs import Costs
+    >>> from penstock.sim.engine import simulate
+    >>> schedule = build("1F1B", ranks=2, microbatches=2)
+    >>> found = review(simulate(schedule), simulate(schedule, Costs(forward=[1, 2])))
+    >>> found.step
+    Pair(predicted=9.0, recorded=11.0)
+    >>> found.ranks[1].ratio
+    1.3333333333333333
+    """
+    rows, theirs = (_compute_of(timeline) for timeline in (predicted, recorded))
+    _check_order(rows, theirs)
+    seconds = [_compute_seconds(timeline) for timeline in (predicted, recorded)]
+    holder = predicted.schedule.placement.rank_of_stage
+    tallies = []
+    for stage, rank in enumerate(holder):
+        for kind in list(Kind)[: Kind.FULL_BACKWARD + 1]:
+            wanted = (rows.stage == stage) & (rows.kind == kind)
+            if wanted.any():
+                pair = Pair(*(float(column[wanted].sum()) for column in seconds))
+                tallies.append(Tally(rank, stage, kind, int(wanted.sum()), pair))
+    return Review(
+        Pair(predicted.makespan, recorded.makespan),
+        tuple(map(Pair, _idle_seconds(predicted), _idle_seconds(recorded))),
+        tuple(tallies),
+    )
+
+
+def _idle_seconds(timeline: Timeline) -> list[float]:
+    """Per rank, what of the makespan it is idle; a rounding error is no idle time."""
+    least = 1e-9 * timeline.makespan
+    return [idle if idle > least else 0.0 for idle in timeline.idle_seconds]
+
+
+def _compute_of(timeline: Timeline) -> Rows:
+    rows = timeline.schedule.rows
+    return rows.keep(rows.kind <= Kind.FULL_BACKWARD)
+
+
+def _compute_seconds(timeline: Timeline) -> Floats:
+    """What each compute action took; the members of an overlap share its time evenly."""
+    rows = timeline.schedule.rows
+    opens = np.flatnonzero(~rows.joined)
+    size = np.diff(np.append(opens, len(rows)))
+    begin = np.minimum.reduceat(timeline.start, opens)
+    length = np.maximum.reduceat(timeline.end, opens) - begin
+    seconds: Floats = np.repeat(length / size, size)[rows.kind <= Kind.FULL_BACKWARD]
+    return seconds
+
+
+def _check_order(mine: Rows, theirs: Rows) -> None:
+    """Refuse two steps that are not of the same compute in the same order."""
+    if mine.num_ranks != theirs.num_ranks:
+        raise ScheduleError(
+            f"the predicted step has {mine.num_ranks} ranks, the recorded one {theirs.num_ranks}"
+        )
+    for rank in range(mine.num_ranks):
+        pairs = zip(mine.works(rank), theirs.works(rank), strict=False)
+        for position, (ours, other) in enumerate(pairs):
+            if ours != other:
+                raise ScheduleError(
+                    f"rank {rank}, compute {position}: {ours} is predicted, but {other} was "
+                    "recorded; compare a plan with a step that ran in its order"
+                )
+    lengths, others = np.diff(mine.first), np.diff(theirs.first)
+    if (wrong := np.flatnonzero(lengths != others)).size:
+        rank = int(wrong[0])
+        raise ScheduleError(
+            f"rank {rank} is predicted to compute {lengths[rank]} times, but did {others[rank]}; "
+            "compare a plan with a step of as many microbatches"
+        )
+
+
+def _divide(value: float, by: float) -> float:
+    """A ratio, where nothing is as much as nothing, and anything else infinitely more."""
+    if by == 0:
+        return inf if value else 1.0
+    return value / by
+
+
+def _add_up(tallies: Iterable[Tally], key: Callable[[Tally], _Key]) -> dict[_Key, Pair]:
+    sums: dict[_Key, Pair] = {}
+    for tally in sorted(tallies, key=lambda tally: (tally.rank, tally.kind, tally.stage)):
+        so_far = sums.get(key(tally), Pair(0.0, 0.0))
+        sums[key(tally)] = Pair(
+            so_far.predicted + tally.seconds.predicted, so_far.recorded + tally.seconds.recorded
+        )
+    return sums
+
+
+def _per_action(tally: Tally) -> Pair:
+    return Pair(tally.seconds.predicted / tally.actions, tally.seconds.recorded / tally.actions)
+
+
+def _line(name: str, pair: Pair) -> tuple[str, str, str, str]:
+    return name, f"{pair.predicted:.4g}", f"{pair.recorded:.4g}", f"{pair.ratio:.2f}"

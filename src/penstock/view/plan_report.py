@@ -1,0 +1,118 @@
+"""A plan as a report in Markdown: what it takes, what it holds, how it looks, how to run it."""
+
+from collections.abc import Iterable, Sequence
+from math import isinf
+
+from penstock.planner.choosing.breakdown import break_down
+from penstock.planner.choosing.findings import Findings
+from penstock.planner.choosing.layouts import describe_placement
+from penstock.planner.plans import Plan
+from penstock.view.terminal import plain_timeline_view
+from penstock.view.units import format_bytes, format_number, format_share
+
+__all__ = ["findings_report", "plan_report"]
+
+_PICTURE_WIDTH = 120
+
+
+def plan_report(plan: Plan) -> str:
+    """The report of one plan."""
+    return "\n".join(
+        [
+            f"# Plan: {plan.schedule.name}",
+            "",
+            _markdown_table(("", ""), _headline(plan)),
+            "## Ranks",
+            "",
+            _rank_table(plan),
+            "## Timeline",
+            "",
+            "```text",
+            plain_timeline_view(plan.timeline, width=_PICTURE_WIDTH).plain,
+            "```",
+            "",
+            "## Where the time goes",
+            "",
+            _cause_table(plan),
+            "## Run it",
+            "",
+            _recipe(plan),
+        ]
+    )
+
+
+def findings_report(findings: Findings) -> str:
+    """The report of a search: the best plan, and the table of the others with why they lost."""
+    remarks = "".join(f"- {remark.strip()}\n" for remark in findings.remarks)
+    table = _markdown_table(findings.headings, findings.rows)
+    return f"{plan_report(findings.best)}\n## What else there was\n\n{table}\n{remarks}"
+
+
+def _headline(plan: Plan) -> Iterable[Sequence[str]]:
+    problem, timeline = plan.problem, plan.timeline
+    yield (
+        "sizes",
+        f"{problem.ranks} ranks, {problem.stages} stages "
+        f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
+    )
+    yield "step", f"{format_number(timeline.makespan)} s from a rank's first action to its last"
+    yield "all ranks done after", f"{format_number(timeline.end_time)} s"
+    yield "bubble", format_share(timeline.bubble_rate)
+    yield (
+        "proven bound",
+        f"{format_number(plan.lower_bound)} s: no order is faster, and this one is at most "
+        f"{format_share(max(plan.gap, 0.0))} slower",
+    )
+    if plan.choices is not None:
+        yield "chosen", str(plan.choices)
+
+
+def _rank_table(plan: Plan) -> str:
+    timeline, problem = plan.timeline, plan.problem
+    rows = []
+    for rank in range(problem.ranks):
+        limit = problem.memory[rank]
+        rows.append(
+            (
+                str(rank),
+                " ".join(map(str, problem.placement.stages(rank))),
+                format_number(timeline.busy_seconds[rank]),
+                format_number(timeline.idle_seconds[rank]),
+                format_share(timeline.rank_bubble_rates[rank]),
+                format_bytes(timeline.rank_peak_bytes[rank]),
+                "none" if isinf(limit) else format_bytes(limit),
+            )
+        )
+    return _markdown_table(("rank", "stages", "busy", "idle", "bubble", "peak", "limit"), rows)
+
+
+def _cause_table(plan: Plan) -> str:
+    found = break_down(plan)
+    rows = [
+        (cause, format_number(seconds), format_share(seconds / found.seconds))
+        for cause, seconds in found.by_cause.items()
+        if seconds and found.seconds
+    ]
+    return _markdown_table(("cause", "seconds", "of the step"), rows)
+
+
+def _recipe(plan: Plan) -> str:
+    choices = plan.choices
+    stages = plan.problem.stages if choices is None else list(choices.sizes)
+    lines = [
+        "```py",
+        'plan = ps.Plan.from_file("plan.json")',
+        f"pipe = ps.split(model, layers=..., stages={stages})",
+        "pipeline = ps.Pipeline(pipe, plan, loss=loss)",
+        "```",
+        "",
+    ]
+    if choices is not None and choices.checkpointed:
+        listed = ", ".join(map(str, choices.checkpointed))
+        lines += [f"with the forward of stages {listed} under activation checkpointing.", ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

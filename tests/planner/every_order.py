@@ -1,0 +1,121 @@
+"""The best makespan of a tiny problem by looking at every order: what no bound may exceed."""
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import inf
+
+from penstock.ir.actions import Kind
+from penstock.planner.problem import Problem
+
+__all__ = ["least_makespan"]
+
+# Kind, stage and microbatch.
+Step = tuple[Kind, int, int]
+
+SPLIT = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+MERGED = (Kind.FORWARD, Kind.FULL_BACKWARD)
+
+
+def least_makespan(
+    problem: Problem, *, with_merged: bool = False, in_order: bool = False
+) -> float:
+    """The makespan of the best order, microbatches in order or not, I and W merged or not."""
+    programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
+    orders = [list(_orders(problem, rank, programs, in_order)) for rank in range(problem.ranks)]
+    return min(_makespan(problem, choice) for choice in product(*orders))
+
+
+def _orders(
+    problem: Problem, rank: int, programs: Sequence[tuple[Kind, ...]], in_order: bool
+) -> Iterator[tuple[Step, ...]]:
+    """Every order of one rank that keeps its limit, and in which no step waits for a later one."""
+    works = list(product(problem.placement.stages(rank), range(problem.microbatches)))
+    for chosen in product(programs, repeat=len(works)):
+        chains = [
+            [(kind, *work) for kind in program]
+            for program, work in zip(chosen, works, strict=True)
+        ]
+        yield from _interleave(problem, rank, chains, 0.0, in_order)
+
+
+def _interleave(
+    problem: Problem, rank: int, chains: list[list[Step]], held: float, in_order: bool
+) -> Iterator[tuple[Step, ...]]:
+    if not any(chains):
+        yield ()
+    left = {step for chain in chains for step in chain}
+    for number, chain in enumerate(chains):
+        if chain and not any(_is_before(step, chain[0], in_order) for step in left):
+            now = held + _bytes(problem, chain[0])
+            if now <= problem.room[rank] * (1 + 1e-12):
+                rest = [*chains[:number], chain[1:], *chains[number + 1 :]]
+                for others in _interleave(problem, rank, rest, now, in_order):
+                    yield (chain[0], *others)
+
+
+def _is_before(one: Step, other: Step, in_order: bool) -> bool:
+    """Whether a step of the same rank has to come before another, directly or through others."""
+    kind, stage, number = one
+    other_kind, other_stage, other_number = other
+    if number == other_number:
+        if kind == other_kind == Kind.FORWARD:
+            return stage < other_stage
+        backwards = (Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD)
+        return kind in backwards and other_kind in backwards and stage > other_stage
+    return in_order and kind == other_kind and stage == other_stage and number < other_number
+
+
+def _bytes(problem: Problem, step: Step) -> float:
+    kind, stage, _ = step
+    activation, stash = float(problem.activation[stage]), float(problem.stash[stage])
+    return {
+        Kind.FORWARD: activation,
+        Kind.BACKWARD_INPUT: stash - activation,
+        Kind.BACKWARD_WEIGHT: -stash,
+        Kind.FULL_BACKWARD: -activation,
+    }[kind]
+
+
+def _seconds(problem: Problem, step: Step) -> float:
+    kind, stage, _ = step
+    return {
+        Kind.FORWARD: float(problem.forward[stage]),
+        Kind.BACKWARD_INPUT: float(problem.backward_input[stage]),
+        Kind.BACKWARD_WEIGHT: float(problem.backward_weight[stage]),
+        Kind.FULL_BACKWARD: problem.costs.full_backward_seconds(stage),
+    }[kind]
+
+
+def _makespan(problem: Problem, orders: Sequence[tuple[Step, ...]]) -> float:
+    """The longest that a rank takes from first to last; infinite where ranks wait for ever."""
+    end: dict[Step, float] = {}
+    clock, first = [0.0] * problem.ranks, [inf] * problem.ranks
+    place = [0] * problem.ranks
+    is_moving = True
+    while is_moving:
+        is_moving = False
+        for rank, order in enumerate(orders):
+            while place[rank] < len(order):
+                step = order[place[rank]]
+                arrival = _arrival(problem, step, end)
+                if arrival == inf:
+                    break
+                start = max(clock[rank], arrival)
+                first[rank] = min(first[rank], start)
+                clock[rank] = end[step] = start + _seconds(problem, step)
+                place[rank] += 1
+                is_moving = True
+    if any(done < len(order) for done, order in zip(place, orders, strict=True)):
+        return inf
+    return max(last - begin for last, begin in zip(clock, first, strict=True))
+
+
+def _arrival(problem: Problem, step: Step, end: dict[Step, float]) -> float:
+    """When what a step needs from other stages is there; its own rank's order sees to the rest."""
+    kind, stage, number = step
+    if kind == Kind.FORWARD and stage:
+        return end.get((kind, stage - 1, number), inf) + float(problem.lag_down[stage - 1])
+    if kind in (Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD) and stage < problem.stages - 1:
+        ends = [end.get((one, stage + 1, number), inf) for one in (SPLIT[1], MERGED[1])]
+        return min(ends) + float(problem.lag_up[stage])
+    return 0.0

@@ -1,0 +1,113 @@
+"""`plan` takes what a user has, tries what the costs allow, and never exceeds a limit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.assembly import build
+from penstock.checks.report import check
+from penstock.costs import Costs
+from penstock.errors import ArgumentError, MemoryLimitError, SizeError
+from penstock.ir.placement import Placement
+from penstock.planner.planning import plan
+from penstock.planner.solver import Progress
+from penstock.sim.comparison import compare
+
+COSTS = Costs(transfer=0.1, activation_bytes=10, weight_stash_bytes=6, message_bytes=1)
+QUICK = 0.3
+
+
+def test_single_numbers_are_one_ranks_share() -> None:
+    for placement in ("loop", "interleaved", "v"):
+        found = plan(COSTS, ranks=2, microbatches=4, placement=placement, seconds=QUICK)
+        assert found.problem.work.tolist() == [12, 12]
+
+
+def test_without_a_placement_the_fastest_is_kept() -> None:
+    each = [
+        plan(COSTS, ranks=2, microbatches=4, placement=placement, seconds=QUICK)
+        for placement in (Placement.loop(2), Placement.loop(2, 2), Placement.v(2))
+    ]
+    best = plan(COSTS, ranks=2, microbatches=4, seconds=3 * QUICK)
+    assert best.timeline.makespan == min(one.timeline.makespan for one in each)
+
+
+def test_costs_per_stage_keep_their_stages() -> None:
+    costs = Costs(forward=[1, 1, 1, 2], transfer=0.1)
+    assert plan(costs, ranks=4, microbatches=4, seconds=QUICK).problem.costs.forward == (
+        1,
+        1,
+        1,
+        2,
+    )
+    found = plan(costs, ranks=2, microbatches=4, seconds=QUICK)
+    assert found.problem.stages == 4
+
+
+@settings(max_examples=10)
+@given(
+    ranks=st.integers(1, 3),
+    microbatches=st.integers(1, 5),
+    room=st.floats(1, 6),
+    forward=st.floats(0.5, 2),
+    transfer=st.floats(0, 0.5),
+)
+def test_plans_keep_the_limit_pass_the_checks_and_beat_the_families(
+    ranks: int, microbatches: int, room: float, forward: float, transfer: float
+) -> None:
+    costs = Costs(forward=forward, transfer=transfer, activation_bytes=8, weight_stash_bytes=4)
+    found = plan(costs, ranks=ranks, microbatches=microbatches, memory=8 * room, seconds=0.1)
+    check(found.schedule)
+    assert found.keeps_limit
+    assert found.gap >= -1e-9
+    families = [
+        build(name, ranks=ranks, microbatches=microbatches) for name in ("1F1B", "ZB-H1", "ZBV")
+    ]
+    fitting = [t for t in compare(families, costs).values() if t.peak_bytes <= 8 * room]
+    fastest = min((timeline.makespan for timeline in fitting), default=float("inf"))
+    assert found.timeline.makespan <= fastest * (1 + 1e-9)
+
+
+def test_progress_is_told() -> None:
+    told: list[Progress] = []
+    plan(COSTS, ranks=2, microbatches=4, seconds=QUICK, progress=told.append)
+    assert told
+
+
+def test_limit_that_nothing_keeps_says_by_how_much() -> None:
+    with pytest.raises(MemoryLimitError) as caught:
+        plan(COSTS, ranks=2, microbatches=4, memory=4)
+    assert str(caught.value) == (
+        "rank 0 needs 11 bytes for one microbatch at a time (1 of them all the time), 7 more than "
+        "its limit of 4; a limit of 11 bytes per rank would do, or smaller microbatches, more "
+        "ranks, or checkpointed stages"
+    )
+
+
+def test_limit_that_another_placement_keeps_says_which() -> None:
+    # On the inner ranks of an interleaved placement there are twice as many messages.
+    with pytest.raises(MemoryLimitError, match=r"; placement 'loop' fits$"):
+        plan(COSTS, ranks=2, microbatches=4, memory=12, placement="interleaved")
+
+
+def test_limit_that_checkpointing_keeps_says_so() -> None:
+    thin = Costs(forward=[1] * 8, activation_bytes=[10] * 8, message_bytes=[1] * 8)
+    with pytest.raises(MemoryLimitError, match=r"'interleaved x4' fits if its stages are checkp"):
+        plan(thin, ranks=2, microbatches=4, memory=25, placement=Placement.loop(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"placement": "w"}, ArgumentError, "placement is 'loop', 'interleaved', 'v' or a"),
+        ({"placement": Placement.v(3)}, SizeError, "the placement has 3 ranks, but ranks is 2"),
+        ({"microbatches": 0}, SizeError, "microbatches must be at least 1"),
+        ({"memory": [1, 2, 3]}, SizeError, "one memory limit, or one per rank"),
+    ],
+)
+def test_wishes_that_mean_nothing_are_refused(
+    changes: dict[str, object], error: type[Exception], message: str
+) -> None:
+    wishes = {"ranks": 2, "microbatches": 4} | changes
+    with pytest.raises(error, match=message):
+        plan(COSTS, **wishes)  # type: ignore[arg-type]  # wrong on purpose
