@@ -3,15 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check browser bench clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
 
-test: check
+test: check browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
-test-all: check
+test-all: check browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 check: $(READY)
@@ -19,10 +19,21 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# The tests of pages need a Chromium: Debian's, where it can be installed; else they are skipped.
+browser:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
+	|| command -v google-chrome > /dev/null \
+	|| { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq \
+	     && apt-get install -y -qq --no-install-recommends chromium > /dev/null; } \
+	|| echo "no Chromium, and no way to install it: the browser tests will be skipped"
+
 bench: $(READY)
 	$(BIN)/python benchmarks/planning.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/runtime.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/split_backward.py
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/gpu_step.py
+	$(BIN)/python -m benchmarks.solving
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/planned_step.py
 
 clean:
 	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -64,6 +64,7 @@ print(json.dumps(printed))
 def test_python_on_pages_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
     # In a process of its own, for pages register families and write files.
     blocks = blocks_of(page)
+    write_files(blocks, tmp_path)
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", RUN_BLOCKS],
         input=json.dumps([block.text for block in blocks if block.language == "python"]),
@@ -85,12 +86,21 @@ def test_python_on_pages_runs_and_prints_what_the_page_says(page: Path, tmp_path
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_on_pages_run_and_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
+    write_files(blocks_of(page), tmp_path)
     with chdir(tmp_path):
         for block in blocks_of(page):
             for command, expected in commands_of(block):
                 result = runner.invoke(main, shlex.split(command, comments=True)[1:])
                 assert result.exit_code == 0, command
                 assert expected is None or result.output == expected
+
+
+def write_files(blocks: list[Block], folder: Path) -> None:
+    """Write the files that a page shows: TOML whose first line names the file."""
+    for block in blocks:
+        if block.language == "toml" and block.text.startswith("# "):
+            name = block.text.partition("\n")[0].removeprefix("# ")
+            (folder / name).write_text(block.text)
 
 
 def commands_of(block: Block) -> list[tuple[str, str | None]]:

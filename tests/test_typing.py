@@ -76,6 +76,25 @@ def test_explanations_are_typed() -> None:
     assert_type(found.gaps[0].waited_for, ps.Action)
 
 
+def test_plans_are_typed(tmp_path: Path) -> None:
+    found = ps.plan(ps.Costs(), ranks=2, microbatches=2, memory=[9, 9], placement="v", seconds=0)
+    assert_type(found, ps.Plan)
+    assert_type(found.timeline, ps.Timeline)
+    assert_type(found.gap, float)
+    found.to_file(tmp_path / "plan.json")
+    assert_type(ps.Plan.from_file(tmp_path / "plan.json").schedule, ps.Schedule)
+
+
+def test_findings_are_typed() -> None:
+    layers = [ps.Piece.of_weight(name, 1) for name in "abcd"]
+    findings = ps.search({1: layers, 2: layers}, ranks=2, batch=4, seconds=0)
+    assert_type(findings, ps.Findings)
+    assert_type(findings.best, ps.Plan)
+    assert_type(findings.found, tuple[ps.Finding, ...])
+    assert_type(findings.found[0].choices, ps.Choices)
+    assert_type(findings.verdicts, tuple[str, ...])
+
+
 def test_family_of_ones_own_is_a_function() -> None:
     def alone(ranks: int, microbatches: int, stages_per_rank: int) -> ps.Schedule:
         assert (ranks, stages_per_rank) == (1, 1)

@@ -1,6 +1,7 @@
 """Penstock: plan, run and see pipeline-parallel training on PyTorch."""
 
 from importlib import import_module
+from sys import modules
 from typing import TYPE_CHECKING, Any
 
 from penstock.assembly import build, lower
@@ -13,11 +14,13 @@ from penstock.errors import (
     BoundaryError,
     CostsError,
     DeadlockError,
+    MemoryLimitError,
     MissingDependencyError,
     ModelError,
     ParseError,
     PenstockError,
     PipelineError,
+    PlanError,
     ScheduleError,
     ScheduleNameError,
     SizeError,
@@ -56,22 +59,37 @@ if TYPE_CHECKING:
         pipeline,
     )
     from penstock.dropin.schedules import get_schedule_class
+    from penstock.planner.choices import Choices
+    from penstock.planner.choosing.findings import Finding, Findings
+    from penstock.planner.planning import plan
+    from penstock.planner.plans import Plan
+    from penstock.planner.revision import revise
+    from penstock.planner.searching import search
     from penstock.runtime.losses import add_loss
     from penstock.runtime.microbatch import Along, Ready, Shared
+    from penstock.sim.hindsight import review
+    from penstock.sim.timeline_file import read_timeline, write_timeline
+    from penstock.sim.trace_reading import read_trace
     from penstock.splitting.doors import split
     from penstock.splitting.marks import SplitPoint, pipe_split
     from penstock.splitting.output_loss import find_loss
     from penstock.splitting.pipe import Pipe
     from penstock.training.balance import balance
-    from penstock.training.measuring import measure
+    from penstock.training.links import measure_links
+    from penstock.training.measuring import measure, measure_closely
     from penstock.training.pipeline import Pipeline, StepResult
+    from penstock.view.trace import write_trace
 
-# What needs torch is loaded when it is first asked for.
-_TORCH_NAMES = {
+# The planner, and what needs torch, are loaded when they are first asked for.
+_LATE_NAMES = {
     "Along": "penstock.runtime.microbatch",
+    "Choices": "penstock.planner.choices",
+    "Finding": "penstock.planner.choosing.findings",
+    "Findings": "penstock.planner.choosing.findings",
     "Pipe": "penstock.splitting.pipe",
     "Pipeline": "penstock.training.pipeline",
     "PipelineStage": "penstock.dropin",
+    "Plan": "penstock.planner.plans",
     "Ready": "penstock.runtime.microbatch",
     "Schedule1F1B": "penstock.dropin",
     "ScheduleDualPipeV": "penstock.dropin",
@@ -89,9 +107,19 @@ _TORCH_NAMES = {
     "find_loss": "penstock.splitting.output_loss",
     "get_schedule_class": "penstock.dropin.schedules",
     "measure": "penstock.training.measuring",
+    "measure_closely": "penstock.training.measuring",
+    "measure_links": "penstock.training.links",
     "pipe_split": "penstock.splitting.marks",
     "pipeline": "penstock.dropin",
+    "plan": "penstock.planner.planning",
+    "read_timeline": "penstock.sim.timeline_file",
+    "read_trace": "penstock.sim.trace_reading",
+    "review": "penstock.sim.hindsight",
+    "revise": "penstock.planner.revision",
+    "search": "penstock.planner.searching",
     "split": "penstock.splitting.doors",
+    "write_timeline": "penstock.sim.timeline_file",
+    "write_trace": "penstock.view.trace",
 }
 
 __all__ = [
@@ -100,13 +128,17 @@ __all__ = [
     "ArgumentError",
     "BatchError",
     "BoundaryError",
+    "Choices",
     "Costs",
     "CostsError",
     "Dataflow",
     "DeadlockError",
     "Explanation",
+    "Finding",
+    "Findings",
     "Gap",
     "Kind",
+    "MemoryLimitError",
     "MissingDependencyError",
     "ModelError",
     "Overlap",
@@ -119,6 +151,8 @@ __all__ = [
     "PipelineError",
     "PipelineStage",
     "Placement",
+    "Plan",
+    "PlanError",
     "Problem",
     "Ready",
     "Routed",
@@ -156,22 +190,37 @@ __all__ = [
     "get_schedule_class",
     "lower",
     "measure",
+    "measure_closely",
+    "measure_links",
     "merge_backward",
     "overlap_forward_backward",
     "parse_work",
     "partition",
     "pipe_split",
     "pipeline",
+    "plan",
+    "read_timeline",
+    "read_trace",
     "register",
     "reroute",
+    "review",
+    "revise",
+    "search",
     "simulate",
     "split",
     "split_backward",
     "thin_out",
+    "write_timeline",
+    "write_trace",
 ]
+
+if "IPython" in modules:
+    from penstock.view.notebook import join_notebook
+
+    join_notebook()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _TORCH_NAMES:
-        return getattr(import_module(_TORCH_NAMES[name]), name)
+    if name in _LATE_NAMES:
+        return getattr(import_module(_LATE_NAMES[name]), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,6 +1,7 @@
-"""The commands: list, show, check, simulate, compare, explain, verify, demo."""
+"""The commands: list, show, check, simulate, compare, explain, plan, trace, verify, demo."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -23,6 +24,8 @@ from penstock.sim.comparison import compare as compare_timelines
 from penstock.sim.engine import simulate as simulate_schedule
 from penstock.sim.explain import explain as explain_schedule
 from penstock.view import figure, terminal
+from penstock.view.page import page
+from penstock.view.trace import write_trace
 
 __all__ = ["main"]
 
@@ -31,10 +34,31 @@ _LOWER = click.option(
     "--lower", "lowered", is_flag=True, help="With sends, receives and the rest."
 )
 _FILE = click.Path(dir_okay=False, path_type=Path, writable=True)
+_HTML = click.option(
+    "--html", "html_file", type=_FILE, help="Write a page to look at in a browser."
+)
+
+
+# Commands whose modules are loaded when they are asked for, since that takes a while.
+_LATE_COMMANDS = {
+    "plan": ("penstock.cli.planning", "plan_command"),
+    "revise": ("penstock.cli.revising", "revise_command"),
+    "trace": ("penstock.cli.tracing", "trace_command"),
+}
 
 
 class _Group(click.Group):
     """Turns our errors into one line on stderr and exit code 2."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *_LATE_COMMANDS})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _LATE_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        module, name = _LATE_COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(module), name)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -78,6 +102,8 @@ def list_families(as_json: bool) -> None:
 @_LOWER
 @click.option("--table", "as_table", is_flag=True, help="Actions as text, ranks across.")
 @click.option("--csv", "csv_file", type=_FILE, help="Write the schedule, one row per rank.")
+@click.option("--trace", "trace_file", type=_FILE, help="Write a trace, for ui.perfetto.dev.")
+@_HTML
 @inputs.with_figures
 @_JSON
 def show(
@@ -87,6 +113,8 @@ def show(
     lowered: bool,
     as_table: bool,
     csv_file: Path | None,
+    trace_file: Path | None,
+    html_file: Path | None,
     figures: tuple[Path, ...],
     as_json: bool,
 ) -> None:
@@ -95,7 +123,7 @@ def show(
     \b
     Examples:
       penstock show 1F1B --ranks 4 --microbatches 8
-      penstock show ZBV -r 8 -m 16 --transfer 0.2 --pdf zbv.pdf
+      penstock show ZBV -r 8 -m 16 --transfer 0.2 --pdf zbv.pdf --html zbv.html
       penstock show mine.csv --lower --table
     """
     found = _load(schedule, size, lowered)
@@ -103,6 +131,12 @@ def show(
     if csv_file is not None:
         found.to_csv(csv_file)
         _tell_written(csv_file)
+    if trace_file is not None:
+        write_trace(timeline, trace_file)
+        _tell_written(trace_file)
+    if html_file is not None:
+        html_file.write_text(page(timeline), encoding="utf-8")
+        _tell_written(html_file)
     for path in figures:
         figure.save(figure.draw(timeline), path)
         _tell_written(path)
@@ -181,6 +215,7 @@ def simulate(schedule: str, size: inputs.Size, costs: Costs, lowered: bool, as_j
 @inputs.with_size
 @inputs.with_costs
 @click.option("--draw", is_flag=True, help="Draw each of them too.")
+@_HTML
 @inputs.with_figures
 @_JSON
 def compare(
@@ -188,6 +223,7 @@ def compare(
     size: inputs.Size,
     costs: Costs,
     draw: bool,
+    html_file: Path | None,
     figures: tuple[Path, ...],
     as_json: bool,
 ) -> None:
@@ -200,9 +236,13 @@ def compare(
     Examples:
       penstock compare 1F1B ZB-H1 ZBV DualPipeV -r 8 -m 24 --transfer 0.1
       penstock compare 1F1B mine.csv --costs costs.toml --draw --png both.png
+      penstock compare 1F1B ZBV --html both.html
     """
     found = [_load(schedule, size, lowered=False) for schedule in schedules]
     timelines = compare_timelines(found, costs)
+    if html_file is not None:
+        html_file.write_text(page(timelines), encoding="utf-8")
+        _tell_written(html_file)
     for path in figures:
         figure.save(figure.draw_comparison(timelines), path)
         _tell_written(path)

@@ -85,15 +85,25 @@ class Timeline:
         return self.rank_bubble_rates[slowest]
 
     @cached_property
-    def rank_peak_activations(self) -> tuple[int, ...]:
-        """Per rank, the most stage activations held at once, each from its F to its B or W."""
+    def held_activations(self) -> NDArray[np.int64]:
+        """Per row, the stage activations that its rank then holds, each from its F to its B or W.
+
+        Like bytes, they count from the start of a forward and from the end of anything else.
+        """
         rows = self.schedule.rows
         change = np.zeros(len(Kind), dtype=np.int64)
         change[Kind.FORWARD] = 1
         change[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
-        held = np.cumsum(change[rows.kind])
-        before = np.concatenate(([0], held))[rows.first[:-1]]
-        return tuple((np.maximum.reduceat(held, rows.first[:-1]) - before).tolist())
+        total = np.cumsum(change[rows.kind])
+        before = np.concatenate(([0], total))[rows.first[:-1]]
+        held: NDArray[np.int64] = total - np.repeat(before, np.diff(rows.first))
+        return held
+
+    @cached_property
+    def rank_peak_activations(self) -> tuple[int, ...]:
+        """Per rank, the most stage activations held at once."""
+        bounds = self.schedule.rows.first[:-1]
+        return tuple(np.maximum.reduceat(self.held_activations, bounds).tolist())
 
     @property
     def peak_activations(self) -> int:

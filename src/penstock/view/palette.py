@@ -15,6 +15,7 @@ __all__ = [
     "LOOKS",
     "MEMORY",
     "PAPER",
+    "TRACE_COLOURS",
     "Look",
     "contrast",
     "shade",
@@ -52,6 +53,21 @@ LOOKS: dict[Kind, Look] = {
     Kind.UNSHARD: Look("#8d8799", "U", "Unshard"),
     Kind.RESHARD: Look("#b9b5c2", "R", "Reshard"),
     Kind.REDUCE_GRAD: Look("#7c8a80", "G", "Reduce gradients"),
+}
+
+# Trace viewers know colours by these names only; each is the nearest to the kind's own.
+TRACE_COLOURS: dict[Kind, str] = {
+    Kind.FORWARD: "rail_response",
+    Kind.BACKWARD_INPUT: "rail_idle",
+    Kind.BACKWARD_WEIGHT: "rail_load",
+    Kind.FULL_BACKWARD: "terrible",
+    Kind.SEND_F: "thread_state_runnable",
+    Kind.RECV_F: "thread_state_runnable",
+    Kind.SEND_B: "thread_state_uninterruptible",
+    Kind.RECV_B: "thread_state_uninterruptible",
+    Kind.UNSHARD: "generic_work",
+    Kind.RESHARD: "grey",
+    Kind.REDUCE_GRAD: "thread_state_unknown",
 }
 
 

@@ -1,0 +1,181 @@
+"""Why the ranks of any timeline were idle, simulated or recorded: who waited for what.
+
+         free           reached    arrival  start
+rank 1    |  waited for   | transfer |  pause |  action      `reached`: the awaited work was done
+rank 0    ...... awaited  |                                  `arrival`: its value was here
+
+A timeline has no costs, so that a transfer is taken to last as long as the fastest message of its
+link did: for a simulated timeline this is what it costs wherever anybody waited for it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from penstock.ir.actions import Kind
+from penstock.ir.graph import Graph, build_graph
+from penstock.ir.rows import ABSENT, Floats, Ints
+from penstock.sim.timeline import Timeline
+
+__all__ = ["Idle", "Waits", "find_waits"]
+
+_RECEIVES = (Kind.RECV_F, Kind.RECV_B)
+_SENDS = (Kind.SEND_F, Kind.SEND_B)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The idle seconds of all ranks by their reason.
+
+    `work` has what was waited for, by its kind; `pauses` are times in which a rank had all that
+    it needed; `edges` lie before a rank's first action and after its last.
+    """
+
+    work: dict[Kind, float]
+    transfer: float
+    pauses: float
+    edges: float
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """For the first row of each piece of work: when its rank was free, and what came last.
+
+    `slot` is the place in `graph.need` of the need that came last, or -1 where the row did not
+    wait for one; `reached` and `arrival` tell when that need was done and when its value came.
+    """
+
+    timeline: Timeline
+    graph: Graph
+    free: Floats
+    slot: Ints
+    reached: Floats
+    arrival: Floats
+
+    @cached_property
+    def gaps(self) -> Ints:
+        """The rows before which their rank was idle, once it had computed."""
+        rows, start = self.timeline.schedule.rows, self.timeline.start
+        computes = np.concatenate(([0], np.cumsum(rows.kind <= Kind.FULL_BACKWARD)))
+        first = np.repeat(computes[rows.first[:-1]], np.diff(rows.first))
+        idle = (start > self.free + _tolerance(self.timeline)) & ~rows.is_kind(*_RECEIVES)
+        return np.flatnonzero(idle & ~rows.joined & (computes[:-1] > first))
+
+    @property
+    def idle(self) -> Idle:
+        """All idle seconds by their reason; together they are those of the timeline."""
+        gap, start, rows = self.gaps, self.timeline.start, self.timeline.schedule.rows
+        free, waited = self.free[gap], self.slot[gap] != ABSENT
+        reached, arrival = (
+            np.where(waited, np.clip(column[gap], free, start[gap]), free)
+            for column in (self.reached, self.arrival)
+        )
+        kind = rows.kind[self._origins(self.slot[gap][waited])]
+        seconds = np.bincount(kind, (reached - free)[waited], len(Kind))
+        # Rounding errors are no idle time.
+        least = 1e-9 * self.timeline.makespan
+        whole = np.sum(self.timeline.idle_seconds)
+        transfer, pauses, edges = (
+            float(value) if value > least else 0.0
+            for value in (
+                (arrival - reached).sum(),
+                (start[gap] - arrival).sum(),
+                whole - (start[gap] - free).sum(),
+            )
+        )
+        work = {kind: float(seconds[kind]) for kind in Kind if seconds[kind] > least}
+        return Idle(work, transfer, pauses, edges)
+
+    def _origins(self, slots: Ints) -> Ints:
+        """The compute rows behind needs, which may be one end of a message."""
+        rows, graph = self.timeline.schedule.rows, self.graph
+        # A row that needs a receive needs the matching send right after it; see ir/graph.py.
+        origin = graph.need[slots + rows.is_kind(*_RECEIVES)[graph.need[slots]]]
+        sent = np.flatnonzero(rows.is_kind(*_SENDS)[origin])
+        origin[sent] = graph.need[graph.first[origin[sent]]]
+        return origin
+
+    @cached_property
+    def critical_path(self) -> tuple[int, ...]:
+        """The compute rows that led to the end of the slowest rank, each what the next waited for.
+
+        >>> from penstock.assembly import build
+        >>> from penstock.sim.engine import simulate
+        >>> timeline = simulate(build("GPipe", ranks=2, microbatches=2))
+        >>> path = find_waits(timeline).critical_path
+        >>> " ".join(str(timeline.span(row).action) for row in path)
+        '0F0 1F0 1F1 1B0 0B0 0B1'
+        """
+        timeline, rows = self.timeline, self.timeline.schedule.rows
+        slowest = timeline.rank_makespans.index(timeline.makespan)
+        begin, end = rows.first[slowest : slowest + 2]
+        opens, first = rows.opening_row(), set(rows.first.tolist())
+        row = int(begin + np.argmax(timeline.end[begin:end]))
+        path = [row]
+        while True:
+            row = int(opens[row])
+            if self.slot[row] != ABSENT:
+                row = int(self.graph.need[self.slot[row]])
+            elif row not in first:
+                row -= 1
+            else:
+                break
+            path.append(row)
+        return tuple(row for row in reversed(path) if rows.kind[row] <= Kind.FULL_BACKWARD)
+
+
+def find_waits(timeline: Timeline) -> Waits:
+    """For each piece of work of a timeline, what kept it from starting earlier."""
+    rows, start = timeline.schedule.rows, timeline.start
+    graph = build_graph(timeline.schedule)
+    opens = rows.opening_row()
+    work = opens[np.repeat(np.arange(len(rows)), np.diff(graph.first))]
+    reached = np.where(rows.is_kind(*_RECEIVES), start, timeline.end)[graph.need]
+    arrival = reached + _transfers(timeline, graph, start[work], reached)
+    free, tolerance = _free(timeline)[opens], _tolerance(timeline)
+    latest = np.full(len(rows), -np.inf)
+    np.maximum.at(latest, work, arrival)
+    # A first row has been free since it starts, so that only its needs can tell why not before.
+    is_first = np.zeros(len(rows), dtype=np.bool_)
+    is_first[rows.first[:-1]] = True
+    is_cause = (arrival >= latest[work] - tolerance) & (
+        (arrival > free[work] + tolerance) | is_first[work]
+    )
+    slot = np.full(len(rows), ABSENT, dtype=np.int64)
+    slot[work[is_cause]] = np.flatnonzero(is_cause)
+    waiting, times = np.flatnonzero(slot != ABSENT), (start.copy(), start.copy())
+    for column, values in zip(times, (reached, arrival), strict=True):
+        column[waiting] = values[slot[waiting]]
+    return Waits(timeline, graph, free, slot, *times)
+
+
+def _tolerance(timeline: Timeline) -> float:
+    """Differences of times below this are rounding errors."""
+    return 1e-12 * max(1.0, timeline.end_time)
+
+
+def _free(timeline: Timeline) -> Floats:
+    """When each row's rank was done with all before it; a first row's own start."""
+    rows, start = timeline.schedule.rows, timeline.start
+    done = np.where(rows.is_kind(*_RECEIVES), start, timeline.end)
+    free = np.empty(len(rows))
+    for begin, end in zip(rows.first[:-1], rows.first[1:], strict=True):
+        free[begin] = start[begin]
+        free[begin + 1 : end] = np.maximum.accumulate(done[begin : end - 1])
+    return free
+
+
+def _transfers(timeline: Timeline, graph: Graph, used: Floats, reached: Floats) -> Floats:
+    """For each need the seconds that its value travels: those of its link's fastest message."""
+    ranks = timeline.schedule.num_ranks
+    both = reached.copy()
+    is_receive = timeline.schedule.rows.is_kind(*_RECEIVES)[graph.need]
+    receive = np.flatnonzero(is_receive)
+    both[receive] = both[receive + 1] = np.maximum(reached[receive], reached[receive + 1])
+    crosses = graph.link >= 0
+    fastest = np.full(ranks * ranks, np.inf)
+    np.minimum.at(fastest, graph.link[crosses], np.maximum((used - both)[crosses], 0.0))
+    seconds = np.zeros(len(reached))
+    seconds[crosses] = fastest[graph.link[crosses]]
+    return seconds

@@ -1,0 +1,70 @@
+"""Threads for a trace: compute and communication of every rank, in as many lanes as it takes.
+
+A viewer takes slices of one thread that overlap for calls within one another. What really runs at
+the same time, such as two receives that wait, therefore goes into lanes below each other.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.actions import Kind
+from penstock.sim.timeline import Timeline
+
+__all__ = ["Lane", "Lanes", "find_lanes"]
+
+_STREAMS = ("compute", "communication")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A thread of a trace: its rank, its number among all threads from 1 up, and its name."""
+
+    rank: int
+    number: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """The threads, the number of the thread of every row, and the rows by rank and time."""
+
+    lanes: tuple[Lane, ...]
+    of_row: NDArray[np.int64]
+    rows_by_time: NDArray[np.int64]
+
+
+def find_lanes(timeline: Timeline) -> Lanes:
+    """Give every row a thread of its rank on which no two rows overlap."""
+    rows = timeline.schedule.rows
+    rank, is_compute = rows.rank_of_row(), rows.kind <= Kind.FULL_BACKWARD
+    order = np.lexsort((timeline.end, timeline.start, rank))
+    of_row = np.zeros(len(rows), dtype=np.int64)
+    lanes: list[Lane] = []
+    for number in range(rows.num_ranks):
+        for stream, is_member in zip(_STREAMS, (is_compute, ~is_compute), strict=True):
+            members = order[(rank[order] == number) & is_member[order]]
+            found = list(_choose(timeline.start[members].tolist(), timeline.end[members].tolist()))
+            of_row[members] = np.array(found, dtype=np.int64) + len(lanes) + 1
+            for lane in range(max(found, default=-1) + 1):
+                name = stream if lane == 0 else f"{stream} {lane + 1}"
+                lanes.append(Lane(number, len(lanes) + 1, name))
+    return Lanes(tuple(lanes), of_row, order)
+
+
+def _choose(starts: list[float], ends: list[float]) -> Iterator[int]:
+    """For every slice, in order of start and end, the first lane that is free by then."""
+    busy: list[tuple[float, int]] = []
+    free: list[int] = []
+    count = 0
+    for start, end in zip(starts, ends, strict=True):
+        while busy and busy[0][0] <= start:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            free, count = [count], count + 1
+        lane = heappop(free)
+        heappush(busy, (end, lane))
+        yield lane

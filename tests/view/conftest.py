@@ -1,0 +1,22 @@
+"""The browser that the tests of pages share."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser import Browser, Opener, open_browser
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def visit_page(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    """Opens pages; at the end, a message on any console fails the test."""
+    opener = Opener(browser, tmp_path)
+    yield opener
+    opener.close()
