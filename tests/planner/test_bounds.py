@@ -14,6 +14,7 @@ from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.planner.bounds import lower_bound
 from penstock.planner.problem import Problem
+from penstock.planner.solver import solve
 from penstock.sim.engine import simulate
 from tests.facts import V_ORDER, ZERO_BUBBLE
 from tests.planner.every_order import least_makespan
@@ -183,3 +184,16 @@ def test_less_memory_never_gives_a_lower_bound() -> None:
         ]
         found = [lower_bound(problem) for problem in problems]
         assert (np.diff(found) >= 0).all()
+
+
+@pytest.mark.parametrize("gain", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 4), (4, 8), (3, 9)])
+def test_overlapped_pairs_do_not_beat_the_bound(
+    ranks: int, microbatches: int, gain: float
+) -> None:
+    # With a gain, DualPipeV once was faster than a bound that took its pairs one by one.
+    schedule = build("DualPipeV", ranks=ranks, microbatches=microbatches)
+    prices = Costs(forward=1.0, backward_input=0.8, backward_weight=0.5, overlap_gain=gain)
+    problem = Problem.of(prices, schedule.placement, microbatches)
+    assert lower_bound(problem) <= simulate(schedule, prices).makespan
+    assert solve(problem, seconds=0.2).gap >= 0

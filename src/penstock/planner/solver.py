@@ -59,7 +59,7 @@ def solve(
     if not race.is_won and may_be_exact:
         _make_exact(race)
     check(race.best)
-    return Plan(problem, race.best, min(race.bound, race.makespan))
+    return Plan(problem, race.best, race.bound)
 
 
 def _search(race: Race, seconds: float) -> None:
@@ -86,6 +86,8 @@ def _make_exact(race: Race) -> None:
     """Look for the best there is, from the best so far, in the time that is left."""
     race.report("exact")
     exact = prove(race.problem, start=race.best, seconds=max(0.1, race.seconds - race.gone))
-    race.bound = max(race.bound, exact.lower_bound)
+    if not race.problem.costs.overlap_gain:
+        # What it proves is for actions that run one after the other.
+        race.bound = max(race.bound, exact.lower_bound)
     named = replace(exact.schedule, name="solved")
     race.offer(merge_for_free(named, race.problem), "exact")
