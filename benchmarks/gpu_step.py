@@ -174,7 +174,7 @@ def start_group(device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    repeats = 5 if parser.parse_args().quick else 11
+    repeats = 5 if parser.parse_args().quick else 25
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = Size(2048, 2048) if device.type == "cuda" else Size(64, 64)
     start_group(device)

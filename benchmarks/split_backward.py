@@ -3,7 +3,8 @@
     python benchmarks/split_backward.py                 on CUDA if there is one, else small on CPU
     python benchmarks/split_backward.py --quick         fewer repeats
 
-Transformer blocks with RMSNorm, attention and SwiGLU. Plain is autograd's forward and backward;
+Transformer blocks with RMSNorm, attention and SwiGLU. Plain is autograd's forward and backward, as
+it comes and in the calling thread only, which is faster where the host is what limits;
 ours and torch's run F, I and W of the same blocks: as they are, with every block under
 `torch.compile`, and as CUDA graphs. What counts is the time of a run in a loop without pauses, as
 in training; phases are timed one by one beside it. Repeats take turns; times are medians, and
@@ -23,6 +24,7 @@ from time import perf_counter
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
+from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.distributed.pipelining._backward import (
     stage_backward_input,
     stage_backward_weight,
@@ -122,6 +124,14 @@ class Plain(Job):
         y.backward(self.gradient)
         del x, y
         yield
+
+
+class PlainInOneThread(Plain):
+    """Autograd in the calling thread, where ours runs too; for CUDA it has one of its own."""
+
+    def phases(self) -> Iterator[None]:
+        with set_multithreading_enabled(False):
+            yield from super().phases()
 
 
 class Ours(Job):
@@ -236,6 +246,7 @@ class Variant:
 
 PLAIN, OURS, TORCH = Variant(Plain), Variant(Ours), Variant(Torch)
 EAGER = {"plain": PLAIN, "ours": OURS, "torch": TORCH}
+ONE_THREAD = {"plain, one thread": Variant(PlainInOneThread)}
 COMPILED = {
     "plain, compiled": Variant(Plain, is_compiled=True),
     "ours, compiled": Variant(Ours, is_compiled=True),
@@ -278,7 +289,7 @@ def make_jobs(
 
 def time_table(shape: Shape, device: torch.device, repeats: int) -> list[str]:
     captured = CAPTURED if device.type == "cuda" else {}
-    jobs = make_jobs({**EAGER, **COMPILED, **captured}, shape, device)
+    jobs = make_jobs({**EAGER, **ONE_THREAD, **COMPILED, **captured}, shape, device)
     samples: dict[str, list[Sample]] = {name: [] for name in jobs}
     loops: dict[str, list[float]] = {name: [] for name in jobs}
     for repeat in range(repeats):
@@ -347,7 +358,7 @@ def scaling_table(width: int, tokens: int, device: torch.device, repeats: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    repeats = 7 if parser.parse_args().quick else 15
+    repeats = 7 if parser.parse_args().quick else 31
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes = CUDA_SHAPES if device.type == "cuda" else CPU_SHAPES
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"

@@ -30,6 +30,7 @@ from typing import TypeAlias
 
 import torch
 from torch import nn
+from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 
 from penstock.runtime.recording import Constants, Recording, current_recording
@@ -132,14 +133,16 @@ def _count_uses(
 def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """One pass of autograd: adds to `.grad`, and returns the inputs' gradients, zeros if unused.
 
-    Inputs are leaves; their own `.grad` is left empty.
+    Inputs are leaves; their own `.grad` is left empty. The pass runs in this thread, on a device
+    too: a stage is on one device, and waking a thread for it takes longer than some layers.
     """
     if roots:
         edges, gradients = zip(*roots, strict=True)
-        # What `torch.autograd.backward` calls in the end; its checks take a third of the time.
-        _engine_run_backward(
-            edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
+        with set_multithreading_enabled(False):
+            # What `torch.autograd.backward` calls in the end; its checks take a third of the time.
+            _engine_run_backward(
+                edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
+            )
     found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in inputs]
     for leaf in inputs:
         leaf.grad = None

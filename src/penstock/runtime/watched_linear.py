@@ -21,25 +21,43 @@ _Parameter, _Tensor = nn.Parameter, torch.Tensor
 
 
 class LayerCall(list[torch.Tensor | None]):
-    """One call of a linear layer whose weight gradient waits: its input, its output's gradient."""
+    """One call of a linear layer whose weight gradient waits: its input, its output's gradient.
 
-    __slots__ = ("_version", "value", "weight")
+    Its fields are set by whoever makes one, which is faster than a constructor in Python.
+    """
 
-    def __init__(self, weight: nn.Parameter, value: torch.Tensor) -> None:
-        self.weight = weight
-        self.value = value
-        self._version = value._version
+    __slots__ = ("value", "version", "weight")
+
+    weight: nn.Parameter
+    value: torch.Tensor
+    version: int
 
     def finish(self) -> None:
         """Add the product of gradient and input to the weight's gradient."""
-        value, gradient = self.value, self[0]
-        if value._version != self._version:
-            require_unchanged(value, self._version, value.shape)
-        if gradient is not None:
-            columns = _as_matrix(value)
-            if columns.is_complex():
-                columns = columns.conj()
-            add_product(self.weight, _as_transposed_matrix(gradient), columns)
+        value, gradient, total = self.value, self[0], self.weight.grad
+        if value._version != self.version:
+            require_unchanged(value, self.version, value.shape)
+        if gradient is None:
+            return
+        if (
+            total is None
+            or total.dtype is not gradient.dtype
+            or total.dtype is not value.dtype
+            or value.dim() != 2
+            or not gradient.is_contiguous()
+            or total.is_complex()
+        ):
+            self._add_any(value, gradient)
+        else:
+            # A reshape and a transposition in one.
+            width = total.shape[0]
+            total.addmm_(gradient.as_strided((width, value.shape[0]), (1, width)), value)
+
+    def _add_any(self, value: torch.Tensor, gradient: torch.Tensor) -> None:
+        columns = _as_matrix(value)
+        if columns.is_complex():
+            columns = columns.conj()
+        add_product(self.weight, _as_matrix(gradient).t(), columns)
 
 
 class WatchedLinear(nn.Linear):
@@ -79,8 +97,10 @@ class WatchedLinear(nn.Linear):
         if kept is None or input is not recording.last_input or kept.dtype is not output.dtype:
             kept = recording.keep_matrix(input, output.dtype)
         # From here on it is `recording.wait_for`, without a call of its own.
-        call = LayerCall(weight, kept)
-        hooks = OutputHooks(ours=call.append)
+        call = LayerCall()
+        call.weight, call.value, call.version = weight, kept, kept._version
+        hooks = OutputHooks()
+        hooks["ours"] = call.append
         made = output if output._base is None else output._base
         made._backward_hooks = hooks
         made.grad_fn._register_hook_dict(made)  # type: ignore[union-attr]  # it requires a gradient
@@ -112,10 +132,3 @@ def _run_unknown(
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
-
-def _as_transposed_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.dim() > 2 and tensor.is_contiguous():
-        # A reshape and a transposition in one.
-        width = tensor.shape[-1]
-        return tensor.as_strided((width, tensor.numel() // width), (1, width))
-    return _as_matrix(tensor).t()
