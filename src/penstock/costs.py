@@ -1,22 +1,20 @@
 """What actions cost: seconds and bytes per stage and kind of action, and seconds per link."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from math import inf
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import CostsError
+from penstock.errors import CostsError, ParseError
 from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
+from penstock.untrusted import LARGEST, quote, read_table, to_quantity
 
 __all__ = ["Costs", "PerLink", "PerStage", "Prices"]
 
@@ -95,7 +93,7 @@ class Costs:
         """Costs from names and numbers; an unknown name is an error that lists the known ones."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
-            raise CostsError(f"unknown cost {unknown[0]!r}; known are {', '.join(known)}")
+            raise CostsError(f"unknown cost {quote(unknown[0])}; known are {', '.join(known)}")
         return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
 
     @classmethod
@@ -103,12 +101,11 @@ class Costs:
         """Costs from a TOML or JSON file that holds names and numbers."""
         file = Path(path)
         try:
-            text = file.read_text(encoding="utf-8")
-            values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+            values = read_table(file)
             if not isinstance(values, dict):
                 raise CostsError("write names and numbers, such as forward = 1.5")
             return cls.from_mapping(values)
-        except (CostsError, ValueError, RecursionError) as error:
+        except (CostsError, ParseError) as error:
             raise CostsError(f"{file}: {error}") from error
 
     def to_mapping(self) -> dict[str, object]:
@@ -207,10 +204,10 @@ class Costs:
         return table
 
     def _lags(self, schedule: Schedule, graph: Graph) -> Floats:
-        transfer = self.per_link(schedule.num_ranks).ravel()
+        transfer = self.per_link(schedule.num_ranks)
         lag = np.zeros(len(graph.link))
         crosses = graph.link >= 0
-        lag[crosses] = transfer[graph.link[crosses]]
+        lag[crosses] = transfer[np.divmod(graph.link[crosses], schedule.num_ranks)]
         return lag
 
 
@@ -295,9 +292,7 @@ def _items(value: object) -> list[object] | None:
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool):
-        with suppress(OverflowError):
-            number = float(value)
-            if 0 <= number < inf:
-                return number
-    raise CostsError(f"{name} takes numbers from 0 up (got {value!r})")
+    number = to_quantity(value)
+    if number is None:
+        raise CostsError(f"{name} takes numbers from 0 to {LARGEST:g} (got {quote(value)})")
+    return number

@@ -219,8 +219,7 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParseError) as caught:
         Schedule.from_csv(file)
     assert str(caught.value) == (
-        f"{file} is not a text file: "
-        "'utf-8' codec can't decode byte 0x89 in position 0: invalid start byte"
+        f"{file}: not a text file: byte 0 is no UTF-8 (invalid start byte)"
     )
 
 

@@ -56,5 +56,5 @@ def test_missing_and_unknown_choices_are_refused() -> None:
     with pytest.raises(PlanError) as caught:
         Choices.from_mapping({"sizes": [1]})
     assert str(caught.value) == (
-        "choices are sizes, checkpointed, microbatch_size, is_checked_after (got sizes)"
+        "choices are sizes, checkpointed, microbatch_size, is_checked_after (got ['sizes'])"
     )

@@ -125,7 +125,7 @@ def cut(fields: dict[str, Any]) -> None:
         (lambda f: f.update(orders=["0F0garbage"]), "orders: '0F0garbage'"),
         (cut, "orders: rank 0, position 16, 0I2: its other half 0W2 is missing"),
         (lambda f: f.update(costs=[]), "costs: write names and values in braces (got list)"),
-        (lambda f: f["costs"].update(forward=-1), "costs: forward takes numbers from 0 up"),
+        (lambda f: f["costs"].update(forward=-1), "costs: forward takes numbers from 0 to 1e+100"),
         (lambda f: f["costs"].update(speed=1), "costs: unknown cost 'speed'"),
         (lambda f: f["costs"].update(forward=[1, 2]), "costs: forward has 2 values"),
         (lambda f: f.update(memory=200), "memory: write one limit for each of the 2 ranks"),
@@ -163,11 +163,11 @@ def test_bad_file_names_itself_and_the_field(
     ("text", "message"),
     [
         ("", "not readable as JSON: Expecting value"),
-        ("[" * 100_000, "not readable as JSON: maximum recursion depth exceeded"),
+        ("[" * 100_000, "too many brackets within one another"),
         ("[1]", "write names and values in braces (got list)"),
         ('{"format": NaN}', "NaN is no number here"),
         ('{"a": 1, "a": 2}', "'a' stands twice"),
-        (b"\xff\xfe", "not readable as JSON: 'utf-8' codec can't decode"),
+        (b"\xff\xfe", "not a text file: byte 0 is no UTF-8"),
     ],
 )
 def test_file_that_is_no_plan_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_what_makes_no_timeline_is_refused(tmp_path: Path) -> None:
     cases = {
         (merged,): f"{merged}: the trace has a device and 2 processes that share it; give the "
         "files of the ranks before they were merged",
-        (backwards,): f"{backwards}: event 5: dur is -1; numbers go from 0 up",
+        (backwards,): f"{backwards}: event 5: dur is -1; numbers go from 0 to 1e+150",
         (none,): f"{none}: the trace holds no action; profile a step of a pipeline with the "
         "host's activities",
         (one, two): f"{one}, {two}: the processes ran different numbers of steps (1, 2); profile "
@@ -183,8 +183,8 @@ def test_what_makes_no_timeline_is_refused(tmp_path: Path) -> None:
         tuple(said): f"{said[0]}, {said[1]}: two traces say that they are rank 3",
         (one, one): f"{one}, {one}: rank 0, position 0, 0F0: stage 0 also runs on rank 1; a stage "
         "lives on one rank",
-        (negative,): f"{negative}: event 4: dur is -2; numbers go from 0 up",
-        (late,): f"{late}: event 4: 0F0 ends at 1.1e+308 microseconds, which is beyond all times",
+        (negative,): f"{negative}: event 4: dur is -2; numbers go from 0 to 1e+150",
+        (late,): f"{late}: event 4: ts is 1e+307; numbers go from 0 to 1e+150",
         (far,): f"{far}: baseTimeNanoseconds is a whole number from 0 up (got {10**30})",
         (base,): f"{base}: baseTimeNanoseconds is a whole number from 0 up (got 'soon')",
     }

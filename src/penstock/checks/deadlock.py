@@ -107,7 +107,7 @@ def _by_channel(row: NDArray[np.int64], channel: NDArray[np.int64]) -> NDArray[n
 
 
 def _need_list(row: NDArray[np.int64], need: NDArray[np.int64]) -> NeedList:
-    local = np.full(len(row), ABSENT, dtype=np.int32)
+    local = np.full(len(row), ABSENT, dtype=np.int64)
     return NeedList(row, need.astype(np.int32), local)
 
 

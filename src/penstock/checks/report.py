@@ -32,7 +32,11 @@ def check(schedule: Schedule, *, channels: Channels = "directed") -> None:
 def find_problems(
     schedule: Schedule, *, channels: Channels = "directed", limit: int = 20
 ) -> tuple[Problem, ...]:
-    """What is wrong with a schedule, at most `limit` things; nothing if it may run."""
+    """What is wrong with a schedule, at most `limit` things; nothing if it may run.
+
+    >>> find_problems(Schedule.from_orders([["0F0", "0B0"]]))
+    ()
+    """
 
     searches: tuple[Iterator[Problem], ...] = (
         find_misplaced(schedule),

@@ -13,6 +13,7 @@ import click
 
 from penstock.assembly import build
 from penstock.costs import Costs
+from penstock.errors import ArgumentError
 from penstock.ir.schedule import Schedule
 
 __all__ = [
@@ -105,6 +106,8 @@ def with_figures(command: Command) -> Command:
     @wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         files = {name: file for name in formats if (file := kwargs.pop(name)) is not None}
+        if nameless := [name for name, file in files.items() if not file.name]:
+            raise ArgumentError(f"--{nameless[0]} takes the name of a file (got nothing)")
         figures = tuple(
             file if file.suffix.lower() == f".{name}" else file.with_name(f"{file.name}.{name}")
             for name, file in files.items()

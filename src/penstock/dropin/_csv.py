@@ -1,11 +1,14 @@
 """Orders as CSV files: one row per rank, one cell per action, an empty cell is an idle slot."""
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.dropin._actions import ActionTextError, _Action
 from penstock.dropin._lists import Order
+from penstock.errors import ParseError
+from penstock.untrusted import read_text
 
 __all__ = ["read_order", "write_order"]
 
@@ -18,14 +21,17 @@ def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | 
 
 def read_order(filename: Path | str) -> Order:
     """Read an order; row by row the ranks from 0 up. Empty lines at the end are no ranks."""
-    with Path(filename).open(newline="", encoding="utf-8") as file:
-        table = list(csv.reader(file))
-    while table and not table[-1]:
-        table.pop()
-    return {
-        rank: [_read_cell(cell, rank, at) for at, cell in enumerate(row)]
-        for rank, row in enumerate(table)
-    }
+    file = Path(filename)
+    try:
+        table = list(csv.reader(io.StringIO(read_text(file), newline="")))
+        while table and not table[-1]:
+            table.pop()
+        return {
+            rank: [_read_cell(cell, rank, at) for at, cell in enumerate(row)]
+            for rank, row in enumerate(table)
+        }
+    except (ParseError, csv.Error) as error:
+        raise ActionTextError(f"{file}: {error}") from error
 
 
 def _read_cell(cell: str, rank: int, position: int) -> _Action | None:

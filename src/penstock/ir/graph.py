@@ -34,7 +34,7 @@ class Graph:
 
     first: NDArray[np.int64]
     need: NDArray[np.int32]
-    link: NDArray[np.int32]
+    link: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +43,7 @@ class NeedList:
 
     row: Ints
     need: NDArray[np.int32]
-    link: NDArray[np.int32]
+    link: NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class _Needs:
                 f"rank {rank}, position {position}, {action}: what it waits for is not in the "
                 "schedule; penstock.check says what is missing"
             )
-        links = np.full(len(row), ABSENT, np.int32) if link is None else link.astype(np.int32)
+        links = np.full(len(row), ABSENT, np.int64) if link is None else link.astype(np.int64)
         self.lists.append(NeedList(row, need, links))
 
 
@@ -152,7 +152,7 @@ def join_needs(num_rows: int, lists: list[NeedList], base: Graph | None = None) 
         count[entry.row + 1] += 1
     first = np.cumsum(count)
     need = np.empty(first[-1], dtype=np.int32)
-    link = np.empty(first[-1], dtype=np.int32)
+    link = np.empty(first[-1], dtype=np.int64)
     free = first[:-1].copy()
     if base is not None:
         old = np.diff(base.first)

@@ -15,7 +15,13 @@ __all__ = ["Placement"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Which rank holds each stage: `Placement((0, 1, 1, 0))` is the V over two ranks."""
+    """Which rank holds each stage: `Placement((0, 1, 1, 0))` is the V over two ranks.
+
+    >>> Placement.v(ranks=2) == Placement((0, 1, 1, 0))
+    True
+    >>> Placement.loop(ranks=2, stages_per_rank=2).stages(1)
+    (1, 3)
+    """
 
     rank_of_stage: tuple[int, ...]
 

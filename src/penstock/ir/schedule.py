@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.errors import ParseError, ScheduleError
+from penstock.errors import ScheduleError
 from penstock.ir.actions import Kind, Work
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Rows
 from penstock.ir.text import format_csv, format_table, parse_csv, parse_work
+from penstock.untrusted import clean_name, read_text
 
 __all__ = ["Schedule"]
 
@@ -87,12 +88,8 @@ class Schedule:
         """Read a schedule from a CSV file with one row per rank; see `to_csv`."""
         file = Path(path)
         try:
-            text = file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ParseError(f"{file} is not a text file: {error}") from error
-        try:
-            orders, dataflow = parse_csv(text)
-            return cls.from_orders(orders, name=file.stem, dataflow=dataflow)
+            orders, dataflow = parse_csv(read_text(file))
+            return cls.from_orders(orders, name=clean_name(file.stem), dataflow=dataflow)
         except ScheduleError as error:
             raise type(error)(f"{file}: {error}") from error
 

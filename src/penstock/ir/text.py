@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from penstock.errors import ParseError
 from penstock.ir.actions import OVERLAP_TEXT, Action, Kind, Overlap, Work
 from penstock.ir.dataflow import Dataflow
+from penstock.untrusted import quote
 
 __all__ = ["format_csv", "format_table", "parse_csv", "parse_work"]
 
@@ -34,14 +35,14 @@ def parse_work(text: str) -> Work:
         try:
             return Overlap(members)
         except ValueError as error:
-            raise ParseError(f"{stripped!r} is no overlap: {error}") from error
+            raise ParseError(f"{quote(stripped)} is no overlap: {error}") from error
     return _parse_action(stripped)
 
 
 def _parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ParseError(f"{text!r} is no action; write stage, kind, microbatch as in 2F0")
+        raise ParseError(f"{quote(text)} is no action; write stage, kind, microbatch as in 2F0")
     stage, kind, microbatch, peer = match.groups()
     try:
         return Action(
@@ -51,7 +52,7 @@ def _parse_action(text: str) -> Action:
             None if peer is None else int(peer),
         )
     except ValueError as error:
-        raise ParseError(f"{text!r} is no action: {error}") from error
+        raise ParseError(f"{quote(text)} is no action: {error}") from error
 
 
 def format_csv(orders: Iterable[Iterable[Work]], dataflow: Dataflow) -> str:
@@ -98,7 +99,7 @@ def _format_dataflow(dataflow: Dataflow) -> str:
 def _parse_dataflow(line: str) -> Dataflow:
     match = _DATAFLOW.fullmatch(line)
     if match is None:
-        raise ParseError(f"{line!r} is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2")
+        raise ParseError(f"{quote(line)} is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2")
     ends = [edge.split(">") for edge in match[1].split()]
     edges = [(int(producer), int(consumer)) for producer, consumer in ends]
     parts = [int(part) for part in match[2].split()]

@@ -13,7 +13,11 @@ __all__ = ["add_reduce_grad"]
 
 
 def add_reduce_grad(schedule: Schedule) -> Schedule:
-    """Put REDUCE_GRAD of each stage after the backward that completes its gradients."""
+    """Put REDUCE_GRAD of each stage after the backward that completes its gradients.
+
+    >>> print(*add_reduce_grad(Schedule.from_orders([["0F0", "0F1", "0B0", "0B1"]])).order(0))
+    0F0 0F1 0B0 0B1 0REDUCE_GRAD
+    """
     rows = schedule.rows
     backwards = np.flatnonzero(rows.is_kind(Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT))
     last = np.full(schedule.num_stages, ABSENT, dtype=np.int64)

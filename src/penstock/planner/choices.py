@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from penstock.errors import PlanError
+from penstock.untrusted import quote
 
 __all__ = ["Choices"]
 
@@ -28,11 +29,11 @@ class Choices:
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
-            raise PlanError(f"every stage has at least one layer (sizes: {self.sizes})")
+            raise PlanError(f"every stage has at least one layer (sizes: {quote(self.sizes)})")
         if not set(self.checkpointed) <= set(range(len(self.sizes))):
             raise PlanError(
                 f"checkpointed stages lie between 0 and {len(self.sizes) - 1} "
-                f"(checkpointed: {self.checkpointed})"
+                f"(checkpointed: {quote(self.checkpointed)})"
             )
         if self.microbatch_size < 1:
             raise PlanError(f"a microbatch has at least one row (got {self.microbatch_size})")
@@ -42,12 +43,12 @@ class Choices:
         """Choices from names and whole numbers, every one of them checked."""
         names = [field.name for field in fields(cls)]
         if set(values) != set(names):
-            raise PlanError(f"choices are {', '.join(names)} (got {', '.join(values) or 'none'})")
+            raise PlanError(f"choices are {', '.join(names)} (got {quote(list(values))})")
         sizes, checkpointed = (_whole_numbers(name, values[name]) for name in names[:2])
         (microbatch_size,) = _whole_numbers("microbatch_size", [values["microbatch_size"]])
         is_checked_after = values["is_checked_after"]
         if not isinstance(is_checked_after, bool):
-            raise PlanError(f"is_checked_after is true or false (got {is_checked_after!r})")
+            raise PlanError(f"is_checked_after is true or false (got {quote(is_checked_after)})")
         return cls(sizes, checkpointed, microbatch_size, is_checked_after)
 
     def to_mapping(self) -> dict[str, object]:
@@ -68,5 +69,5 @@ class Choices:
 
 def _whole_numbers(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise PlanError(f"{name} takes whole numbers (got {value!r})")
+        raise PlanError(f"{name} takes whole numbers (got {quote(value)})")
     return tuple(value)

@@ -13,6 +13,9 @@ def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
 
     The stages of a rank need not be at their most at one time, so a rank never holds more than
     its stages' numbers together.
+
+    >>> count_in_flight(Schedule.from_orders([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"]]))
+    (2, 1)
     """
     rows = schedule.rows
     change = np.zeros(len(Kind), dtype=np.int64)

@@ -139,6 +139,10 @@ def partition(
     ones. `memory` is the cap, the same for all or one per rank; a rank holds the parameters of its
     stages, and their activations once for every microbatch `in_flight` (the same for all, or one
     number per stage, such as `count_in_flight(schedule)` gives).
+
+    >>> pieces = [Piece.of_weight(name, weight) for name, weight in zip("abcd", [1, 1, 1, 3])]
+    >>> partition(pieces, Placement.loop(ranks=2)).sizes
+    (3, 1)
     """
     stages = placement.num_stages
     if stages > len(pieces):

@@ -1,9 +1,9 @@
 """What a model is cut into stages from: a layer, or a piece of a graph, with what it costs."""
 
 from dataclasses import dataclass, fields
-from math import inf
 
 from penstock.errors import CostsError
+from penstock.untrusted import LARGEST, quote, to_quantity
 
 __all__ = ["Piece"]
 
@@ -34,13 +34,10 @@ class Piece:
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if to_quantity(value) is None:
                 raise CostsError(
-                    f"{field.name} of piece {self.name!r} is {value!r}; give a number"
-                )
-            if not 0 <= value < inf:
-                raise CostsError(
-                    f"{field.name} of piece {self.name!r} is {value}; give a number from 0 up"
+                    f"{field.name} of piece {quote(self.name)} is {quote(value)}; "
+                    f"give a number from 0 to {LARGEST:g}"
                 )
 
     @classmethod

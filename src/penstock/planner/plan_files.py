@@ -19,6 +19,7 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.choices import Choices
 from penstock.planner.problem import Problem
 from penstock.sim.engine import simulate
+from penstock.untrusted import clean_name, parse_json, quote, read_text, to_quantity
 
 __all__ = ["ROUNDING", "Saved", "format_plan", "read_plan"]
 
@@ -71,16 +72,13 @@ def read_plan(path: Path) -> Saved:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        found = json.loads(text, parse_constant=_refuse, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise PlanError(f"not readable as JSON: {error}") from error
-    fields = _mapping(found)
+    fields = _mapping(parse_json(read_text(path)))
     if fields.get("format") != _FORMAT:
-        raise PlanError(f"format is {fields.get('format')!r}; this version reads {_FORMAT!r}")
+        raise PlanError(f"format is {quote(fields.get('format'))}; this version reads {_FORMAT!r}")
     if wrong := sorted(_FIELDS ^ set(fields)):
-        raise PlanError(f"field {wrong[0]!r} is {'missing' if wrong[0] in _FIELDS else 'unknown'}")
+        raise PlanError(
+            f"field {quote(wrong[0])} is {'missing' if wrong[0] in _FIELDS else 'unknown'}"
+        )
     return fields
 
 
@@ -89,8 +87,9 @@ def _read_schedule(fields: Mapping[str, Any]) -> Schedule:
     if not isinstance(orders, list) or not all(isinstance(order, str) for order in orders):
         raise PlanError("write one text per rank, with a space between actions")
     if not isinstance(name, str):
-        raise PlanError(f"the name of the schedule is text (got {name!r})")
-    schedule = Schedule.from_orders([order.split() for order in orders], name=name)
+        raise PlanError(f"the name of the schedule is text (got {quote(name)})")
+    works = [order.split() for order in orders]
+    schedule = Schedule.from_orders(works, name=clean_name(name))
     check(schedule)
     return schedule
 
@@ -100,10 +99,10 @@ def _read_memory(value: object, ranks: int) -> list[float]:
         raise PlanError(f"write one limit for each of the {ranks} ranks, null for none")
     limits = []
     for item in value:
-        is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        if item is not None and not (is_number and item >= 0):
-            raise PlanError(f"a limit is a number of bytes, or null (got {item!r})")
-        limits.append(inf if item is None else float(item))
+        limit = inf if item is None else to_quantity(item)
+        if limit is None:
+            raise PlanError(f"a limit is a number of bytes, or null (got {quote(item)})")
+        limits.append(limit)
     return limits
 
 
@@ -129,19 +128,6 @@ def _mapping(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise PlanError(f"write names and values in braces (got {type(value).__name__})")
     return value
-
-
-def _refuse(constant: str) -> None:
-    raise PlanError(f"{constant} is no number here")
-
-
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PlanError(f"{twice!r} stands twice")
-    return found
 
 
 @contextmanager

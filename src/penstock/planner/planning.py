@@ -18,6 +18,7 @@ from penstock.planner.choosing.layouts import (
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
 from penstock.planner.solver import Progress, solve
+from penstock.schedules.sizes import require_size
 
 __all__ = ["plan"]
 
@@ -44,6 +45,7 @@ def plan(
     >>> round(found.timeline.makespan, 3), round(found.gap, 3)
     (12.0, 0.0)
     """
+    require_size(ranks, microbatches)
     request = _Request(costs, ranks, microbatches, memory)
     if placement is not None:
         chosen = [find_placement(placement, ranks, costs)]

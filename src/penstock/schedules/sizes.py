@@ -2,7 +2,21 @@
 
 from penstock.errors import SizeError
 
-__all__ = ["require_stages_per_rank"]
+__all__ = ["require_size", "require_stages_per_rank"]
+
+# So many forwards take a few gigabytes to schedule.
+_MOST_FORWARDS = 10_000_000
+
+
+def require_size(ranks: int, microbatches: int, stages_per_rank: int = 1) -> None:
+    """Refuse sizes that make no schedule, or one that no machine has room for."""
+    sizes = {"ranks": ranks, "microbatches": microbatches, "stages_per_rank": stages_per_rank}
+    for name, value in sizes.items():
+        if value < 1:
+            raise SizeError(f"{name} must be at least 1 ({name}: {value})")
+    if ranks * microbatches * stages_per_rank > _MOST_FORWARDS:
+        told = ", ".join(f"{name}: {value}" for name, value in sizes.items())
+        raise SizeError(f"more than {_MOST_FORWARDS:,} forwards are not scheduled ({told})")
 
 
 def require_stages_per_rank(

@@ -65,7 +65,9 @@ class Explanation:
         for span in self.critical_path:
             kind = span.action.kind.text
             seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
-        whole = self.critical_path[-1].end - self.critical_path[0].start
+        # Where nothing takes any time, the path may be no more than unsharding.
+        path = self.critical_path
+        whole = path[-1].end - path[0].start if path else 0.0
         return seconds | {"transfer": max(0.0, whole - sum(seconds.values()))}
 
     @property

@@ -24,7 +24,9 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
     before = np.concatenate(([0.0], total))[rows.first[:-1]]
     base = resident_bytes(costs, schedule.placement, schedule.dataflow)
     base = base - _sharded_bytes(schedule, costs.per_stage("parameter_bytes", stages))
-    return total + np.repeat(base - before, np.diff(rows.first))
+    held = total + np.repeat(base - before, np.diff(rows.first))
+    # Nothing is held where only what rounding left over of the sums is.
+    return np.maximum(held, 0.0)
 
 
 def _changes(costs: Costs, stages: int) -> Floats:

@@ -23,6 +23,7 @@ from penstock.ir.schedule import Schedule
 from penstock.sim.timeline import Timeline
 from penstock.sim.trace_events import Event
 from penstock.sim.trace_spans import ActionSpan, count_of, number_of, read_span
+from penstock.untrusted import clean_name, quote
 
 __all__ = ["header_of", "is_own", "own_span", "own_timeline"]
 
@@ -61,7 +62,7 @@ def is_own(fields: Mapping[str, object]) -> bool:
     header = fields.get(_HEADER)
     found = header.get("format") if isinstance(header, dict) else None
     if isinstance(found, str) and found.startswith("penstock trace") and found != _FORMAT:
-        raise ParseError(f"format is {found!r:.40}; this version reads {_FORMAT!r}")
+        raise ParseError(f"format is {quote(found)}; this version reads {_FORMAT!r}")
     return found == _FORMAT
 
 
@@ -90,7 +91,7 @@ def _read_row(span: ActionSpan) -> _Row:
     try:
         is_joined = arguments.get("joined", False)
         if not isinstance(is_joined, bool):
-            raise ParseError(f"joined is true or left out (got {is_joined!r:.40})")
+            raise ParseError(f"joined is true or left out (got {quote(is_joined)})")
         start, end = number_of(arguments, "start"), number_of(arguments, "end")
         for shown, seconds in ((span.start, start), (span.end, end)):
             if not isclose(shown, seconds * 1e6, rel_tol=1e-9, abs_tol=1.0):
@@ -139,8 +140,8 @@ def _work(group: Sequence[Action]) -> Work:
 def _name_of(header: Mapping[str, Any]) -> str:
     name = header.get("name")
     if not isinstance(name, str):
-        raise ParseError(f"name in {_HEADER} is a text (got {name!r:.40})")
-    return name
+        raise ParseError(f"name in {_HEADER} is a text (got {quote(name)})")
+    return clean_name(name)
 
 
 def _dataflow_of(header: Mapping[str, Any]) -> Dataflow:

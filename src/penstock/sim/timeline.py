@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.errors import ScheduleError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
@@ -40,6 +41,14 @@ class Timeline:
     start: Floats
     end: Floats
     memory: Floats
+
+    def __post_init__(self) -> None:
+        stages, named = self.schedule.num_stages, int(self.schedule.rows.stage.max())
+        if named >= stages:
+            raise ScheduleError(
+                f"stage {named} is named, but only the stages below {stages} compute; "
+                "a timeline holds what every stage has done"
+            )
 
     @cached_property
     def rank_makespans(self) -> tuple[float, ...]:

@@ -9,7 +9,6 @@
 
 import json
 from pathlib import Path
-from sys import float_info
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.ir.text import format_csv, parse_csv
 from penstock.sim.timeline import Timeline
+from penstock.untrusted import LARGEST_SUM, clean_name, parse_json, quote, read_text, to_quantity
 
 __all__ = ["read_timeline", "write_timeline"]
 
@@ -42,8 +42,8 @@ def read_timeline(path: Path | str) -> Timeline:
     """Read a timeline that `write_timeline` wrote; what is no timeline is refused by name."""
     file = Path(path)
     try:
-        return _parse(json.loads(file.read_text(encoding="utf-8")))
-    except (ScheduleError, ValueError, RecursionError) as error:
+        return _parse(parse_json(read_text(file)))
+    except ScheduleError as error:
         raise ParseError(f"{file}: {error}") from error
 
 
@@ -53,11 +53,11 @@ def _parse(content: object) -> Timeline:
         raise ParseError(f"a timeline is an object with just {', '.join(names)}")
     name, lines = content["name"], content["schedule"]
     if not isinstance(name, str):
-        raise ParseError(f"name is a text (got {name!r})")
+        raise ParseError(f"name is a text (got {quote(name)})")
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ParseError("schedule is a list of texts, one per rank")
     orders, dataflow = parse_csv("\n".join(lines))
-    schedule = Schedule.from_orders(orders, name=name, dataflow=dataflow)
+    schedule = Schedule.from_orders(orders, name=clean_name(name), dataflow=dataflow)
     start, end, held = (_parse_column(schedule, column, content[column]) for column in _COLUMNS)
     if (wrong := np.flatnonzero(end < start)).size:
         rank, position = schedule.rows.position(int(wrong[0]))
@@ -70,12 +70,16 @@ def _parse_column(schedule: Schedule, name: str, ranks: object) -> Floats:
     sizes = np.diff(schedule.rows.first).tolist()
     if not isinstance(ranks, list) or len(ranks) != len(sizes):
         raise ParseError(f"{name} has one list of numbers for each of the {len(sizes)} ranks")
+    column = []
     for rank, (values, size) in enumerate(zip(ranks, sizes, strict=True)):
         if not isinstance(values, list) or len(values) != size:
             raise ParseError(f"{name} of rank {rank} has one number for each of {size} actions")
         for value in values:
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ParseError(f"{name} of rank {rank} holds {value!r}, which is no number")
-            if not 0 <= value <= float_info.max:
-                raise ParseError(f"{name} of rank {rank} holds {value}; numbers go from 0 up")
-    return np.array([value for values in ranks for value in values], dtype=np.float64)
+            number = to_quantity(value, LARGEST_SUM)
+            if number is None:
+                raise ParseError(
+                    f"{name} of rank {rank} holds {quote(value)}; "
+                    f"numbers go from 0 to {LARGEST_SUM:g}"
+                )
+            column.append(number)
+    return np.array(column)

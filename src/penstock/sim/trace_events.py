@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from penstock.errors import ParseError
+from penstock.untrusted import name_once, quote, refuse_constant
 
 __all__ = ["Event", "Field", "read_pieces"]
 
@@ -89,7 +90,9 @@ class _Source:
         """Go past the next character that is no space, which must be one of these."""
         found = self._peek()
         if not found or found not in wanted:
-            raise self._refuse(f"expected {' or '.join(wanted)} (got {found or 'the end'})")
+            raise self._refuse(
+                f"expected {' or '.join(wanted)} (got {_letter(found) or 'the end'})"
+            )
         self._at += 1
         return found
 
@@ -127,7 +130,7 @@ class _Source:
     def finish(self) -> None:
         """Make sure that nothing follows."""
         if found := self._peek():
-            raise self._refuse(f"expected the end (got {found})")
+            raise self._refuse(f"expected the end (got {_letter(found)})")
 
     def _peek(self) -> str:
         """The next character that is no space, or nothing at the end."""
@@ -149,14 +152,19 @@ class _Source:
         return ParseError(f"not readable as JSON {self._place}: {reason}")
 
 
+def _letter(found: str) -> str:
+    """A character as it is, or by its code where it cannot be shown."""
+    return found if found.isprintable() else quote(found)
+
+
 def _read_fields(source: _Source) -> Iterator[Field | Event]:
     names: set[str] = set()
     for _ in source.items("}"):
         name = source.value()
         if not isinstance(name, str) or name in names:
-            raise ParseError(f"the name of a field is a text of its own (got {name!r:.40})")
+            raise ParseError(f"the name of a field is a text of its own (got {quote(name)})")
         names.add(name)
-        source.note(f"in {name!r:.40}")
+        source.note(f"in {quote(name)}")
         source.take(":")
         if name == _EVENTS:
             source.take("[")
@@ -170,22 +178,9 @@ def _read_events(source: _Source) -> Iterator[Event]:
         source.note(f"in event {number}")
         fields = source.value()
         if not isinstance(fields, dict):
-            raise ParseError(f"event {number} is no object (got {fields!r:.40})")
+            raise ParseError(f"event {number} is no object (got {quote(fields)})")
         source.note(f"after event {number}")
         yield Event(number, fields)
 
 
-def _refuse_constant(name: str) -> None:
-    raise ParseError(f"{name} is no number here")
-
-
-def _name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ParseError(f"{twice!r:.40} stands twice in one object")
-    return found
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, object_pairs_hook=_name_once)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=name_once)

@@ -9,6 +9,7 @@ from penstock.sim.profiler_trace import Process, Profile, processes_of, profiled
 from penstock.sim.timeline import Timeline
 from penstock.sim.trace_events import Event, Field, read_pieces
 from penstock.sim.trace_spans import ActionSpan
+from penstock.untrusted import clean_name
 
 __all__ = ["read_trace"]
 
@@ -63,6 +64,7 @@ def _read(path: Path) -> Timeline | list[Process]:
 
 def _join(files: Sequence[Path], processes: Sequence[Process], step: int) -> Timeline:
     try:
-        return profiled_timeline(processes, name=files[0].name.partition(".")[0], step=step)
+        name = clean_name(files[0].name.partition(".")[0])
+        return profiled_timeline(processes, name=name, step=step)
     except ScheduleError as error:
         raise ParseError(f"{', '.join(map(str, files))}: {error}") from error

@@ -112,8 +112,10 @@ class Waits:
         begin, end = rows.first[slowest : slowest + 2]
         opens, first = rows.opening_row(), set(rows.first.tolist())
         row = int(begin + np.argmax(timeline.end[begin:end]))
-        path = [row]
-        while True:
+        # In a recorded step that went against its needs, rows may wait for one another.
+        path: dict[int, None] = {}
+        while row not in path:
+            path[row] = None
             row = int(opens[row])
             if self.slot[row] != ABSENT:
                 row = int(self.graph.need[self.slot[row]])
@@ -121,7 +123,6 @@ class Waits:
                 row -= 1
             else:
                 break
-            path.append(row)
         return tuple(row for row in reversed(path) if rows.kind[row] <= Kind.FULL_BACKWARD)
 
 
@@ -168,14 +169,14 @@ def _free(timeline: Timeline) -> Floats:
 
 def _transfers(timeline: Timeline, graph: Graph, used: Floats, reached: Floats) -> Floats:
     """For each need the seconds that its value travels: those of its link's fastest message."""
-    ranks = timeline.schedule.num_ranks
     both = reached.copy()
     is_receive = timeline.schedule.rows.is_kind(*_RECEIVES)[graph.need]
     receive = np.flatnonzero(is_receive)
     both[receive] = both[receive + 1] = np.maximum(reached[receive], reached[receive + 1])
     crosses = graph.link >= 0
-    fastest = np.full(ranks * ranks, np.inf)
-    np.minimum.at(fastest, graph.link[crosses], np.maximum((used - both)[crosses], 0.0))
+    links, number = np.unique(graph.link[crosses], return_inverse=True)
+    fastest = np.full(len(links), np.inf)
+    np.minimum.at(fastest, number, np.maximum((used - both)[crosses], 0.0))
     seconds = np.zeros(len(reached))
-    seconds[crosses] = fastest[graph.link[crosses]]
+    seconds[crosses] = fastest[number]
     return seconds

@@ -142,7 +142,15 @@ def _label_panel(axes: Axes, timeline: Timeline, title: str) -> None:
         held = format_bytes(timeline.peak_bytes)
     makespan, bubble = format_number(timeline.makespan), format_share(timeline.bubble_rate)
     summary = f"makespan {makespan}    bubble {bubble}    peak {held}"
-    axes.set_title(title, loc="left", fontsize=_TEXT_SIZE + 2, fontweight="bold", color=INK)
+    # A name is no formula, whatever dollars it has.
+    axes.set_title(
+        title,
+        loc="left",
+        fontsize=_TEXT_SIZE + 2,
+        fontweight="bold",
+        color=INK,
+        parse_math=False,
+    )
     axes.set_title(summary, loc="right", fontsize=_TEXT_SIZE, color=INK)
 
 

@@ -1,6 +1,7 @@
 """A plan as a report in Markdown: what it takes, what it holds, how it looks, how to run it."""
 
 from collections.abc import Iterable, Sequence
+from html import escape
 from math import isinf
 
 from penstock.planner.choosing.breakdown import break_down
@@ -19,7 +20,7 @@ def plan_report(plan: Plan) -> str:
     """The report of one plan."""
     return "\n".join(
         [
-            f"# Plan: {plan.schedule.name}",
+            f"# Plan: {escape(plan.schedule.name)}",
             "",
             _markdown_table(("", ""), _headline(plan)),
             "## Ranks",

@@ -78,7 +78,7 @@ def summary_table(timelines: Mapping[str, Timeline]) -> Table:
         ]
         if has_bytes:
             cells.append(format_bytes(timeline.peak_bytes))
-        table.add_row(name, *cells)
+        table.add_row(Text(name), *cells)
     return table
 
 

@@ -16,16 +16,16 @@ if there is one, `transfer`.
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from penstock.costs import Costs, PerLink
-from penstock.errors import CostsError
+from penstock.errors import CostsError, ParseError
 from penstock.planner.pieces import Piece
+from penstock.untrusted import clean_name, quote, read_table
 
-__all__ = ["LayerCosts", "read_layers"]
+__all__ = ["LayerCosts", "read_layers", "write_layers"]
 
 _KNOWN = {field.name for field in fields(Piece)} | {"repeat"}
 # More layers than any model has; a file that says otherwise has a slip of the pen.
@@ -44,11 +44,23 @@ def read_layers(path: Path | str) -> LayerCosts:
     """Read a file of layers; an error names the file and the layer."""
     file = Path(path)
     try:
-        text = file.read_text(encoding="utf-8")
-        values = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
-        return _read(values)
-    except (CostsError, ValueError, RecursionError) as error:
+        return _read(read_table(file))
+    except (CostsError, ParseError) as error:
         raise CostsError(f"{file}: {error}") from error
+
+
+def write_layers(path: Path | str, costs: LayerCosts) -> None:
+    """Write a file of layers as JSON, for `read_layers`."""
+    sizes = [
+        {
+            "microbatch_size": size,
+            "transfer": costs.transfer.get(size, 0.0),
+            "layers": [asdict(piece) for piece in pieces],
+        }
+        for size, pieces in costs.layers.items()
+    ]
+    text = json.dumps({"sizes": sizes}, indent=1) + "\n"
+    Path(path).write_text(text, encoding="utf-8")
 
 
 def _read(values: object) -> LayerCosts:
@@ -62,7 +74,9 @@ def _read(values: object) -> LayerCosts:
         table = _table("a size", entry, {"microbatch_size", "layers", "transfer"})
         size = table.get("microbatch_size")
         if type(size) is not int or size < 1 or size in layers:
-            raise CostsError(f"every size has its own microbatch_size, from 1 up (got {size!r})")
+            raise CostsError(
+                f"every size has its own microbatch_size, from 1 up (got {quote(size)})"
+            )
         layers[size] = _layers(table.get("layers"))
         transfer[size] = _transfer(found | table)
     return LayerCosts(layers, transfer)
@@ -74,9 +88,14 @@ def _layers(value: object) -> tuple[Piece, ...]:
         table = _table(f"layer {number}", entry, _KNOWN)
         name, repeat = table.pop("name", None), table.pop("repeat", 1)
         if not isinstance(name, str):
-            raise CostsError(f"layer {number} needs a name (got {name!r})")
-        if type(repeat) is not int or not 1 <= repeat <= _MOST_LAYERS:
-            raise CostsError(f"repeat of layer {name!r} counts from 1 up (got {repeat!r})")
+            raise CostsError(f"layer {number} needs a name (got {quote(name)})")
+        if type(repeat) is not int or repeat < 1:
+            raise CostsError(
+                f"repeat of layer {quote(name)} counts from 1 up (got {quote(repeat)})"
+            )
+        if len(found) + repeat > _MOST_LAYERS:
+            raise CostsError(f"layer {quote(name)} is beyond {_MOST_LAYERS:,} layers in all")
+        name = clean_name(name)
         names = [f"{name}.{copy}" for copy in range(repeat)] if repeat > 1 else [name]
         found += [Piece(one, **table) for one in names]  # type: ignore[arg-type]  # it checks
     return tuple(found)
@@ -89,13 +108,15 @@ def _transfer(table: Mapping[str, object]) -> PerLink:
 
 def _table(what: str, value: object, known: set[str]) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise CostsError(f"{what} is a table of names and values (got {value!r})")
+        raise CostsError(f"{what} is a table of names and values (got {quote(value)})")
     if unknown := sorted(set(value) - known):
-        raise CostsError(f"{what} has no {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        raise CostsError(
+            f"{what} has no {quote(unknown[0])}; known are {', '.join(sorted(known))}"
+        )
     return dict(value)
 
 
 def _list(what: str, value: object) -> list[object]:
     if not isinstance(value, list) or not value:
-        raise CostsError(f"{what} is a list of tables, with at least one (got {value!r})")
+        raise CostsError(f"{what} is a list of tables, with at least one (got {quote(value)})")
     return value

@@ -27,6 +27,7 @@ from penstock.planner.partition import Partition
 from penstock.planner.pieces import Piece
 from penstock.planner.problem import Problem
 from penstock.planner.solving.families import fixed_schedules
+from penstock.schedules.sizes import require_size
 
 __all__ = ["Candidate", "Space"]
 
@@ -195,3 +196,4 @@ def _check(
             f"no microbatch size fills a batch of {batch} evenly (sizes: {sizes}); "
             "use a multiple of one of them"
         )
+    require_size(ranks, max(1, batch // min(layers)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, floor, inf
+from math import ceil, floor
 
 import numpy as np
 
@@ -50,8 +50,6 @@ class Demand:
         """The pieces as whole ticks and bytes, added up from the first on."""
         bytes_of_stage = {count: self._bytes(count) for count in set(self.in_flight)}
         seconds = [piece.seconds for piece in self.pieces]
-        if sum(seconds) == inf:
-            raise CostsError("the pieces take more seconds than can be added; use a larger unit")
         if max(map(sum, bytes_of_stage.values())) > _MOST_BYTES:
             raise CostsError("the pieces take more bytes than can be added; use a larger unit")
         table = np.array([bytes_of_stage[count] for count in self.in_flight])
