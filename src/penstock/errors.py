@@ -4,12 +4,14 @@ __all__ = [
     "ArgumentError",
     "BatchError",
     "BoundaryError",
+    "CheckpointError",
     "CostsError",
     "DeadlockError",
     "MemoryLimitError",
     "MissingDependencyError",
     "ModelError",
     "ParseError",
+    "PeerLostError",
     "PenstockError",
     "PipelineError",
     "PlanError",
@@ -71,9 +73,27 @@ class BoundaryError(PenstockError, TypeError):
     """A value cannot cross from one stage to the next."""
 
 
+class CheckpointError(PenstockError, RuntimeError):
+    """A checkpoint cannot be saved or loaded; the message names the file or the parameter."""
+
+
 class ModelError(PenstockError, ValueError):
     """A model cannot be used as it is given; the message says what is asked of it."""
 
 
 class PipelineError(PenstockError, RuntimeError):
     """A step failed; the message names rank, stage, microbatch and action, and the cause."""
+
+
+class PeerLostError(PipelineError):
+    """A rank died, stopped answering, left or lost its link; the message tells what it did last.
+
+    All other ranks of the pipeline raise this, with the same words. `rank` is the lost one's.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def __reduce__(self) -> tuple[type["PeerLostError"], tuple[str, int]]:
+        return type(self), (str(self), self.rank)

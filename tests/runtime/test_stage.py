@@ -286,7 +286,7 @@ def test_after_a_failure_everything_is_let_go_of() -> None:
 
 def test_evaluation_keeps_no_graph_and_holds_nothing() -> None:
     stage = make(lambda layer, x: layer(x))
-    output = stage.evaluate([packet(values().requires_grad_())], (), {})
+    output = stage.evaluate(0, [packet(values().requires_grad_())], (), {})
     (sent,) = stage.depart(0, output, [1])
     assert (output.requires_grad, sent.tensors[0].requires_grad) == (False, False)
     assert stage.num_flights == 0

@@ -12,19 +12,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import penstock as ps
 from tests.models import gradients_of, mean_loss
 
-__all__ = ["CollectiveLog", "own_stages", "reference_gradients", "whole_gradients"]
+__all__ = ["CollectiveLog", "SendLog", "own_stages", "reference_gradients", "whole_gradients"]
 
 _LOGGED = {
     "c10d::_allgather_base_": "gather",
     "c10d::_reduce_scatter_base_": "reduce_scatter",
     "c10d::allreduce_": "all_reduce",
     "c10d::broadcast_": "broadcast",
-    "c10d::send": "send",
 }
 
 
 class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped upstream
-    """Notes which collectives, and which sends of tensors, run inside which action."""
+    """Notes which collectives run inside which action."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
@@ -49,6 +48,39 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unty
         if name in _LOGGED:
             self.seen.append((self._action, _LOGGED[name]))
         return func(*args, **(kwargs or {}))
+
+
+class SendLog:
+    """Notes in which actions tensors are sent to another rank."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self._action = "outside"
+
+    def watch(self, action: ps.Action, run: Callable[[], None]) -> None:
+        """To be put around actions."""
+        self._action = str(action)
+        run()
+        self._action = "outside"
+
+    def listen(self, pipeline: ps.Pipeline) -> None:
+        """Note what goes through the group that the pipeline talks by."""
+        transport: Any = pipeline._transport
+        transport._gloo = _Heard(transport._gloo, lambda: self.seen.append(self._action))
+
+
+class _Heard:
+    """A group that does what it did, and tells of every send."""
+
+    def __init__(self, group: Any, tell: Callable[[], None]) -> None:
+        self._group, self._tell = group, tell
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
+        self._tell()
+        return self._group.send(tensors, peer, tag)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
 
 
 def own_stages(

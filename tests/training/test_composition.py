@@ -23,7 +23,7 @@ from tests.models import (
     mean_loss,
 )
 from tests.processes import Processes
-from tests.training.composition import CollectiveLog, reference_gradients
+from tests.training.composition import SendLog, reference_gradients
 
 FAMILIES = ("GPipe", "1F1B", "Interleaved1F1B", "ZBV")
 MICROBATCHES = 4
@@ -149,7 +149,7 @@ def test_frozen_stages_pass_gradients_on_and_get_none(family: str, trained: Sequ
 
 def count_gradient_messages(_: int, trained: Sequence[int], family: str) -> list[str]:
     """The links on which tensors went back in one step."""
-    log = CollectiveLog()
+    log = SendLog()
     batch, target = make_batch()
     pipeline = ps.Pipeline(
         make_frozen_stages(trained),
@@ -159,8 +159,9 @@ def count_gradient_messages(_: int, trained: Sequence[int], family: str) -> list
         group=dist.group.WORLD,
         around={ps.Kind.SEND_B: log.watch},
     )
+    log.listen(pipeline)
     pipeline.step(batch, target=target)
-    return [action for action, _ in log.seen]
+    return [action for action in log.seen if action != "outside"]
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_values_that_skip_stages_give_the_gradients_of_the_unsplit_model(
 
 def train_skipping(_: int, family: str, ranks: int) -> tuple[dict[str, float], list[str]]:
     """Where gradients differ, and the sends of one microbatch."""
-    log = CollectiveLog()
+    log = SendLog()
     stages = make_skipping_stages()
     batch, target = make_batch()
     expected = skipping_reference(stages, batch, target)
@@ -365,6 +366,7 @@ def train_skipping(_: int, family: str, ranks: int) -> tuple[dict[str, float], l
         group=dist.group.WORLD,
         around=dict.fromkeys((ps.Kind.SEND_F, ps.Kind.SEND_B), log.watch),
     )
+    log.listen(pipeline)
     for _step in range(2):
         for parameter in pipeline.parameters():
             parameter.grad = None
@@ -372,7 +374,7 @@ def train_skipping(_: int, family: str, ranks: int) -> tuple[dict[str, float], l
         pipeline.step(batch, target=target)
     found = gradients_of(pipeline.named_parameters())
     wrong = differences(found, {name: expected[name] for name in found})
-    return wrong, sorted(action for action, _ in log.seen if action.split(">")[0].endswith("0"))
+    return wrong, sorted(action for action in log.seen if action.split(">")[0].endswith("0"))
 
 
 def test_each_link_of_a_skip_is_used_once_per_microbatch_and_direction(

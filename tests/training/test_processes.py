@@ -17,7 +17,6 @@ from torch.profiler import ProfilerActivity, profile
 
 import penstock as ps
 from penstock.training.live_memory import LiveMemory
-from penstock.training.programs import ScheduleSource
 from tests.models import (
     WIDTH,
     differences,
@@ -30,7 +29,7 @@ from tests.models import (
 )
 from tests.processes import JobFailedError, Processes
 from tests.strategies import FAMILY_NAMES
-from tests.tables import orders_of
+from tests.tables import orders_of, read_schedule
 from tests.training.test_pipeline import (
     LENGTHS,
     BreakInBackward,
@@ -513,16 +512,13 @@ def build_with_different_schedules(rank: int) -> list[str]:
 def test_ranks_that_differ_in_what_they_run_are_refused_on_every_rank(
     two_processes: Processes,
 ) -> None:
-    def digest(family: str, microbatches: int) -> str:
-        schedule = ps.build(family, ranks=2, microbatches=microbatches)
-        return ScheduleSource(schedule, 2, 2).digest(microbatches)
-
-    four, five, gpipe = digest("1F1B", 4), digest("1F1B", 5), digest("GPipe", 4)
-    end = "); use the same on all"
+    sizes = "for 2 stages on 2 ranks"
     messages = [
-        f"the ranks differ in their schedule (rank 0: {gpipe}, rank 1: {four}{end}",
-        f"the ranks differ in their schedule (rank 0: {four}, rank 1: {five}{end}",
-        f"the ranks differ in their loss (rank 0: none, rank 1: given{end}",
+        f"the ranks do not agree: rank 0 has schedule GPipe {sizes}, 4 microbatches, "
+        f"rank 1 has 1F1B {sizes}, 4 microbatches; give all ranks the same",
+        "the ranks do not agree: rank 0 has microbatches 4, rank 1 has 5 (and they differ in "
+        "schedule); give all ranks the same",
+        "the ranks do not agree: rank 0 has loss none, rank 1 has given; give all ranks the same",
     ]
     assert two_processes.run(build_with_different_schedules) == [messages, messages]
 
@@ -747,6 +743,43 @@ def test_peak_memory_of_a_process_does_not_grow_with_the_number_of_microbatches(
 
 
 # ---- the processes themselves
+
+
+LAST_COMES_FIRST = """
+    0F0 0SEND_F0 0F3 0F1 0SEND_F1 0F2 0SEND_F2 0SEND_F3 0RECV_B3 0B3 0RECV_B0 0B0 0RECV_B1 0B1 0RECV_B2 0B2
+    1RECV_F0 1RECV_F1 1RECV_F2 1RECV_F3 1F3 1B3 1SEND_B3 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1 1F2 1B2 1SEND_B2
+"""  # noqa: E501  # one line per rank
+
+
+def break_before_what_is_taken(_: int) -> tuple[str, Gradients]:
+    """The error of a step in which two messages fail before the one that is waited for first."""
+    blocks = make_blocks()
+    model = nn.Sequential(*blocks)
+    first, second = make_stages("1F1B", 2, blocks)
+    pipeline = ps.Pipeline(
+        [BreakInForward(first, 3), second],
+        read_schedule(LAST_COMES_FIRST),
+        loss=mean_loss,
+        group=dist.group.WORLD,
+    )
+    batch, target = make_batch()
+    with pytest.raises(ps.PipelineError) as caught:
+        pipeline.step(batch, target=target)
+    model.zero_grad()
+    pipeline.step(batch, target=target)
+    return str(caught.value).splitlines()[0], gradients_of(model.named_parameters())
+
+
+def test_a_failed_message_before_the_one_that_is_waited_for_holds_up_nobody(
+    two_processes: Processes,
+) -> None:
+    # Letting go of a message stopped at an older one that had failed, and never came to the one
+    # that was meant: it stayed unread, and its sender waited for that until it was given up.
+    everyone = two_processes.run(break_before_what_is_taken)
+    message = "rank 0, stage 0, microbatch 1, 0F1: ValueError: broken on purpose"
+    assert [error for error, _ in everyone] == [message] * 2
+    expected = run_reference(make_blocks(), *make_batch()).gradients
+    assert_reference([gradients for _, gradients in everyone], expected)
 
 
 def fail_on_one_rank(rank: int) -> None:

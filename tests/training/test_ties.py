@@ -226,3 +226,27 @@ def test_a_tie_that_cannot_be_is_refused(names: tuple[str, ...], message: str) -
     with pytest.raises(ps.ModelError) as caught:
         declared_ties([names], parameters, ps.Placement.loop(2), 0)
     assert str(caught.value) == message
+
+
+def train_with_overlapping_ties(_: int) -> dict[str, float]:
+    """Stage 1 shares one weight with the stage before it and another with the one after."""
+    torch.manual_seed(0)
+    first, second, third, fourth, last = (
+        nn.Linear(3, 3, bias=False, dtype=torch.float64) for _ in range(5)
+    )
+    first.weight, fourth.weight = second.weight, third.weight
+    stages = [first, nn.Sequential(second, third), fourth, last]
+    batch, target = torch.randn(2, 4, 3, dtype=torch.float64)
+    whole = deepcopy(nn.Sequential(*stages))
+    torch.autograd.backward(mean_loss(whole(batch), target))
+    pipeline = ps.Pipeline(stages, "1F1B", microbatches=4, loss=mean_loss, group=dist.group.WORLD)
+    pipeline.step(batch, target=target)
+    expected = gradients_of(whole.named_parameters(remove_duplicate=False))
+    found = gradients_of(pipeline.named_parameters())
+    return differences(found, {name: expected[name] for name in found})
+
+
+def test_a_rank_may_share_weights_with_two_others(four_processes: Processes) -> None:
+    # Groups were named by how many a rank has made, which differs between members of two ties:
+    # ranks 0 and 1 met, then ranks 1 and 2 waited for each other under different names.
+    assert four_processes.run(train_with_overlapping_ties) == [{}] * 4

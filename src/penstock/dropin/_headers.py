@@ -1,10 +1,13 @@
 """Small messages between two ranks on the host, beside the tensors that they exchange."""
 
 import pickle
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from penstock.runtime.hang_up import Connections
+from penstock.runtime.own_groups import open_gloo
 
 __all__ = ["Channel", "Host"]
 
@@ -16,11 +19,8 @@ class Host:
     """The members of a group, reached from host memory."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        if torch.device("cpu") not in group._device_types:
-            members = dist.get_process_group_ranks(group)
-            found = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-            group = cast(dist.ProcessGroup, found)
-        self._group = group
+        has_host_memory = torch.device("cpu") in group._device_types
+        self._group = group if has_host_memory else open_gloo(group, Connections())
         self._sends: list[tuple[dist.Work, torch.Tensor]] = []
 
     def send(self, data: torch.Tensor, rank: int, tag: int) -> None:

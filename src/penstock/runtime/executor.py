@@ -15,7 +15,8 @@ from penstock.ir.clock import run_in_order
 from penstock.ir.graph import build_graph
 from penstock.ir.schedule import Schedule
 from penstock.runtime.clocks import Clock, NoClock
-from penstock.runtime.faults import StepFailedError
+from penstock.runtime.faults import LinkLostError, StepFailedError
+from penstock.runtime.logbook import Log, NoLog, Note
 from penstock.runtime.parallel import as_whole
 from penstock.runtime.stage import Packet, Stage
 from penstock.runtime.transport import Message, Transport
@@ -76,6 +77,7 @@ class _Entry:
 
     row: int
     action: Action
+    note: Note
     call: Callable[[], None]
     takes: list[Message]
 
@@ -101,7 +103,9 @@ class Executor:
         *,
         loss: LossFunction | None,
         around: Mapping[Kind, Around],
+        log: Log | None = None,
     ) -> None:
+        self._log = NoLog() if log is None else log
         self._schedule = schedule
         self._stages = stages
         self._transport = transport
@@ -111,6 +115,8 @@ class Executor:
         self._edges = {edge: number for number, edge in enumerate(schedule.dataflow.edges)}
         # Made here and not yet taken: by a stage of the same rank, or by a send.
         self._held: dict[Message, Packet] = {}
+        # What to note of each message from another rank while it is waited for.
+        self._notes: dict[Message, Note] = {}
         self._clock: Clock = NoClock()
         self._started: Any = 0.0
         self._batch: Microbatches | None = None
@@ -162,12 +168,17 @@ class Executor:
             self._held.clear()
 
     def _call(self, entry: _Entry) -> None:
+        self._log.start(entry.note)
         try:
             entry.call()
+        except LinkLostError:
+            raise
         except Exception as error:
             failure = StepFailedError(self._place(entry.action), error)
+            self._log.fail(str(failure))
             self._drain(entry)
             raise failure from error
+        self._log.end()
 
     def _place(self, action: Action) -> str:
         place = f"rank {self._holder[action.stage]}, stage {action.stage}"
@@ -192,9 +203,12 @@ class Executor:
     def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> _Entry:
         call = self._find_call(action)
         takes = [m for m in self._takes(action) if m.source != m.destination]
+        self._notes.update((message, self._note_of(message)) for message in takes)
+        is_send = action.kind in (Kind.SEND_F, Kind.SEND_B)
+        note = Note.of(action, self._message_of(action).destination if is_send else None)
         if action.kind in around:
             call = partial(around[action.kind], action, call)
-        return _Entry(row, action, call, takes)
+        return _Entry(row, action, note, call, takes)
 
     def _takes(self, action: Action) -> list[Message]:
         """The messages that an action uses up."""
@@ -274,12 +288,12 @@ class Executor:
     def _evaluate(
         self,
         stage: Stage,
-        _microbatch: int,
+        microbatch: int,
         received: Sequence[Packet],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        return stage.evaluate(received, args, kwargs)
+        return stage.evaluate(microbatch, received, args, kwargs)
 
     def _finish(self, stage: Stage, microbatch: int, output: Any) -> None:
         """At the end of the model: the loss, and the output if it is asked for."""
@@ -339,7 +353,19 @@ class Executor:
     def _take(self, message: Message) -> Packet:
         if message.source == message.destination:
             return self._held.pop(message)
-        return self._transport.receive(message)
+        self._log.wait(self._notes[message])
+        packet = self._transport.receive(message)
+        self._log.arrived()
+        return packet
+
+    def _note_of(self, message: Message) -> Note:
+        """A message from another rank as the receive of it."""
+        producer, consumer = self._schedule.dataflow.edges[message.edge]
+        if message.is_forward:
+            receive = Action(Kind.RECV_F, consumer, message.microbatch, producer)
+        else:
+            receive = Action(Kind.RECV_B, producer, message.microbatch, consumer)
+        return Note.of(receive, message.source)
 
     def _message_of(self, action: Action) -> Message:
         is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)

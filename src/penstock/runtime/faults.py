@@ -6,7 +6,11 @@ from traceback import format_exception
 
 from penstock.errors import PipelineError
 
-__all__ = ["Fault", "PeerFailedError", "StepFailedError"]
+__all__ = ["Fault", "LinkLostError", "PeerFailedError", "StepFailedError"]
+
+
+class LinkLostError(PipelineError):
+    """The connection to another rank broke, or a wait on it took longer than its group allows."""
 
 
 class PeerFailedError(PipelineError):

@@ -4,6 +4,9 @@ The first step with new shapes sends a header before each activation; after that
 what comes, and receives are posted ahead. Gradients need no header: they have the form of what was
 sent. Every direction of every pair of ranks is a channel of its own: with gloo by tags, otherwise
 by a group of two, so that a receive that waits never holds up the other direction.
+
+All of it goes over connections that are the transport's own. Another thread can hang them up; then
+every wait ends with a `LinkLostError`, as it does when a connection breaks.
 """
 
 from collections import deque
@@ -16,8 +19,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BoundaryError, PipelineError
-from penstock.runtime.faults import PeerFailedError
+from penstock.runtime.faults import LinkLostError, PeerFailedError
+from penstock.runtime.hang_up import Connections
 from penstock.runtime.metadata import Format, TensorFormat, describe
+from penstock.runtime.own_groups import OwnGroup, open_gloo, open_nccl
 from penstock.runtime.stage import Packet
 from penstock.runtime.transport import Message
 
@@ -32,6 +37,8 @@ _SENDS_AHEAD = 4
 _SIGNATURES = 64
 # The length of a header that says: there will be no packet.
 _FAILED = -1
+# Who is who in the group of a channel, which has two members.
+_SENDER, _RECEIVER = 0, 1
 
 
 @dataclass(slots=True)
@@ -52,13 +59,12 @@ class GroupTransport:
         self._rank = dist.get_rank(group)
         self.num_ranks = dist.get_world_size(group)
         self.ranks = (self._rank,)
-        members = dist.get_process_group_ranks(group)
-        self._control = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        self.connections = Connections()
+        self._gloo = open_gloo(group, self.connections)
         self._has_tags = dist.get_backend(group) == "gloo"
         # Gloo speaks from host memory; what is on a device goes through a pinned copy.
         self._wire_device = torch.device("cpu") if self._has_tags else device
-        self._members = members
-        self._channels: dict[tuple[int, int], dist.ProcessGroup] = {}
+        self._channels: dict[tuple[int, int], OwnGroup] = {}
         self._formats: dict[bytes, dict[Message, Format]] = {}
         self._reset(b"")
 
@@ -69,9 +75,14 @@ class GroupTransport:
         """
         for source, destination in [] if self._has_tags else pairs:
             if self._rank in (source, destination):
-                both = [self._members[source], self._members[destination]]
-                channel = dist.new_group(both, use_local_synchronization=True)
-                self._channels[source, destination] = channel
+                both = (source, destination)
+                self._channels[both] = open_nccl(self._group, both)
+
+    def hang_up(self) -> None:
+        """End all communication, whoever waits for it; any thread may call this."""
+        self.connections.hang_up()
+        for channel in self._channels.values():
+            channel.abort()
 
     def _reset(self, signature: bytes) -> None:
         self._signature = signature
@@ -131,8 +142,9 @@ class GroupTransport:
 
     def discard(self, message: Message) -> None:
         """Take a message that nobody wants any more, if it is on its way."""
-        with suppress(PeerFailedError):
-            if message in self._incoming or message in self._posted:
+        # An older message of the channel may turn out to have failed, before this one is reached.
+        while message in self._incoming or message in self._posted:
+            with suppress(PeerFailedError):
                 self.receive(message)
 
     def receive(self, message: Message) -> Packet:
@@ -140,8 +152,7 @@ class GroupTransport:
         if message not in self._incoming:
             self._start_until(message)
         incoming = self._incoming.pop(message)
-        for work in incoming.works:
-            work.wait()
+        _wait(incoming.works)
         tensors = [self._inbound(buffer) for buffer in incoming.buffers]
         if not message.is_forward:
             return Packet("", tensors)
@@ -155,7 +166,10 @@ class GroupTransport:
             return [data]
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         theirs = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        dist.all_gather(theirs, mine, group=self._control)
+        try:
+            self._gloo.allgather([theirs], [mine]).wait()
+        except RuntimeError as error:
+            raise LinkLostError(str(error)) from error
         return [bytes(item.tolist()) for item in theirs]
 
     def end_step(self) -> None:
@@ -198,44 +212,49 @@ class GroupTransport:
         while self._known is not None and len(channel) > _SENDS_AHEAD:
             _wait(channel.popleft()[0])
 
-    def _tag(self, message: Message) -> int:
-        return 2 * (message.edge * 65536 + message.microbatch) + message.is_forward
-
     def _isend(self, message: Message, buffer: torch.Tensor) -> dist.Work:
-        group, peer = self._route(message, message.destination)
-        work = dist.isend(buffer, group=group, tag=self._tag(message), group_dst=peer)
-        assert work is not None, "the destination is a member of the group"
-        return work
+        try:
+            if self._has_tags:
+                return self._gloo.send([buffer], message.destination, _data_tag(message))
+            channel = self._channels[message.source, message.destination]
+            return channel.send([buffer], _RECEIVER, 0)
+        except RuntimeError as error:
+            raise LinkLostError(str(error)) from error
 
     def _irecv(self, message: Message, buffer: torch.Tensor) -> dist.Work:
-        group, peer = self._route(message, message.source)
-        work = dist.irecv(buffer, group=group, tag=self._tag(message), group_src=peer)
-        assert work is not None, "the source is a member of the group"
-        return work
-
-    def _route(self, message: Message, peer: int) -> tuple[dist.ProcessGroup, int]:
-        if self._has_tags:
-            return self._group, peer
-        channel = self._channels[message.source, message.destination]
-        return channel, 1 if dist.get_rank(channel) == 0 else 0
+        try:
+            if self._has_tags:
+                return self._gloo.recv([buffer], message.source, _data_tag(message))
+            channel = self._channels[message.source, message.destination]
+            return channel.recv([buffer], _SENDER, 0)
+        except RuntimeError as error:
+            raise LinkLostError(str(error)) from error
 
     def _send_header(self, message: Message, header: bytes | None) -> None:
         parts = [torch.tensor([_FAILED if header is None else len(header)])]
         if header is not None:
             parts.append(torch.frombuffer(bytearray(header), dtype=torch.uint8))
-        tag, peer = self._tag(message), message.destination
-        works = [dist.isend(p, group=self._control, tag=tag, group_dst=peer) for p in parts]
-        self._hold(message, [work for work in works if work is not None], parts)
+        tag, peer = _header_tag(message), message.destination
+        try:
+            works = [self._gloo.send([part], peer, tag) for part in parts]
+        except RuntimeError as error:
+            raise LinkLostError(str(error)) from error
+        self._hold(message, works, parts)
 
     def _receive_header(self, message: Message) -> Format:
-        tag, peer = self._tag(message), message.source
         length = torch.empty(1, dtype=torch.int64)
-        dist.recv(length, group=self._control, tag=tag, group_src=peer)
+        self._receive_part(message, length)
         if length.item() == _FAILED:
             raise PeerFailedError(f"rank {message.source} failed before it could send")
         header = torch.empty(int(length.item()), dtype=torch.uint8)
-        dist.recv(header, group=self._control, tag=tag, group_src=peer)
+        self._receive_part(message, header)
         return Format.from_bytes(bytes(header.tolist()))
+
+    def _receive_part(self, message: Message, buffer: torch.Tensor) -> None:
+        try:
+            self._gloo.recv([buffer], message.source, _header_tag(message)).wait()
+        except RuntimeError as error:
+            raise LinkLostError(str(error)) from error
 
     def _outbound(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach().contiguous()
@@ -249,5 +268,16 @@ class GroupTransport:
 
 
 def _wait(works: list[dist.Work]) -> None:
-    for work in works:
-        work.wait()
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        raise LinkLostError(str(error)) from error
+
+
+def _data_tag(message: Message) -> int:
+    return 4 * (message.edge * 65536 + message.microbatch) + message.is_forward
+
+
+def _header_tag(message: Message) -> int:
+    return _data_tag(message) + 2

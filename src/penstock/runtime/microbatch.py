@@ -19,7 +19,7 @@ __all__ = ["Along", "Ready", "Shared", "count_rows", "merge_outputs", "share_out
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """A value whose tensors are split along this dimension."""
+    """A value whose tensors are split along this dimension: `step(Along(frames, dim=1))`."""
 
     value: Any
     dim: int
@@ -27,14 +27,14 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A value that every microbatch gets whole."""
+    """A value that every microbatch gets whole: `step(x, scale=Shared(scale))`."""
 
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A value that is split already: one item per microbatch."""
+    """A value that is split already: one item per microbatch, of any sizes and types."""
 
     items: Sequence[Any]
 

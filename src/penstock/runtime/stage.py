@@ -16,6 +16,7 @@ from penstock.errors import ArgumentError, BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
 from penstock.runtime.backward import LayerRecorder, Recording, Root, run_backward
 from penstock.runtime.captured import StageGraphs
+from penstock.runtime.layer_random import StageRandom
 from penstock.runtime.losses import collect_losses
 from penstock.runtime.parallel import Meshes, take_local_parts
 from penstock.runtime.replica import Replica
@@ -71,6 +72,7 @@ class Stage:
         self._waiting: dict[int, list[WeightWork]] = {}
         self._recorder: LayerRecorder | None = None
         self._graphs: StageGraphs | None = None
+        self._random: StageRandom | None = None
         self._is_checkpointed = False
         self._meshes = Meshes(module)
         # Whether the module writes in place to what it receives; found out in the first forward.
@@ -95,6 +97,10 @@ class Stage:
         """Hold inputs only, and run the module again in the backward."""
         self._is_checkpointed = True
 
+    def draw_from(self, random: StageRandom) -> None:
+        """Take random numbers from streams of our own, which are the same for every layout."""
+        self._random = random
+
     def capture_graphs(self) -> None:
         """Run as CUDA graphs from the second step on; after `prepare_split`, if that is due."""
         if self._is_checkpointed:
@@ -110,11 +116,15 @@ class Stage:
         self._graphs = StageGraphs(self.module, self._recorder)
 
     def evaluate(
-        self, received: Sequence[Packet], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        microbatch: int,
+        received: Sequence[Packet],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Run the module without keeping a graph."""
         values = [self._unpack(packet.structure, packet.tensors) for packet in received]
-        with torch.no_grad():
+        with torch.no_grad(), self._draw(microbatch, is_training=False):
             return self.module(*_as_arguments(values), *args, **kwargs)
 
     def forward(
@@ -132,7 +142,8 @@ class Stage:
             self._hold(microbatch, _Flight(inputs, None, is_replayed=True))
             return replayed[0], []
         context = self.replica.forward_context()
-        with collect_losses() as losses, self._record() as recording, context:
+        random = self._draw(microbatch, is_training=True)
+        with collect_losses() as losses, self._record() as recording, context, random:
             if self._writes is None:
                 output = self._watch_module(inputs, arguments, args, kwargs)
             else:
@@ -203,6 +214,14 @@ class Stage:
     def _record(self) -> AbstractContextManager[Recording | None]:
         return nullcontext() if self._recorder is None else self._recorder.record()
 
+    def _draw(self, microbatch: int, *, is_training: bool) -> AbstractContextManager[None]:
+        if self._random is None:
+            return nullcontext()
+        return self._random.forward(microbatch, is_training=is_training)
+
+    def _draw_again(self, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._random is None else self._random.backward(microbatch)
+
     def depart(self, microbatch: int, output: Any, parts: Sequence[int]) -> list[Packet]:
         """Cut an output off from its graph, once per part of the model that it goes to.
 
@@ -259,14 +278,15 @@ class Stage:
         roots = _join_roots(flight, gradients)
         inputs = [leaf for group in flight.inputs for leaf in group]
         work: list[WeightWork] = []
-        if flight.is_replayed:
-            with collect_work(work):
+        with self._draw_again(microbatch):
+            if flight.is_replayed:
+                with collect_work(work):
+                    answer = iter(run_backward(roots, inputs))
+            elif self._recorder is None or flight.recording is None:
                 answer = iter(run_backward(roots, inputs))
-        elif self._recorder is None or flight.recording is None:
-            answer = iter(run_backward(roots, inputs))
-        else:
-            found, work = self._recorder.run_backward(flight.recording, roots, inputs)
-            answer = iter(found)
+            else:
+                found, work = self._recorder.run_backward(flight.recording, roots, inputs)
+                answer = iter(found)
         return [[next(answer) for _ in group] for group in flight.inputs], work
 
     def clear(self) -> None:

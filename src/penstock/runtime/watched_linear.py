@@ -131,4 +131,3 @@ def _run_unknown(
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
-

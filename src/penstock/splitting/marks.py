@@ -35,7 +35,7 @@ _MARKS_OF_TORCH = ("pippy._pipe_split.default", "pippy._pipe_split")
 
 
 class SplitPoint(Enum):
-    """The side of a module on which to cut."""
+    """The side of a module on which to cut: `split(model, at={"head": SplitPoint.BEGINNING})`."""
 
     BEGINNING = 1
     END = 2

@@ -15,6 +15,7 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow, Routed
+from penstock.splitting.signature import Signature, sign
 
 __all__ = ["Pipe", "Tie", "check_complete"]
 
@@ -43,10 +44,13 @@ class Pipe:
     dataflow: Dataflow
     # Every parameter that has several names or stages, noted before anything replaces it.
     shared: tuple[Tie, ...] = field(init=False)
+    # What each stage held when the model was split, by which ranks know that they split the same.
+    signatures: tuple[Signature, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         shared = (Tie(tuple(places)) for places in self._places().values() if len(places) > 1)
         object.__setattr__(self, "shared", tuple(shared))
+        object.__setattr__(self, "signatures", tuple(sign(stage) for stage in self.stages))
 
     @property
     def num_stages(self) -> int:
@@ -79,6 +83,7 @@ class Pipe:
         stages = [wrapped.get(index, stage) for index, stage in enumerate(self.stages)]
         pipe = Pipe(tuple(stages), self.dataflow)
         object.__setattr__(pipe, "shared", self.shared)
+        object.__setattr__(pipe, "signatures", self.signatures)
         return pipe
 
     @property

@@ -9,16 +9,36 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.errors import ArgumentError, PenstockError, PipelineError, SizeError
+from penstock.errors import ArgumentError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
+from penstock.planner.plans import Plan
+from penstock.runtime.disturbed import Disturbance, DisturbedTransport
 from penstock.runtime.group_transport import GroupTransport
 from penstock.runtime.replica import replica_of
 from penstock.runtime.stage import Stage
 from penstock.runtime.transport import LocalTransport, Transport
-from penstock.training.agreement import agree, gather_values
-from penstock.training.programs import ScheduleSource, default_ranks
+from penstock.runtime.watch import Watch
+from penstock.splitting.pipe import Pipe
+from penstock.splitting.signature import Signature, sign
+from penstock.training.agreement import (
+    Fact,
+    agree,
+    agree_where_known,
+    plain_fact,
+    tell_failure,
+)
+from penstock.training.batch import unwrap
+from penstock.training.guard import Guard, NoGuard
+from penstock.training.guard_opening import open_guard
+from penstock.training.pipeline_facts import Terms, model_fact, schedule_fact, version_facts
+from penstock.training.programs import (
+    ScheduleSource,
+    count_microbatches,
+    default_ranks,
+    number_of_copies,
+)
 
 __all__ = ["Crew", "Modules", "gather_crew"]
 
@@ -28,67 +48,166 @@ Modules: TypeAlias = Sequence[nn.Module] | Mapping[int, nn.Module]
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """What a pipeline is made of on this process."""
+    """What a pipeline is made of on this process.
 
+    `modules` are those of all stages, or those that this process was given.
+    """
+
+    modules: Modules
+    microbatches: int
     source: ScheduleSource
     schedule: Schedule
     transport: Transport
     stages: dict[int, Stage]
+    guard: Guard
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What this process builds by itself."""
+
+    modules: Modules
+    microbatches: int
+    source: ScheduleSource
+    schedule: Schedule
+    stages: dict[int, Stage]
+    checkpointed: tuple[int, ...]
 
 
 def gather_crew(
-    modules: Modules,
-    schedule: str | Schedule,
+    stages: Pipe | Modules,
+    schedule: str | Schedule | Plan,
+    terms: Terms,
     *,
-    dataflow: Dataflow | None,
-    microbatches: int,
-    has_loss: bool,
+    microbatches: int | None,
     group: dist.ProcessGroup | None,
     ranks: int | None,
     device: torch.device,
-    checkpointed: Collection[int],
-    cuda_graphs: bool,
+    disturbance: Disturbance | None,
+    watch: Watch,
 ) -> Crew:
     """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
-    if cuda_graphs and device.type != "cuda":
+    if group is None:
+        part = _build(stages, schedule, terms, microbatches, None, ranks, device)
+        transport = _disturbed(LocalTransport(part.schedule.num_ranks), disturbance)
+        return _crew(part, transport, NoGuard())
+    members = GroupTransport(group, device)
+    try:
+        _require_names(group, disturbance)
+        part = _build(stages, schedule, terms, microbatches, group, ranks, device)
+        facts, known = _facts(part, terms), _model_facts(stages, part)
+    except Exception as error:
+        tell_failure(members, error)
+        raise
+    agree(members, facts)
+    agree_where_known(members, known)
+    members.open_channels(_pairs(part.schedule))
+    guard = open_guard(members, part.schedule, watch)
+    return _crew(part, _disturbed(members, disturbance), guard)
+
+
+def _crew(part: _Part, transport: Transport, guard: Guard) -> Crew:
+    return Crew(
+        part.modules,
+        part.microbatches,
+        part.source,
+        part.schedule,
+        transport,
+        part.stages,
+        guard,
+    )
+
+
+def _build(
+    stages: Pipe | Modules,
+    schedule: str | Schedule | Plan,
+    terms: Terms,
+    microbatches: int | None,
+    group: dist.ProcessGroup | None,
+    ranks: int | None,
+    device: torch.device,
+) -> _Part:
+    """All that can be done without the other ranks."""
+    _require_graphs(terms, device)
+    order = schedule.schedule if isinstance(schedule, Plan) else schedule
+    count = count_microbatches(order, microbatches)
+    modules, dataflow = _take_apart(stages, order)
+    source = _find_source(modules, order, dataflow, group, ranks)
+    found = source.training(count)
+    own = range(found.num_ranks) if group is None else [dist.get_rank(group)]
+    held = _own_stages(modules, found, own)
+    checkpointed = _checkpointed_stages(schedule)
+    _set_up(held, found, checkpointed, terms.cuda_graphs)
+    return _Part(modules, count, source, found, held, checkpointed)
+
+
+def _take_apart(
+    stages: Pipe | Modules, schedule: str | Schedule
+) -> tuple[Modules, Dataflow | None]:
+    """The modules, those of a pipe once per copy of the model, and the model's own dataflow."""
+    if isinstance(stages, Pipe):
+        return stages.stages * number_of_copies(schedule), stages.dataflow
+    return stages, None
+
+
+def _checkpointed_stages(schedule: str | Schedule | Plan) -> tuple[int, ...]:
+    """The stages that a plan wants to run their forward again."""
+    if isinstance(schedule, Plan) and schedule.choices is not None:
+        return schedule.choices.checkpointed
+    return ()
+
+
+def _require_graphs(terms: Terms, device: torch.device) -> None:
+    if terms.cuda_graphs and device.type != "cuda":
         raise ArgumentError(
             f"cuda_graphs asks for a CUDA device (device: {device}); leave it out, or set device"
         )
-    if group is None:
-        source = _find_source(modules, schedule, dataflow, None, ranks)
-        found = source.training(microbatches)
-        transport: Transport = LocalTransport(found.num_ranks)
-        stages = _own_stages(modules, found, transport.ranks)
-        _set_up(stages, found, checkpointed, cuda_graphs)
-        return Crew(source, found, transport, stages)
-    members = GroupTransport(group, device)
-    try:
-        source = _find_source(modules, schedule, dataflow, group, ranks)
-        found = source.training(microbatches)
-        stages = _own_stages(modules, found, members.ranks)
-        _set_up(stages, found, checkpointed, cuda_graphs)
-    except PenstockError as error:
-        _raise_first(members, error)
-        raise
-    _raise_first(members, None)
-    agree(
-        members,
-        {
-            "schedule": source.digest(microbatches),
-            "loss": "given" if has_loss else "none",
-        },
-    )
-    members.open_channels(_pairs(found))
-    return Crew(source, found, members, stages)
+    if terms.cuda_graphs and terms.seed is not None:
+        raise ArgumentError(
+            f"a seed (here {terms.seed}) is set layer by layer, which a CUDA graph cannot repeat; "
+            "leave out cuda_graphs or seed"
+        )
 
 
-def _raise_first(transport: Transport, error: PenstockError | None) -> None:
-    """If a rank cannot build its part, raise that on the ranks that could."""
-    told = gather_values(transport, None if error is None else str(error))
-    failed = {rank: message for rank, message in enumerate(told) if message is not None}
-    if failed and error is None:
-        rank, message = next(iter(failed.items()))
-        raise PipelineError(f"rank {rank} cannot build its part of the pipeline: {message}")
+def _require_names(group: dist.ProcessGroup, disturbance: Disturbance | None) -> None:
+    if disturbance is not None and dist.get_backend(group) != "gloo":
+        raise ArgumentError(
+            "a disturbance is for ranks that talk by gloo or share a process, where messages have "
+            f"names (backend: {dist.get_backend(group)}); leave it out"
+        )
+
+
+def _facts(part: _Part, terms: Terms) -> list[Fact]:
+    """What every rank knows."""
+    return [
+        *version_facts(),
+        plain_fact("microbatches", part.microbatches),
+        schedule_fact(part.schedule),
+        plain_fact("checkpointed stages", list(part.checkpointed)),
+        *terms.facts(),
+    ]
+
+
+def _model_facts(stages: Pipe | Modules, part: _Part) -> list[Fact]:
+    """What each part of the model holds, where this rank has it.
+
+    A pipe tells what was split: what is done to stages afterwards, say to shard or cast them, is
+    done by each rank to its own.
+    """
+    flow = part.schedule.dataflow
+    split: list[Signature | None] = [None] * flow.num_parts
+    given: list[Signature | None] = [None] * flow.num_parts
+    if isinstance(stages, Pipe):
+        split[: len(stages.signatures)] = stages.signatures
+    else:
+        for stage, number in enumerate(flow.parts):
+            if given[number] is None and (not isinstance(stages, Mapping) or stage in stages):
+                given[number] = sign(unwrap(stages[stage]))
+    return [model_fact(i, one) for known in (split, given) for i, one in enumerate(known)]
+
+
+def _disturbed(transport: Transport, disturbance: Disturbance | None) -> Transport:
+    return transport if disturbance is None else DisturbedTransport(transport, disturbance)
 
 
 def _find_source(
@@ -149,7 +268,7 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
             f"the backward of the stages {whole} cannot be split, since none of their trained "
             "weights goes into a product that could be left for later: I does all of it and W "
             "nothing, which is right, but no faster than a schedule without I and W",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

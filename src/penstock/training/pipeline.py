@@ -1,6 +1,7 @@
 """The user's object: stages and a schedule in, training steps out."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
 from penstock.runtime.clocks import clock_for
+from penstock.runtime.disturbed import Disturbance
 from penstock.runtime.executor import (
     Around,
     Executor,
@@ -25,27 +27,34 @@ from penstock.runtime.executor import (
     Results,
     order_for_one_process,
 )
-from penstock.runtime.faults import StepFailedError
-from penstock.runtime.microbatch import merge_outputs, split_batch
-from penstock.runtime.transport import LocalTransport
+from penstock.runtime.faults import LinkLostError, StepFailedError
+from penstock.runtime.logbook import AGREEMENT, FLUSH, OUTCOME
+from penstock.runtime.microbatch import merge_outputs
+from penstock.runtime.watch import DEFAULT_WATCH, Watch
 from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
-from penstock.training.batch import (
-    accepted_keywords,
-    describe_batch,
-    split_keywords,
-    unwrap,
-)
+from penstock.training.agreement import together
+from penstock.training.batch import accepted_keywords, unwrap
 from penstock.training.batch_agreement import BatchAgreement
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.crew import Modules, gather_crew
 from penstock.training.loss import takes_target, with_target
 from penstock.training.outcome import gather_outcome, raise_first_fault
-from penstock.training.programs import count_microbatches, number_of_copies
+from penstock.training.pipeline_facts import Terms
 from penstock.training.recording import join_recordings
+from penstock.training.request import Request
 from penstock.training.scaler import unscale
-from penstock.training.ties import TieKeeper, declared_ties, find_ties
-from penstock.training.weights import Reduction, weigh_losses, weigh_rows
+from penstock.training.seeding import seed_stages
+from penstock.training.ties import (
+    TieKeeper,
+    connect_holders,
+    declared_ties,
+    find_ties,
+    merge_names,
+    names_of_shared,
+    ties_of,
+)
+from penstock.training.weights import Reduction
 
 __all__ = ["Pipeline", "StepResult"]
 
@@ -63,20 +72,6 @@ class StepResult:
     timeline: Timeline | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What the user asked of one step."""
-
-    is_training: bool
-    microbatches: int
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    target: Any
-    keeps_outputs: bool
-    is_recorded: bool
-    gradient_scale: float
-
-
 class Pipeline:
     """Trains the stages of a model in the order of a schedule.
 
@@ -86,6 +81,11 @@ class Pipeline:
     process group, or one dimension of a device mesh) every process is one rank; without it, this
     process runs all `ranks`.
 
+    >>> stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    >>> pipeline = Pipeline(stages, "1F1B", microbatches=2, loss=nn.MSELoss())
+    >>> pipeline.step(torch.ones(8, 4), target=torch.ones(8, 4)).loss > 0
+    True
+
     `loss(output, target)` gives the loss of a microbatch, or `loss(output)` where the model makes
     its own; `reduction` says how these make up that of the batch: a mean over rows, a sum, or a
     mean over what a function of the target counts.
@@ -94,6 +94,10 @@ class Pipeline:
     a time; without it they are joined along dimension 0. `ties` names parameters that are one and
     the same on several ranks, where identity cannot tell; see `penstock.training.ties`. With
     `cuda_graphs` stages run as CUDA graphs from the second step on, as long as shapes stay.
+    With `seed`, random numbers inside stages depend on seed, step, layer and microbatch alone, so
+    that dropout is the same for every layout and when run again in the backward.
+    `watch` says how long to wait for a rank that does not answer before it is given up.
+    `disturbance` is for tests: it slows down, reorders or cuts off what goes between ranks.
     """
 
     def __init__(
@@ -111,9 +115,10 @@ class Pipeline:
         merge: Callable[[list[torch.Tensor]], torch.Tensor] | None = None,
         ties: Sequence[Sequence[str]] = (),
         cuda_graphs: bool = False,
+        seed: int | None = None,
+        watch: Watch = DEFAULT_WATCH,
+        disturbance: Disturbance | None = None,
     ) -> None:
-        order = schedule.schedule if isinstance(schedule, Plan) else schedule
-        self._microbatches = count_microbatches(order, microbatches)
         self._loss = None if loss is None else with_target(loss)
         self._needs_target = loss is None or takes_target(loss)
         self._reduction = reduction
@@ -122,28 +127,35 @@ class Pipeline:
         self._device = torch.device(device)
         process_group = group.get_group() if isinstance(group, DeviceMesh) else group
         pipe = stages if isinstance(stages, Pipe) else None
-        modules = stages if not isinstance(stages, Pipe) else _all_stages(stages, order)
         crew = gather_crew(
-            modules,
-            order,
-            dataflow=None if pipe is None else pipe.dataflow,
-            microbatches=self._microbatches,
-            has_loss=loss is not None,
+            stages,
+            schedule,
+            Terms(loss is not None, reduction, ties, cuda_graphs, seed),
+            microbatches=microbatches,
             group=process_group,
             ranks=ranks,
             device=self._device,
-            checkpointed=_checkpointed_stages(schedule),
-            cuda_graphs=cuda_graphs,
+            disturbance=disturbance,
+            watch=watch,
         )
+        modules, self._microbatches = crew.modules, crew.microbatches
         self._source, self._schedule = crew.source, crew.schedule
         self._transport, self._stages = crew.transport, crew.stages
+        self._guard = crew.guard
         self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
         self._agreement = BatchAgreement(self._transport, self._schedule, self._accepted.values())
         self._has_own_names = pipe is not None
         self._parameters = tuple(self.parameters())
-        tied = ties if pipe is None else [*ties, *_ties_of(pipe)]
-        self._ties = self._keep_ties(modules, tied, process_group)
+        tied = ties if pipe is None else [*ties, *ties_of(pipe)]
+        with self._guard.call(), self._guard.noting():
+            self._ties = self._keep_ties(modules, tied, process_group)
+        self._shared_names = merge_names(names_of_shared(pipe, modules, ties))
         self._programs: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
+        parts = self._schedule.dataflow.parts
+        self._random = (
+            None if seed is None else seed_stages(seed, self._stages, parts, self._device)
+        )
+        self._random_step = 0
 
     def step(
         self,
@@ -168,7 +180,7 @@ class Pipeline:
                 "use eval, or another schedule"
             )
         count = self._microbatches
-        request = _Request(
+        request = Request(
             True, count, args, kwargs, target, return_outputs, record, gradient_scale
         )
         return self._run(request)
@@ -184,12 +196,25 @@ class Pipeline:
     ) -> StepResult:
         """Run one batch forward only, without a graph; the loss is given if there is a target."""
         count = self._microbatches if microbatches is None else microbatches
-        return self._run(_Request(False, count, args, kwargs, target, return_outputs, record, 1.0))
+        return self._run(Request(False, count, args, kwargs, target, return_outputs, record, 1.0))
 
     @property
     def schedule(self) -> Schedule:
         """The schedule of a full training step, without communication unless it was given so."""
         return self._schedule
+
+    @property
+    def random_step(self) -> int:
+        """How many training steps have ended well: the step that random numbers are drawn for.
+
+        It is all that `seed` needs to go on where a run was left: a checkpoint saves this number,
+        and sets it on every rank before the next step.
+        """
+        return self._random_step
+
+    @random_step.setter
+    def random_step(self, step: int) -> None:
+        self._random_step = step
 
     @property
     def modules(self) -> dict[int, nn.Module]:
@@ -219,6 +244,11 @@ class Pipeline:
             for name, value in unwrap(module).state_dict().items()
         }
 
+    @property
+    def shared_names(self) -> dict[str, str]:
+        """Further names of parameters that have several, on any rank, and the first of each."""
+        return dict(self._shared_names)
+
     def _held_parameters(self) -> Iterator[tuple[int, str, nn.Parameter]]:
         """Stage, name in the stage and parameter, once per name."""
         for stage, module in self.modules.items():
@@ -232,7 +262,8 @@ class Pipeline:
         """
         elsewhere = frozenset() if self._ties is None else self._ties.counted_elsewhere
         own = list(self.parameters())
-        norm = total_norm(own, norm_type, self._transport, counted_elsewhere=elsewhere)
+        with self._guard.call():
+            norm = total_norm(own, norm_type, self._transport, counted_elsewhere=elsewhere)
         clip_gradients(own, max_norm, norm)
         return norm
 
@@ -242,19 +273,43 @@ class Pipeline:
         For steps with `gradient_scale=scaler.get_scale()`. Every rank calls it before
         `scaler.step(optimizer)` and `scaler.update()`, which then do the same on every rank.
         """
-        unscale(scaler, optimizer, self._transport)
+        with self._guard.call():
+            unscale(scaler, optimizer, self._transport)
 
-    def _run(self, request: _Request) -> StepResult:
+    def guarded(self, hang_up: Callable[[], None]) -> AbstractContextManager[None]:
+        """Something else that all ranks do at the same time, such as saving a checkpoint.
+
+        If a rank is lost meanwhile, another thread calls `hang_up`, which is to end whatever the
+        inside waits for; all ranks then raise the same `PeerLostError`.
+        """
+        return self._guard.call(hang_up)
+
+    def _run(self, request: Request) -> StepResult:
+        with self._guard.call():
+            try:
+                return self._run_together(request)
+            except LinkLostError:
+                self._abandon_step()
+                raise
+
+    def _run_together(self, request: Request) -> StepResult:
+        log = self._guard.log
+        log.begin_step()
+        log.start(AGREEMENT)
         rows, signature = self._agree(request)
         lowered, program = self._program(len(rows), request.is_training)
         results, recording, failure = Results(), None, None
         self._begin_step(signature, request.is_training)
+        log.end()
         try:
             batch = self._split(request, rows, program)
             recording = self._execute(program, batch, results, request.is_recorded)
         except StepFailedError as error:
             failure = error
+        log.start(FLUSH)
         self._transport.end_step()
+        log.end()
+        log.start(OUTCOME)
         outcome = gather_outcome(self._transport, results, failure)
         if outcome.has_failed:
             self._abandon_step()
@@ -262,6 +317,8 @@ class Pipeline:
         self._transport.remember_shapes()
         if request.is_training and self._ties is not None:
             self._ties.end_step()
+        log.end()
+        self._random_step += request.is_training
         outputs = [results.outputs[number] for number in sorted(results.outputs)]
         timeline = None
         if recording is not None:
@@ -271,6 +328,8 @@ class Pipeline:
 
     def _begin_step(self, signature: bytes, is_training: bool) -> None:
         self._transport.begin_step(signature)
+        if self._random is not None:
+            self._random.begin_step(self._random_step)
         if is_training:
             # Ties first: they put away what the gradients held, which copies of a stage do too.
             if self._ties is not None:
@@ -296,19 +355,13 @@ class Pipeline:
             program.run(batch, results)
         return None
 
-    def _agree(self, request: _Request) -> tuple[list[int], bytes]:
+    def _agree(self, request: Request) -> tuple[list[int], bytes]:
         """The rows of each microbatch, agreed by all ranks, and a name for what was agreed."""
-        facts = describe_batch(
-            request.args,
-            request.kwargs,
-            request.target,
-            microbatches=request.microbatches,
-            is_training=request.is_training,
-            needs_target=self._needs_target,
-        )
-        values = (*request.args, *request.kwargs.values(), request.target)
         return self._agreement.agree(
-            facts, values, mode=self._mode(), is_recorded=request.is_recorded
+            request.describe(self._needs_target),
+            request.values,
+            mode=self._mode(),
+            is_recorded=request.is_recorded,
         )
 
     def _mode(self) -> tuple[bytes, torch.dtype | None]:
@@ -317,33 +370,19 @@ class Pipeline:
         cast_to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return bytes(parameter.requires_grad for parameter in self._parameters), cast_to
 
-    def _split(self, request: _Request, rows: list[int], program: Executor) -> Microbatches:
+    def _split(self, request: Request, rows: list[int], program: Executor) -> Microbatches:
         """This rank's microbatches; a batch that cannot be split fails the step on every rank."""
         try:
-            return self._split_batch(request, rows)
+            return request.split(rows, self._accepted, self._reduction, self._needs_target)
         except Exception as error:
             program.abandon()
             raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
-
-    def _split_batch(self, request: _Request, rows: list[int]) -> Microbatches:
-        count = len(rows)
-        columns = [split_batch(value, count) for value in request.args]
-        targets = [] if request.target is None else split_batch(request.target, count)
-        return Microbatches(
-            args=list(zip(*columns, strict=True)) if columns else [()] * count,
-            kwargs=split_keywords(request.kwargs, self._accepted, count),
-            targets=targets or ([] if self._needs_target else [None] * count),
-            loss_weights=weigh_losses(self._reduction, targets, rows),
-            row_weights=weigh_rows(rows),
-            gradient_scale=request.gradient_scale,
-            keeps_outputs=request.keeps_outputs,
-        )
 
     def _program(self, count: int, is_training: bool) -> tuple[Schedule, Executor]:
         if (count, is_training) not in self._programs:
             lowered = self._source.lowered(count, is_training=is_training)
             rows: Sequence[int]
-            if isinstance(self._transport, LocalTransport):
+            if len(self._transport.ranks) == self._transport.num_ranks:
                 rows = order_for_one_process(lowered)
             else:
                 (rank,) = self._transport.ranks
@@ -355,6 +394,7 @@ class Pipeline:
                 self._transport,
                 loss=self._loss,
                 around=self._around,
+                log=self._guard.log,
             )
             self._programs[count, is_training] = lowered, executor
         return self._programs[count, is_training]
@@ -367,27 +407,11 @@ class Pipeline:
         if group is None:
             alone = Placement.loop(1, self._schedule.num_stages)
             ties = declared_ties(names, held, alone, 0)
-            return TieKeeper(ties, 0, [0]) if ties else None
+            return TieKeeper(ties, 0, {}) if ties else None
         rank, placement = dist.get_rank(group), self._schedule.placement
-        ties = declared_ties(names, held, placement, rank)
-        if not isinstance(stages, Mapping):
-            known = {tie.parameter for tie in ties}
-            ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
-        return TieKeeper(ties, rank, dist.get_process_group_ranks(group)) if ties else None
-
-
-def _checkpointed_stages(schedule: str | Schedule | Plan) -> tuple[int, ...]:
-    """The stages that a plan wants to run their forward again."""
-    if isinstance(schedule, Plan) and schedule.choices is not None:
-        return schedule.choices.checkpointed
-    return ()
-
-
-def _all_stages(pipe: Pipe, schedule: str | Schedule) -> tuple[nn.Module, ...]:
-    """The stages of a pipe, once per copy of the model that the schedule runs."""
-    return pipe.stages * number_of_copies(schedule)
-
-
-def _ties_of(pipe: Pipe) -> list[list[str]]:
-    """What a pipe knows to be one parameter, even where sharding has hidden that since."""
-    return [[f"{stage}.{name}" for stage, name in tie.places] for tie in pipe.ties]
+        with together(self._transport):
+            ties = declared_ties(names, held, placement, rank)
+            if not isinstance(stages, Mapping):
+                known = {tie.parameter for tie in ties}
+                ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
+        return TieKeeper(ties, rank, connect_holders(ties, group)) if ties else None

@@ -1,7 +1,6 @@
 """Which lowered schedule a step runs, for any number of microbatches."""
 
 from dataclasses import dataclass
-from hashlib import sha256
 
 from penstock.assembly import build, lower
 from penstock.checks.report import check
@@ -90,14 +89,6 @@ class ScheduleSource:
             schedule = lower(schedule)
         check(schedule)
         return schedule
-
-    def digest(self, microbatches: int) -> str:
-        """A short name for the schedule, equal on two ranks only if it is the same schedule."""
-        schedule = self.training(microbatches)
-        digest = sha256(repr((schedule.placement, schedule.dataflow)).encode())
-        for column in (schedule.rows.first, *schedule.rows.columns):
-            digest.update(column.tobytes())
-        return digest.hexdigest()[:16]
 
     def _known_count(self, microbatches: int) -> int:
         if isinstance(self.given, Schedule):

@@ -5,7 +5,7 @@ embedding, or in a schedule that runs two copies of every part. Where a process 
 stages, or sharding has replaced their parameters, they are declared by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,21 @@ from torch.distributed.tensor import DTensor
 
 from penstock.errors import ModelError
 from penstock.ir.placement import Placement
+from penstock.runtime.hang_up import Connections
+from penstock.runtime.own_groups import OwnGroup, open_like
+from penstock.splitting.pipe import Pipe
 
-__all__ = ["Tie", "TieKeeper", "declared_ties", "find_ties"]
+__all__ = [
+    "Tie",
+    "TieKeeper",
+    "connect_holders",
+    "declared_ties",
+    "find_shared_names",
+    "find_ties",
+    "merge_names",
+    "names_of_shared",
+    "ties_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +87,46 @@ def declared_ties(
     return ties
 
 
+def find_shared_names(stages: Sequence[nn.Module]) -> list[list[str]]:
+    """The names of each parameter that has several, as in `nn.Sequential` of all stages."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for stage, module in enumerate(stages):
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(f"{stage}.{name}")
+    return [same for same in names.values() if len(same) > 1]
+
+
+def names_of_shared(
+    pipe: Pipe | None,
+    modules: Sequence[nn.Module] | Mapping[int, nn.Module],
+    ties: Sequence[Sequence[str]],
+) -> list[list[str]]:
+    """The names of parameters that have several, as `named_parameters` has them."""
+    if pipe is not None:
+        declared = [[name.partition(".")[2] for name in names] for names in ties]
+        return [[name for _, name in tie.places] for tie in pipe.shared] + declared
+    found = [] if isinstance(modules, Mapping) else find_shared_names(modules)
+    return found + [list(names) for names in ties]
+
+
+def ties_of(pipe: Pipe) -> list[list[str]]:
+    """What a pipe knows to be one parameter, even where sharding has hidden that since."""
+    return [[f"{stage}.{name}" for stage, name in tie.places] for tie in pipe.ties]
+
+
+def merge_names(groups: Iterable[Sequence[str]]) -> dict[str, str]:
+    """For every further name of a parameter the first one.
+
+    >>> merge_names([["embedding", "head"], ["head", "output"]])
+    {'head': 'embedding', 'output': 'embedding'}
+    """
+    first_name: dict[str, str] = {}
+    for first, *others in groups:
+        first = first_name.get(first, first)
+        first_name.update({other: first for other in others if other != first})
+    return first_name
+
+
 def _rank_of(name: str, placement: Placement) -> int:
     stage, _, _ = name.partition(".")
     if not stage.isdecimal() or int(stage) >= placement.num_stages:
@@ -83,15 +136,24 @@ def _rank_of(name: str, placement: Placement) -> int:
     return placement.rank_of_stage[int(stage)]
 
 
+def connect_holders(
+    ties: Sequence[Tie], group: dist.ProcessGroup
+) -> dict[tuple[int, ...], OwnGroup]:
+    """A group for every set of ranks that share a parameter, if this rank is one of them."""
+    rank = dist.get_rank(group)
+    return {
+        ranks: open_like(group, Connections(), ranks)
+        for ranks in sorted({tie.ranks for tie in ties})
+        if rank in ranks and len(ranks) > 1
+    }
+
+
 class TieKeeper:
     """Keeps the gradients of tied parameters equal on all ranks that hold them."""
 
-    def __init__(self, ties: Sequence[Tie], rank: int, members: Sequence[int]) -> None:
-        groups = {
-            ranks: dist.new_group([members[r] for r in ranks], use_local_synchronization=True)
-            for ranks in sorted({tie.ranks for tie in ties})
-            if rank in ranks and len(ranks) > 1
-        }
+    def __init__(
+        self, ties: Sequence[Tie], rank: int, groups: Mapping[tuple[int, ...], OwnGroup]
+    ) -> None:
         self._ties = [(tie, groups.get(tie.ranks)) for tie in ties if rank in tie.ranks]
         for tie, shared in self._ties:
             _start_with_one_value(tie, shared)
@@ -130,16 +192,16 @@ def _places(tie: Tie) -> tuple[nn.Parameter, ...]:
     return (tie.parameter, *tie.others)
 
 
-def _start_with_one_value(tie: Tie, group: dist.ProcessGroup | None) -> None:
+def _start_with_one_value(tie: Tie, group: OwnGroup | None) -> None:
     """What is one parameter starts with one value: that of the first rank that holds it."""
     value = _local(tie.parameter.detach())
     if group is not None:
-        dist.broadcast(value, src=dist.get_global_rank(group, 0), group=group)
+        group.broadcast(value, 0).wait()
     for other in tie.others:
         _local(other.detach()).copy_(value)
 
 
-def _sum_gradients(tie: Tie, group: dist.ProcessGroup | None) -> None:
+def _sum_gradients(tie: Tie, group: OwnGroup | None) -> None:
     if tie.parameter.grad is None:
         tie.parameter.grad = torch.zeros_like(tie.parameter)
     total = _local(tie.parameter.grad)
@@ -147,7 +209,7 @@ def _sum_gradients(tie: Tie, group: dist.ProcessGroup | None) -> None:
         if other.grad is not None:
             total.add_(_local(other.grad))
     if group is not None:
-        dist.all_reduce(total, group=group)
+        group.allreduce([total]).wait()
     for other in tie.others:
         other.grad = tie.parameter.grad.clone()
 

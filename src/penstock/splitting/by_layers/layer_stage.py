@@ -37,18 +37,25 @@ class _Body(nn.Module):
     _root: nn.Module
     _replay: Replay
     _units: tuple[tuple[str, nn.Module], ...]
+    _named: tuple[tuple[str, nn.Module], ...]
+    _listeners: list[tuple[Callable[[str], None], Callable[[str], None]]]
     _is_watched: bool
     _first: tuple[dict[str, nn.Parameter | None], str] | None
     _built_as: torch.dtype | None
     _now: tuple[torch.device, torch.dtype | None]
 
     def __init__(
-        self, root: nn.Module, replay: Replay, units: Iterable[tuple[str, nn.Module]]
+        self,
+        root: nn.Module,
+        replay: Replay,
+        units: Iterable[tuple[str, nn.Module]],
+        named: Iterable[tuple[str, nn.Module]],
     ) -> None:
         super().__init__()
         # The copy of the model is no child, which would change all names; it shares its dicts.
         share_state(self, root)
         vars(self).update(_root=root, _replay=replay, _units=tuple(units), _is_watched=False)
+        vars(self).update(_named=tuple(named), _listeners=[])
         vars(self).update(
             _first=_find_first(self), _built_as=None, _now=(torch.device("cpu"), None)
         )
@@ -60,6 +67,8 @@ class _Body(nn.Module):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._is_watched:
             self._watch()
+        while self._listeners:
+            self._listen(*self._listeners.pop())
         self._root.training = self.training
         try:
             with run_eagerly(self) if self._replay.is_watched else nullcontext():
@@ -76,6 +85,22 @@ class _Body(nn.Module):
             leave = leave_uncompiled(module, partial(_leave, self._replay, path))
             module.register_forward_pre_hook(enter, with_kwargs=True)
             module.register_forward_hook(leave)
+
+    def announce_layers(self, enter: Callable[[str], None], leave: Callable[[str], None]) -> None:
+        """Call `enter` before and `leave` after every module that is dealt out as a whole.
+
+        That is all units, those of other stages too, and modules without state beside them. Only
+        forwards outside of others say something about the order; a module may call others inside.
+        """
+        self._listeners.append((enter, leave))
+
+    def _listen(self, enter: Callable[[str], None], leave: Callable[[str], None]) -> None:
+        for path, module in self._named:
+            before = leave_uncompiled(module, partial(_call_with, enter, path))
+            after = leave_uncompiled(module, partial(_call_with, leave, path))
+            module.register_forward_pre_hook(before)
+            # Running a layer again may stop half-way, by an exception, and has left it then.
+            module.register_forward_hook(after, always_call=True)
 
     def _first_parameter(self) -> nn.Parameter | None:
         """One of this stage's parameters, without a walk through all that is elsewhere."""
@@ -147,6 +172,10 @@ def _leave(replay: Replay, path: str, _module: nn.Module, _args: Any, output: An
         replay.leave(path, output)
 
 
+def _call_with(function: Callable[[str], None], path: str, *_: object) -> None:
+    function(path)
+
+
 def _call_if_here(function: Callable[[nn.Module], object], module: nn.Module) -> None:
     if not isinstance(module, Elsewhere):
         function(module)
@@ -172,10 +201,11 @@ def _build_stage(
     held = [unit for unit in units.units if index in itinerary.callers(unit.path)]
     layers = [unit.path for unit in held if unit.layer is not None]
     replay = Replay(index, itinerary, layers, parameter_names(model))
-    root = _Builder(units, itinerary, outlines, replay).clone("", model)
+    builder = _Builder(units, itinerary, outlines, replay)
+    root = builder.clone("", model)
     # A module that several stages call tells of its calls itself.
     watched = [(u.path, u.module) for u in held if len(itinerary.callers(u.path)) == 1]
-    return (LayerStage if index else FirstLayerStage)(root, replay, watched)
+    return (LayerStage if index else FirstLayerStage)(root, replay, watched, builder.named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +217,8 @@ class _Builder:
     outlines: Mapping[str, Outline]
     replay: Replay
     clones: dict[nn.Module, nn.Module] = field(default_factory=dict)
+    # What stands on this stage in the place of each unit, and of each module that holds no state.
+    named: list[tuple[str, nn.Module]] = field(default_factory=list)
 
     def clone(self, path: str, module: nn.Module) -> nn.Module:
         """A container with the children that it has on this stage."""
@@ -212,11 +244,14 @@ class _Builder:
         if container is not None:
             return self.clone(container, module)
         # It holds no state, so that every stage may have its own.
-        return deepcopy(module)
+        free = deepcopy(module)
+        self.named.append((path, free))
+        return free
 
     def _place_unit(self, unit: Unit) -> nn.Module:
         if unit.module not in self.clones:
-            self.clones[unit.module] = self._make_unit(unit)
+            made = self.clones[unit.module] = self._make_unit(unit)
+            self.named.append((unit.path, made))
         return self.clones[unit.module]
 
     def _make_unit(self, unit: Unit) -> nn.Module:

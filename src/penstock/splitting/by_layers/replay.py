@@ -29,6 +29,7 @@ from penstock.splitting.by_layers.notes import (
     rebuild,
     write_notes,
 )
+from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint
 from penstock.splitting.by_layers.standin import ADVICE, StandIn
 
 __all__ = ["Departure", "Replay"]
@@ -67,11 +68,15 @@ class Replay:
         self._outgoing: dict[int, dict[Value, torch.Tensor]] = {c: {} for c in self._consumers}
         self._added: list[Entry] = []
         self._device = torch.device("cpu")
+        self._has_gradients = False
+        # Units whose outputs were made without a history.
+        self._unsure: set[str] = set()
 
     @contextmanager
     def running(self, device: torch.device) -> Iterator[None]:
         """From the moment that the inputs are there to the parcels for the next stages."""
         self.is_running, self._device = True, device
+        self._has_gradients = torch.is_grad_enabled() and self._itinerary.num_stages > 1
         try:
             with self._watch_first_run():
                 yield
@@ -112,6 +117,8 @@ class Replay:
         call = self._count(path)
         if self._itinerary.stage(path, call) > self.index:
             raise Departure
+        if self._is_without_history():
+            raise _refuse_reentrant(path)
         return self._rebuild(path, call)
 
     def is_own_call(self, path: str) -> bool:
@@ -127,6 +134,10 @@ class Replay:
             self._leaks.enter(given)
         self._depth += 1
 
+    def _is_without_history(self) -> bool:
+        """Whether what is made here leads back to nothing, though it is to be trained."""
+        return self._has_gradients and not torch.is_grad_enabled() and is_in_reentrant_checkpoint()
+
     def leave(self, path: str, output: Any) -> None:
         """Note what a unit of this stage returned."""
         self._depth -= 1
@@ -134,6 +145,8 @@ class Replay:
             self._inside = None
             if self._leaks is not None:
                 self._leaks.forgive(output)
+            if self._is_without_history():
+                self._unsure.add(path)
             self._note(*describe(path, self._count(path), output))
 
     def pack(self) -> Routed:
@@ -143,6 +156,10 @@ class Replay:
 
     def _parcel(self, stage: int, sent: dict[Value, torch.Tensor]) -> dict[str, Any]:
         for value, tensor in sent.items():
+            # The checkpoint gives what it returns itself a history when it ends, and only that.
+            is_lost = tensor.is_floating_point() and not tensor.requires_grad
+            if is_lost and value.path in self._unsure:
+                raise _refuse_reentrant(value.path)
             self._require_real(tensor, f"stage {stage} needs what {value.path!r} returns, but it")
         if stage == self.index + 1:
             notes = write_notes(self._earlier, tuple(self._added), tuple(sent))
@@ -215,3 +232,10 @@ class Replay:
                 f"stage that holds it; {ADVICE}"
             )
         return rebuild(self._answers[path, call], self._received, self._device)
+
+
+def _refuse_reentrant(path: str) -> ModelError:
+    return ModelError(
+        f"{path!r} is called by a checkpoint with use_reentrant=True, from which no gradient "
+        "comes back to another stage; checkpoint with use_reentrant=False"
+    )

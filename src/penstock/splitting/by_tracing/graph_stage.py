@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from penstock.errors import ModelError
 from penstock.splitting.by_tracing.entry import Entry, pack_spec, unpack_spec
 from penstock.splitting.by_tracing.graph_data import pack_graph, unpack_graph
+from penstock.splitting.by_tracing.random_nodes import announce_random_nodes
 from penstock.splitting.by_tracing.regions import OPEN_REGIONS, OpenRegions, open_autocast
 
 __all__ = ["GraphStage", "Program", "check_names"]
@@ -53,6 +54,7 @@ class GraphStage(nn.Module):
 
     def __init__(self, program: Program) -> None:
         super().__init__()
+        self._listeners: list[tuple[Callable[[str], None], Callable[[str], None]]] = []
         self._load(program)
 
     def _load(self, program: Program) -> None:
@@ -60,11 +62,19 @@ class GraphStage(nn.Module):
         for name, constant in program.constants.items():
             follows = constant.device == program.origin
             self.__dict__[name] = constant.to(program.device) if follows else constant
-        self._run = _compile(program.graph)
+        graph = program.graph
+        for enter, leave in self._listeners:
+            graph = announce_random_nodes(graph, enter, leave)
+        self._run = _compile(graph)
         self._has_regions = any(
             n.op == "placeholder" and n.target == OPEN_REGIONS for n in program.graph.nodes
         )
         self.__dict__["forward"] = MethodType(_forward_like(program.entry), self)
+
+    def announce_layers(self, enter: Callable[[str], None], leave: Callable[[str], None]) -> None:
+        """Call `enter` before and `leave` after every node that draws random numbers."""
+        self._listeners.append((enter, leave))
+        self._load(self._program)
 
     @property
     def graph(self) -> fx.Graph:
@@ -106,7 +116,8 @@ class GraphStage(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         left_out = {"_run", "forward", *self._program.constants}
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
+        kept = {name: value for name, value in self.__dict__.items() if name not in left_out}
+        return kept | {"_listeners": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

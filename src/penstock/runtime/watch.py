@@ -1,0 +1,49 @@
+"""How long a pipeline waits before it gives a rank up, and where it keeps its flight records."""
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+from penstock.errors import ArgumentError
+
+__all__ = ["DEFAULT_WATCH", "EXIT_CODE", "Watch"]
+
+# How a process ends that did not come out in time after another was lost.
+EXIT_CODE = 83
+
+# Shorter silences are ordinary: the threads of a busy machine pause for tenths of a second.
+_SHORTEST_SILENCE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """When ranks are given up.
+
+    A rank that has not answered for `silence_seconds` is lost. After a loss the others have
+    `stop_seconds` to come out of what they do; a process that does not is ended. A step in which
+    no rank got on for `stall_seconds` is reported in the log, and goes on. Flight records are kept
+    in a new folder inside `folder`, or inside the system's folder for temporary files.
+
+    >>> Watch(silence_seconds=60).stop_seconds
+    10.0
+    """
+
+    silence_seconds: float = 30.0
+    stop_seconds: float = 10.0
+    stall_seconds: float = 120.0
+    folder: Path | str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("silence_seconds", "stop_seconds", "stall_seconds"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value > 0):
+                raise ArgumentError(f"{name} must be a positive number of seconds (got {value})")
+        if self.silence_seconds < _SHORTEST_SILENCE:
+            raise ArgumentError(
+                f"silence_seconds is too short to tell a lost rank from a busy one (got "
+                f"{self.silence_seconds}); use at least {_SHORTEST_SILENCE}"
+            )
+
+
+# What a pipeline does unless it is told otherwise.
+DEFAULT_WATCH = Watch()

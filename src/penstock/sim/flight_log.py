@@ -1,0 +1,197 @@
+"""What one rank was doing, as its flight record tells: its last actions, and the one it was in."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.ir.actions import Action, Kind
+from penstock.ir.placement import Placement
+from penstock.ir.rows import ABSENT
+
+__all__ = [
+    "Doing",
+    "FlightLog",
+    "FlightRecord",
+    "Phase",
+    "RecordTable",
+    "last_action",
+    "spell_out",
+]
+
+
+class Phase(IntEnum):
+    """What a rank does in a step besides its actions; the number is its code in the file."""
+
+    AGREEMENT = 64
+    FLUSH = 65
+    OUTCOME = 66
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether all ranks have to come for it to end."""
+        return self is not Phase.FLUSH
+
+    def __str__(self) -> str:
+        return _PHASES[self]
+
+
+_PHASES = {
+    Phase.AGREEMENT: "the agreement before the step",
+    Phase.FLUSH: "the wait until all that it sent has left",
+    Phase.OUTCOME: "the meeting after the step",
+}
+
+_WORDS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD_INPUT: "backward for inputs",
+    Kind.BACKWARD_WEIGHT: "backward for weights",
+    Kind.FULL_BACKWARD: "backward",
+    Kind.SEND_F: "sending the activation",
+    Kind.RECV_F: "receiving the activation",
+    Kind.SEND_B: "sending the gradient",
+    Kind.RECV_B: "receiving the gradient",
+    Kind.UNSHARD: "gathering the weights",
+    Kind.RESHARD: "letting go of the gathered weights",
+    Kind.REDUCE_GRAD: "reducing the gradients",
+}
+
+Doing: TypeAlias = Action | Phase
+# Records as the file has them, oldest first; see `flight_layout.RECORD_TYPE`.
+RecordTable: TypeAlias = NDArray[np.void]
+
+
+@dataclass(frozen=True, slots=True)
+class FlightRecord:
+    """One action of a rank, with times in seconds of the wall clock, where it got there.
+
+    `waiting_for` is the last message that the action waited for, as the receive or the send of
+    it, and `ready` the time at which it came.
+    """
+
+    step: int
+    doing: Doing
+    start: float
+    waiting_for: Action | None = None
+    waiting_since: float | None = None
+    ready: float | None = None
+    end: float | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the record ends while its action waits for a message."""
+        return self.waiting_since is not None and self.ready is None and self.end is None
+
+    @property
+    def last_time(self) -> float:
+        """When this record was last written to."""
+        times = (self.end, self.ready, self.waiting_since, self.start)
+        return next(time for time in times if time is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class FlightLog:
+    """The flight record of one rank: who wrote it, and what it did.
+
+    `heard` is when the process last showed that it lived, `closed` when it ended the record
+    because of a fault; both are seconds of the wall clock, absent where that did not happen. The
+    wall clock is `clock_offset` ahead of the one in the table.
+    """
+
+    path: Path
+    rank: int
+    placement: Placement
+    schedule: str
+    host: str
+    process: int
+    began: float
+    heard: float | None
+    closed: float | None
+    clock_offset: float
+    table: RecordTable
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks the pipeline has."""
+        return self.placement.num_ranks
+
+    @property
+    def records(self) -> tuple[FlightRecord, ...]:
+        """All that is known of what the rank did, oldest first."""
+        return self._decode(self.table)
+
+    @cached_property
+    def last(self) -> FlightRecord | None:
+        """The newest record, if there is any."""
+        return self._decode(self.table[-1:])[0] if len(self.table) else None
+
+    @cached_property
+    def last_time(self) -> float:
+        """When the process last wrote anything."""
+        acted = None if self.last is None else self.last.last_time
+        times = (self.began, self.heard, self.closed, acted)
+        return max(time for time in times if time is not None)
+
+    def of_step(self, step: int) -> tuple[FlightRecord, ...]:
+        """The records of one step, oldest first."""
+        return self._decode(self.table[self.table["step"] == step])
+
+    def _decode(self, table: RecordTable) -> tuple[FlightRecord, ...]:
+        return tuple(self._record(*row) for row in table.tolist())
+
+    def _record(
+        self,
+        step: int,
+        start: float,
+        doing: tuple[int, int, int, int],
+        awaited: tuple[int, int, int, int],
+        since: float,
+        ready: float,
+        end: float,
+        _number: int,
+    ) -> FlightRecord:
+        offset = self.clock_offset
+        return FlightRecord(
+            step,
+            Phase(doing[0]) if doing[0] >= min(Phase) else _action(*doing),
+            start + offset,
+            _action(*awaited) if since else None,
+            *(time + offset if time else None for time in (since, ready, end)),
+        )
+
+
+def _action(kind: int, stage: int, microbatch: int, peer: int) -> Action:
+    numbers = (None if number == ABSENT else number for number in (microbatch, peer))
+    return Action(Kind(kind), stage, *numbers)
+
+
+def spell_out(doing: Doing) -> str:
+    """An action in words, after its text.
+
+    >>> spell_out(Action(Kind.FULL_BACKWARD, 2, 3))
+    '2B3 (backward of microbatch 3 in stage 2)'
+    """
+    if isinstance(doing, Phase):
+        return str(doing)
+    microbatch = "" if doing.microbatch is None else f" of microbatch {doing.microbatch}"
+    return f"{doing} ({_WORDS[doing.kind]}{microbatch} in stage {doing.stage})"
+
+
+def last_action(log: FlightLog, now: float) -> str:
+    """What a rank was last seen doing, as a part of a sentence; `now` is of the wall clock."""
+    record = log.last
+    if record is None:
+        return "nothing yet"
+    if record.end is None:
+        since = _seconds(now - record.start)
+        return f"{spell_out(record.doing)} of step {record.step}, since {since}"
+    ago = _seconds(now - record.end)
+    return f"{spell_out(record.doing)} of step {record.step}, which it ended {ago} before"
+
+
+def _seconds(value: float) -> str:
+    return f"{max(value, 0.0):.1f} s"

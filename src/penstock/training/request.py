@@ -1,0 +1,63 @@
+"""What the user asked of one step: described for the other ranks, and split into microbatches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.runtime.executor import Microbatches
+from penstock.runtime.microbatch import split_batch
+from penstock.training.batch import Accepted, BatchFacts, describe_batch, split_keywords
+from penstock.training.weights import Reduction, weigh_losses, weigh_rows
+
+__all__ = ["Request"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One step as it was asked for on this rank."""
+
+    is_training: bool
+    microbatches: int
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+    keeps_outputs: bool
+    is_recorded: bool
+    gradient_scale: float
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Everything that the user gave."""
+        return (*self.args, *self.kwargs.values(), self.target)
+
+    def describe(self, needs_target: bool) -> BatchFacts:
+        """What the other ranks are told of it."""
+        return describe_batch(
+            self.args,
+            self.kwargs,
+            self.target,
+            microbatches=self.microbatches,
+            is_training=self.is_training,
+            needs_target=needs_target,
+        )
+
+    def split(
+        self,
+        rows: list[int],
+        accepted: Mapping[int, Accepted],
+        reduction: Reduction,
+        needs_target: bool,
+    ) -> Microbatches:
+        """This rank's microbatches, of so many rows each; `accepted` is what each stage takes."""
+        count = len(rows)
+        columns = [split_batch(value, count) for value in self.args]
+        targets = [] if self.target is None else split_batch(self.target, count)
+        return Microbatches(
+            args=list(zip(*columns, strict=True)) if columns else [()] * count,
+            kwargs=split_keywords(self.kwargs, accepted, count),
+            targets=targets or ([] if needs_target else [None] * count),
+            loss_weights=weigh_losses(reduction, targets, rows),
+            row_weights=weigh_rows(rows),
+            gradient_scale=self.gradient_scale,
+            keeps_outputs=self.keeps_outputs,
+        )
