@@ -58,26 +58,6 @@ def test_given_schedule_that_never_finishes_is_refused() -> None:
         ScheduleSource(given, 2, 2).training(2)
 
 
-def test_digest_differs_with_order_placement_dataflow_and_microbatches() -> None:
-    pictures = [
-        "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1",
-        "0F0 0F1 0B1 0B0\n1F0 1F1 1B0 1B1",
-        "1F0 1F1 1B0 1B1\n0F0 0F1 0B0 0B1",
-        "0F0 0F1 0F2 0B0 0B1 0B2\n1F0 1F1 1F2 1B0 1B1 1B2",
-        "0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1\n1F0 1F1 1B0 1B1",
-    ]
-    given = [read_schedule(picture) for picture in pictures]
-    skip = ps.Dataflow(3, [(0, 1), (1, 2), (0, 2)])
-    given.append(read_schedule(pictures[-1], skip))
-    digests = [
-        ScheduleSource(schedule, schedule.num_stages, 2).digest(schedule.microbatches)
-        for schedule in given
-    ]
-    assert len(set(digests)) == len(given)
-    again = ScheduleSource(read_schedule(pictures[0]), 2, 2).digest(2)
-    assert again == digests[0]
-
-
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_ranks_of_a_family_are_counted_from_its_stages(family: str) -> None:
     schedule = ps.build(family, ranks=4, microbatches=4)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
 from penstock.planner.partition import Partition, partition
@@ -14,20 +13,9 @@ from penstock.planner.pieces import Piece
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.by_layers.units import find_units
 from penstock.splitting.by_tracing.traced import split_into_pieces
-from penstock.training.measuring import measure
+from penstock.training.layer_costs import measure_pieces
 
 __all__ = ["balance"]
-
-# What a piece takes over from the costs of a stage as it is.
-_COLUMNS = (
-    "forward",
-    "backward_input",
-    "backward_weight",
-    "activation_bytes",
-    "weight_stash_bytes",
-    "message_bytes",
-    "workspace_bytes",
-)
 
 
 def balance(
@@ -71,21 +59,14 @@ def balance(
         pieces = [Piece.of_weight(n, w) for n, w in zip(names, weights, strict=True)]
     else:
         assert loss is not None, "there is a loss, or there are weights"
-        costs = measure(pipe, args, kwargs, loss=loss, target=target, device=device)
-        pieces = _pieces(names, costs, 2 + optimizer_bytes)
-    return partition(pieces, placement, memory=memory, in_flight=in_flight)
-
-
-def _pieces(names: Sequence[str], costs: Costs, copies: float) -> list[Piece]:
-    """One piece per layer; `copies` is how often the bytes of its parameters are held."""
-    count = len(names)
-    columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
-    parameters = copies * costs.per_stage("parameter_bytes", count)
-    return [
-        Piece(
-            name,
-            parameter_bytes=float(parameters[number]),
-            **{column: float(values[number]) for column, values in columns.items()},
+        pieces = measure_pieces(
+            pipe,
+            names,
+            args,
+            kwargs,
+            loss=loss,
+            target=target,
+            optimizer_bytes=optimizer_bytes,
+            device=device,
         )
-        for number, name in enumerate(names)
-    ]
+    return partition(pieces, placement, memory=memory, in_flight=in_flight)

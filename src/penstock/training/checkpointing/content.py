@@ -1,0 +1,128 @@
+"""What a process has to save: tensors and plain values by key, in the model's own names.
+
+Optimizer state goes by the name of its parameter, as torch's `get_optimizer_state_dict` gives it
+with `flatten_optimizer_state_dict`; so it does not matter which rank, or group, a parameter is in.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.errors import CheckpointError
+from penstock.training.pipeline import Pipeline
+
+__all__ = [
+    "Content",
+    "collect_content",
+    "generator_states",
+    "name_parameters",
+    "restore_generators",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """Tensors and plain values by key; `aliases` are further names of what is saved once."""
+
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, Any]
+    aliases: dict[str, str]
+
+
+def collect_content(
+    pipeline: Pipeline, optimizer: torch.optim.Optimizer | None, rank: int
+) -> Content:
+    """What this process holds; the tensors are the live ones."""
+    shared = pipeline.shared_names
+    items: dict[str, Any] = {"pipeline.random_step": pipeline.random_step}
+    for name, value in pipeline.state_dict().items():
+        if not isinstance(value, torch.Tensor) or name.endswith("_extra_state"):
+            raise CheckpointError(
+                f"{name} is not a parameter or buffer, but {type(value).__name__} that its module "
+                "makes up; keep it in a buffer, or save it as part of data"
+            )
+        items[f"model.{shared.get(name, name)}"] = value
+    if optimizer is not None:
+        items.update(_optimizer_items(optimizer, name_parameters(pipeline, optimizer)))
+    items.update({f"random.{rank}.{k}": state for k, state in generator_states(pipeline).items()})
+    tensors = {key: value for key, value in items.items() if isinstance(value, torch.Tensor)}
+    values = {key: value for key, value in items.items() if key not in tensors}
+    for key, value in values.items():
+        _check_plain(key, value)
+    return Content(tensors, values, shared)
+
+
+def name_parameters(
+    pipeline: Pipeline, optimizer: torch.optim.Optimizer
+) -> dict[torch.Tensor, str]:
+    """The names under which the optimizer's parameters are saved."""
+    shared = pipeline.shared_names
+    names: dict[torch.Tensor, str] = {
+        p: shared.get(name, name) for name, p in pipeline.named_parameters()
+    }
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise CheckpointError(
+                    f"group {number} of the optimizer has a parameter of shape "
+                    f"{list(parameter.shape)} that the pipeline does not have; make the optimizer "
+                    "for pipeline.parameters()"
+                )
+    return names
+
+
+def generator_states(pipeline: Pipeline) -> dict[str, torch.Tensor]:
+    """The states of torch's generators on the host and on the pipeline's devices."""
+    states = {"cpu": torch.get_rng_state()}
+    devices = {parameter.device for parameter in pipeline.parameters()}
+    if any(device.type == "cuda" for device in devices):
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
+    """Set torch's generators to the states of keys such as `random.0.cpu`."""
+    for key, state in states.items():
+        if key.endswith(".cuda"):
+            torch.cuda.set_rng_state(state)
+        else:
+            torch.set_rng_state(state)
+
+
+def _optimizer_items(
+    optimizer: torch.optim.Optimizer, names: Mapping[torch.Tensor, str]
+) -> Iterator[tuple[str, Any]]:
+    for group in optimizer.param_groups:
+        settings = {key: _plain(value) for key, value in group.items() if key != "params"}
+        for parameter in group["params"]:
+            name = names[parameter]
+            for key, value in settings.items():
+                yield f"optim.param_groups.{name}.{_one_word(key)}", value
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if value is not None:
+                    yield f"optim.state.{name}.{_one_word(key)}", value
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a plain value: a learning rate may be a tensor of one number."""
+    return value.tolist() if isinstance(value, torch.Tensor) else value
+
+
+def _one_word(key: object) -> str:
+    """A key of an optimizer; a dot in it could not be told from those of a name."""
+    if not isinstance(key, str) or "." in key:
+        raise CheckpointError(
+            f"the optimizer keeps something as {key!r}; a checkpoint needs text without dots"
+        )
+    return key
+
+
+def _check_plain(key: str, value: object) -> None:
+    items = value if isinstance(value, list | tuple) else [value]
+    if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
+        raise CheckpointError(
+            f"{key} is {type(value).__name__}, which a checkpoint cannot hold; tensors, numbers, "
+            "text, truth values and lists of them can be saved"
+        )

@@ -1,0 +1,86 @@
+"""What every layer of a model costs, measured: what plans for any number of ranks start from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.planner.pieces import Piece
+from penstock.splitting.by_layers.layers import split_layers
+from penstock.splitting.by_layers.units import find_units
+from penstock.splitting.pipe import Pipe
+from penstock.training.measuring import measure
+
+__all__ = ["measure_layers", "measure_pieces"]
+
+# What a piece takes over from the costs of a stage as it is.
+_COLUMNS = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "message_bytes",
+    "workspace_bytes",
+)
+
+
+def measure_layers(
+    model: nn.Module,
+    *,
+    layers: str | Sequence[str],
+    example: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[..., torch.Tensor],
+    target: Any = None,
+    optimizer_bytes: float = 0.0,
+    device: torch.device | str = "cpu",
+) -> tuple[Piece, ...]:
+    """Measure every layer of a model on one microbatch, for `partition` and `search`.
+
+    `layers` names the model's lists of layers, as `split` takes them. What stands before and after
+    them counts with the first and the last, and so does the loss. `optimizer_bytes` is what the
+    optimizer holds for every byte of parameters.
+    """
+    lists = [layers] if isinstance(layers, str) else list(layers)
+    names = find_units(model, lists).layers
+    args, kwargs = tuple(example), dict(example_kwargs or {})
+    pipe = split_layers(model, lists, [1] * len(names), args, kwargs)
+    pieces = measure_pieces(
+        pipe,
+        names,
+        args,
+        kwargs,
+        loss=loss,
+        target=target,
+        optimizer_bytes=optimizer_bytes,
+        device=device,
+    )
+    return tuple(pieces)
+
+
+def measure_pieces(
+    pipe: Pipe,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss: Callable[..., torch.Tensor],
+    target: Any,
+    optimizer_bytes: float,
+    device: torch.device | str,
+) -> list[Piece]:
+    """One piece per stage of a pipe: parameters count with their gradients and the optimizer."""
+    costs = measure(pipe, args, kwargs, loss=loss, target=target, device=device)
+    count = len(names)
+    columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
+    parameters = (2 + optimizer_bytes) * costs.per_stage("parameter_bytes", count)
+    return [
+        Piece(
+            name,
+            parameter_bytes=float(parameters[number]),
+            **{column: float(values[number]) for column, values in columns.items()},
+        )
+        for number, name in enumerate(names)
+    ]

@@ -1,0 +1,96 @@
+"""What every process of the elastic test runs: a small job in float64, its steps in a file."""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from time import sleep
+
+import torch
+from torch import nn
+
+import penstock as ps
+
+STEPS, ROWS, WIDTH = 40, 8, 6
+
+
+class Model(nn.Module):
+    """Eight layers with dropout: whatever the ranks are, it draws the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1)) for _ in range(8)
+        )
+        self.double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def batch(step: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x, target = torch.randn(2, ROWS, WIDTH, generator=generator, dtype=torch.float64)
+    return (x,), target
+
+
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def make_job() -> ps.Job:
+    """Costs are given, so that nothing depends on a clock but the search."""
+    return ps.Job(
+        model=Model,
+        layers="layers",
+        loss=nn.MSELoss(),
+        optimizer=adam,
+        batch=batch,
+        rows=ROWS,
+        microbatches=4,
+        steps=STEPS,
+        costs=[ps.Piece.of_weight(f"layers.{number}", 1.0) for number in range(8)],
+        seed=7,
+    )
+
+
+class Notes:
+    """Notes every step; holds where the test wants the number of ranks to change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, step: ps.ElasticStep) -> None:
+        if os.environ["RANK"] != "0":
+            return
+        with (self._folder / "steps.txt").open("a", encoding="utf-8") as log:
+            log.write(f"{step.number} {step.ranks} {step.loss!r}\n")
+        while self._is_held(step):
+            sleep(0.05)
+
+    def _is_held(self, step: ps.ElasticStep) -> bool:
+        """At 10 until a rank was killed; at 20 until torchrun has ended all, for one has come."""
+        if step.ranks == 4:
+            return step.number == 10 and not (self._folder / "killed").exists()
+        return step.number == 20
+
+
+def main() -> None:
+    """Train in the folder that is given."""
+    folder = Path(sys.argv[1])
+    watch = ps.Watch(silence_seconds=60)
+    ps.train_elastically(
+        make_job(),
+        folder / "run",
+        save_every=5,
+        plan_seconds=1.0,
+        on_step=Notes(folder),
+        watch=watch,
+    )
+
+
+if __name__ == "__main__":
+    main()
