@@ -12,12 +12,14 @@ from penstock.errors import (
     ArgumentError,
     BatchError,
     BoundaryError,
+    CheckpointError,
     CostsError,
     DeadlockError,
     MemoryLimitError,
     MissingDependencyError,
     ModelError,
     ParseError,
+    PeerLostError,
     PenstockError,
     PipelineError,
     PlanError,
@@ -65,8 +67,10 @@ if TYPE_CHECKING:
     from penstock.planner.plans import Plan
     from penstock.planner.revision import revise
     from penstock.planner.searching import search
+    from penstock.runtime.disturbed import Disturbance, Drop
     from penstock.runtime.losses import add_loss
     from penstock.runtime.microbatch import Along, Ready, Shared
+    from penstock.runtime.watch import Watch
     from penstock.sim.hindsight import review
     from penstock.sim.timeline_file import read_timeline, write_timeline
     from penstock.sim.trace_reading import read_trace
@@ -75,6 +79,9 @@ if TYPE_CHECKING:
     from penstock.splitting.output_loss import find_loss
     from penstock.splitting.pipe import Pipe
     from penstock.training.balance import balance
+    from penstock.training.checkpoint import Checkpoints, Restored
+    from penstock.training.elastic import ElasticStep, Job, train_elastically
+    from penstock.training.layer_costs import measure_layers
     from penstock.training.links import measure_links
     from penstock.training.measuring import measure, measure_closely
     from penstock.training.pipeline import Pipeline, StepResult
@@ -83,14 +90,20 @@ if TYPE_CHECKING:
 # The planner, and what needs torch, are loaded when they are first asked for.
 _LATE_NAMES = {
     "Along": "penstock.runtime.microbatch",
+    "Checkpoints": "penstock.training.checkpoint",
     "Choices": "penstock.planner.choices",
+    "Disturbance": "penstock.runtime.disturbed",
+    "Drop": "penstock.runtime.disturbed",
+    "ElasticStep": "penstock.training.elastic",
     "Finding": "penstock.planner.choosing.findings",
     "Findings": "penstock.planner.choosing.findings",
+    "Job": "penstock.training.elastic",
     "Pipe": "penstock.splitting.pipe",
     "Pipeline": "penstock.training.pipeline",
     "PipelineStage": "penstock.dropin",
     "Plan": "penstock.planner.plans",
     "Ready": "penstock.runtime.microbatch",
+    "Restored": "penstock.training.checkpoint",
     "Schedule1F1B": "penstock.dropin",
     "ScheduleDualPipeV": "penstock.dropin",
     "ScheduleGPipe": "penstock.dropin",
@@ -101,6 +114,7 @@ _LATE_NAMES = {
     "Shared": "penstock.runtime.microbatch",
     "SplitPoint": "penstock.splitting.marks",
     "StepResult": "penstock.training.pipeline",
+    "Watch": "penstock.runtime.watch",
     "add_loss": "penstock.runtime.losses",
     "balance": "penstock.training.balance",
     "build_stage": "penstock.dropin",
@@ -108,6 +122,7 @@ _LATE_NAMES = {
     "get_schedule_class": "penstock.dropin.schedules",
     "measure": "penstock.training.measuring",
     "measure_closely": "penstock.training.measuring",
+    "measure_layers": "penstock.training.layer_costs",
     "measure_links": "penstock.training.links",
     "pipe_split": "penstock.splitting.marks",
     "pipeline": "penstock.dropin",
@@ -118,6 +133,7 @@ _LATE_NAMES = {
     "revise": "penstock.planner.revision",
     "search": "penstock.planner.searching",
     "split": "penstock.splitting.doors",
+    "train_elastically": "penstock.training.elastic",
     "write_timeline": "penstock.sim.timeline_file",
     "write_trace": "penstock.view.trace",
 }
@@ -128,15 +144,21 @@ __all__ = [
     "ArgumentError",
     "BatchError",
     "BoundaryError",
+    "CheckpointError",
+    "Checkpoints",
     "Choices",
     "Costs",
     "CostsError",
     "Dataflow",
     "DeadlockError",
+    "Disturbance",
+    "Drop",
+    "ElasticStep",
     "Explanation",
     "Finding",
     "Findings",
     "Gap",
+    "Job",
     "Kind",
     "MemoryLimitError",
     "MissingDependencyError",
@@ -144,6 +166,7 @@ __all__ = [
     "Overlap",
     "ParseError",
     "Partition",
+    "PeerLostError",
     "PenstockError",
     "Piece",
     "Pipe",
@@ -155,6 +178,7 @@ __all__ = [
     "PlanError",
     "Problem",
     "Ready",
+    "Restored",
     "Routed",
     "Saving",
     "Schedule",
@@ -173,6 +197,7 @@ __all__ = [
     "SplitPoint",
     "StepResult",
     "Timeline",
+    "Watch",
     "add_loss",
     "add_reduce_grad",
     "add_send_recv",
@@ -191,6 +216,7 @@ __all__ = [
     "lower",
     "measure",
     "measure_closely",
+    "measure_layers",
     "measure_links",
     "merge_backward",
     "overlap_forward_backward",
@@ -210,6 +236,7 @@ __all__ = [
     "split",
     "split_backward",
     "thin_out",
+    "train_elastically",
     "write_timeline",
     "write_trace",
 ]

@@ -164,7 +164,7 @@ def test_file_that_cannot_be_read_ends_every_command_with_two(
     [
         (
             ("show", "1F1B", "--forward", "nan"),
-            "penstock: forward takes numbers from 0 up (got nan)",
+            "penstock: forward takes numbers from 0 to 1e+100 (got nan)",
         ),
         (
             ("simulate", "1F1B", "--forward", "1,2,3"),

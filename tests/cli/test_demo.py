@@ -1,79 +1,172 @@
-"""The demo as a user starts it: two of these tests start the real thing, in processes."""
+"""The demo as a user starts it: some of these tests start the real thing, in processes."""
 
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from penstock.cli import main
-from penstock.cli.progress import show_steps
+from penstock.sim.timeline_file import read_timeline
+from tests.browser import Opener, open_browser
 
 pytest.importorskip("torch")
 
-from penstock.examples.language import Step, plan_lesson
+LIMIT_SECONDS = 600
+SECTIONS = ["Measure", "Plan", "Train", "Exact", "Compare", "See", "Summary", "Three things"]
 
-LIMIT_SECONDS = 240
+
+def command(output: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", "demo", "--output", str(output), *arguments]
 
 
-def start_demo(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "demo", "--output", str(output), *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+@dataclass(frozen=True)
+class Demo:
+    """A demo that has run: what it said and where its files are."""
+
+    output: Path
+    returncode: int
+    said: str
+    complained: str
+
+    @property
+    def suggestions(self) -> list[list[str]]:
+        """The commands that it suggests, without the program's name."""
+        after = self.said.partition("Three things to try")[2].splitlines()[1:]
+        return [shlex.split(line, comments=True)[1:] for line in after if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The whole demo, once, with few steps."""
+    output = tmp_path_factory.mktemp("demo")
+    ran = subprocess.run(
+        command(output, "--steps", "2", "--device", "cpu"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
+    return Demo(output, ran.returncode, ran.stdout, ran.stderr)
+
+
+def test_demo_shows_everything_in_order(demo: Demo) -> None:
+    assert (demo.returncode, demo.complained) == (0, "")
+    titles = re.findall(r"^(\S[^─\n]*?) ─+$", demo.said, re.MULTILINE)
+    assert [title.startswith(name) for title, name in zip(titles, SECTIONS, strict=True)] == (
+        [True] * len(SECTIONS)
     )
 
 
-def test_demo_trains_exactly_and_leaves_its_files(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    result = start_demo(tmp_path, "--steps", "3")
-    assert (result.returncode, result.stderr) == (0, "")
-    difference = re.search(r"largest\s+difference in 3 steps: (\S+)", result.stdout)
-    assert difference is not None
-    assert float(difference[1]) < 1e-5
-    assert "pipeline step 3/3: loss" in result.stdout
-    assert "unsplit step 3/3: loss" in result.stdout
-    assert result.stdout.count("rank 1  ") == 4
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        "comparison.png",
-        "training.png",
-        "zb-h2.csv",
-    ]
+def test_losses_are_those_of_the_unsplit_model(demo: Demo) -> None:
+    (difference,) = re.findall(r"largest difference in 2 steps: (\S+)", demo.said)
+    assert float(difference) < 1e-5
+    curves = re.findall(r"^ *(?:pipeline|unsplit) step (\d)/2: loss (\S+),", demo.said, re.M)
+    assert curves[:2] == curves[2:]
+    assert len(curves) == 4
 
 
-def test_demo_says_what_would_work_for_a_wrong_wish(tmp_path: Path) -> None:
-    wishes = (
+def test_memory_that_is_counted_is_what_was_predicted(demo: Demo) -> None:
+    table = demo.said.partition("peak of a rank")[2]
+    rows = re.findall(r"^(the plan|1F1B|GPipe) +(\S+) MiB +(\S+) MiB", table, re.MULTILINE)
+    assert [name for name, _, _ in rows] == ["the plan", "1F1B", "GPipe"]
+    for _, counted, predicted in rows:
+        assert float(counted) == pytest.approx(float(predicted), rel=0.1)
+
+
+def test_files_are_there_and_the_recorded_step_reads_back(demo: Demo) -> None:
+    names = sorted(file.name for file in demo.output.iterdir())
+    assert names == ["costs.toml", "plan.json", "recorded.json", "report.html"]
+    recorded = read_timeline(demo.output / "recorded.json")
+    assert (recorded.schedule.num_ranks, recorded.schedule.microbatches) == (2, 8)
+
+
+@pytest.fixture
+def open_page(tmp_path: Path) -> Iterator[Opener]:
+    with open_browser() as browser:
+        opener = Opener(browser, tmp_path)
+        yield opener
+        opener.close()
+
+
+def test_report_shows_predicted_and_recorded_in_a_browser(demo: Demo, open_page: Opener) -> None:
+    visit = open_page((demo.output / "report.html").read_text(encoding="utf-8"))
+    visit.settle()
+    headings = visit.page.locator("section.panel h2").all_inner_texts()
+    assert headings == ["predicted", "recorded", "1F1B, recorded", "GPipe, recorded"]
+    assert all(panel.is_visible() for panel in visit.page.locator("section.panel").all())
+
+
+def test_suggested_commands_work(demo: Demo) -> None:
+    again, without_limit, larger = demo.suggestions
+    for arguments in (again, without_limit):
+        result = CliRunner().invoke(main, [*arguments, "--seconds", "0.5"])
+        assert result.exit_code == 0, result.output
+    assert larger == ["demo", "--ranks", "4", "--schedule", "ZBV"]
+
+
+@pytest.mark.slow
+def test_another_schedule_and_more_ranks_are_trained_exactly(tmp_path: Path) -> None:
+    arguments = ("--ranks", "4", "--schedule", "ZBV", "--steps", "2", "--device", "cpu")
+    ran = subprocess.run(
+        command(tmp_path, *arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Train: ZBV over 4 processes" in ran.stdout
+    assert "Compare: ZBV against the plan against 1F1B against GPipe" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (("--schedule", "ZBX"), "did you mean ZBV?"),
         (("--schedule", "DualPipe", "-r", "3"), "even"),
-    )
-    for arguments, message in wishes:
-        result = CliRunner().invoke(main, ["demo", "--output", str(tmp_path), *arguments])
-        assert result.exit_code == 2
-        assert message in result.stderr
+        (("-r", "9"), "wants 9 stages, but the demo's model has 8 pieces"),
+        (("--schedule", "ZBV", "-r", "5"), "use at most 4 ranks"),
+        (("--schedule", "ForwardOnly"), "has no backwards to train with"),
+    ],
+)
+def test_wrong_wish_is_refused_before_any_work(
+    tmp_path: Path, arguments: Sequence[str], message: str
+) -> None:
+    output = tmp_path / "new"
+    result = CliRunner().invoke(main, ["demo", "--output", str(output), *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not output.exists()
 
 
-def test_log_gets_a_line_now_and_then() -> None:
-    console = Console(width=80, force_terminal=False)
-    lesson = plan_lesson("1F1B", ranks=2, steps=12, device="cpu")
-    with console.capture() as captured, show_steps(console, "pipeline", lesson) as display:
-        for number in range(1, 13):
-            display.show(Step(number, loss=4 / number, seconds=0.5))
-    assert captured.get().splitlines() == [
-        f"pipeline step {number}/12: loss {4 / number:.4f}, 4,096 letters/s"
-        for number in (1, 2, 4, 6, 8, 10, 12)
-    ]
-    assert [step.number for step in display.steps] == list(range(1, 13))
-
-
-def test_terminal_gets_a_bar() -> None:
-    console = Console(width=100, force_terminal=True, color_system=None)
-    lesson = plan_lesson("1F1B", ranks=2, steps=2, device="cpu")
-    with console.capture() as captured, show_steps(console, "pipeline", lesson) as display:
-        for number in (1, 2):
-            display.show(Step(number, loss=2.5, seconds=0.5))
-    assert "2/2 loss 2.5000, 4,096 letters/s" in captured.get()
+@pytest.mark.parametrize(
+    "moment", ["Measure", pytest.param("pipeline memory", marks=pytest.mark.slow)]
+)
+def test_interrupt_leaves_no_process(tmp_path: Path, moment: str) -> None:
+    with subprocess.Popen(
+        command(tmp_path, "--device", "cpu"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(moment):
+                break
+        # As a terminal does: to all of them.
+        os.killpg(process.pid, signal.SIGINT)
+        # Every process of it holds the pipe, which ends when the last of them does.
+        process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 1
 
 
 WITHOUT_TORCH = """
@@ -104,3 +197,5 @@ def test_without_torch_the_way_to_get_it_is_told(
     assert (
         "running needs torch; run pip install 'penstock[torch]'" in result.stdout + result.stderr
     )
+    for suggested in Demo(tmp_path, code, result.stdout, result.stderr).suggestions:
+        assert CliRunner().invoke(main, suggested).exit_code == 0

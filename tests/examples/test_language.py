@@ -1,27 +1,35 @@
-"""Lessons: what the demo trains. The training itself is tested with the demo."""
+"""Training: any course learns what the unsplit model learns."""
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
+from penstock.costs import Costs
+from penstock.examples.courses import family_course
+from penstock.examples.language import Held, News, Step, train_pipeline, train_unsplit
+from penstock.examples.lesson import Lesson
 
-from penstock.errors import PipelineError
-from penstock.examples.language import plan_lesson
-
-
-@pytest.mark.parametrize(
-    ("family", "ranks", "layers"),
-    [("1F1B", 2, 4), ("ZBV", 2, 4), ("ZBV", 4, 8), ("DualPipe", 2, 4)],
-)
-def test_every_stage_has_a_layer(family: str, ranks: int, layers: int) -> None:
-    lesson = plan_lesson(family, ranks=ranks, steps=3, device="cpu")
-    assert lesson.layers == layers
-    assert lesson.tokens_per_step == 2048
-    assert lesson.schedule.num_ranks == ranks
+LESSON = Lesson(ranks=2, steps=2, rows=16, length=8)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_missing_gpu_is_told_before_anything_starts() -> None:
-    with pytest.raises(PipelineError, match="choose cpu"):
-        plan_lesson("1F1B", ranks=2, steps=3, device="cuda")
+@pytest.fixture(scope="module")
+def unsplit() -> list[News]:
+    news: list[News] = []
+    train_unsplit(LESSON, news.append)
+    return news
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["1F1B", "ZBV", "DualPipe"])
+def test_courses_learn_what_the_unsplit_model_learns(family: str, unsplit: list[News]) -> None:
+    news: list[News] = []
+    train_pipeline(LESSON, family_course(family, LESSON, Costs(forward=[1] * 8)), news.append)
+    held = [one for one in news if isinstance(one, Held)]
+    steps = [one for one in news if isinstance(one, Step)]
+    assert news == held + steps
+    assert sorted(one.rank for one in held) == [0, 1]
+    assert all(one.bytes > 0 for one in held)
+    losses = [one.loss for one in unsplit if isinstance(one, Step)]
+    assert [one.number for one in steps] == [1, 2]
+    assert [one.loss for one in steps] == pytest.approx(losses, abs=1e-5)
+    assert all(0 <= one.bubble < 1 for one in steps)

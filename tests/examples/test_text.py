@@ -6,7 +6,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from penstock.examples.text import Letters, load_text, sample_batch
+from penstock.examples.text import Words, load_text, sample_batch
 
 
 def test_text_is_there_and_plain() -> None:
@@ -16,15 +16,15 @@ def test_text_is_there_and_plain() -> None:
     assert text.startswith("THE WATER AND THE WHEEL\n")
 
 
-def test_letters_read_back_as_the_text() -> None:
+def test_words_read_back_as_the_text() -> None:
     text = load_text()
-    letters = Letters.of(text)
-    numbers = letters.encode(text)
-    assert (min(numbers), max(numbers)) == (0, len(letters) - 1)
-    assert letters.decode(numbers) == text
+    words = Words.of(text)
+    numbers = words.encode(text)
+    assert set(numbers) == set(range(len(words)))
+    assert words.decode(numbers) == text
 
 
-def test_target_is_one_letter_further_on() -> None:
+def test_target_is_one_word_further_on() -> None:
     batch = sample_batch(torch.arange(50), rows=4, length=6, seed=3)
     assert batch.tokens.shape == batch.target.shape == (4, 6)
     assert torch.equal(batch.target, batch.tokens + 1)

@@ -13,11 +13,10 @@ from penstock.assembly import lower
 from penstock.checks.deadlock import Channels
 from penstock.checks.report import find_problems
 from penstock.cli import inputs, reports
-from penstock.cli.demo import run_demo
-from penstock.cli.demo_training import Wish
+from penstock.cli.explaining import explain_flights, names_flights
 from penstock.cli.torch_side import require_torch
 from penstock.costs import Costs
-from penstock.errors import PenstockError, PipelineError
+from penstock.errors import ArgumentError, PenstockError, PipelineError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.comparison import compare as compare_timelines
@@ -41,8 +40,10 @@ _HTML = click.option(
 
 # Commands whose modules are loaded when they are asked for, since that takes a while.
 _LATE_COMMANDS = {
+    "demo": ("penstock.cli.demo", "demo_command"),
     "plan": ("penstock.cli.planning", "plan_command"),
     "revise": ("penstock.cli.revising", "revise_command"),
+    "soak": ("penstock.cli.soaking", "soak_command"),
     "trace": ("penstock.cli.tracing", "trace_command"),
 }
 
@@ -257,20 +258,41 @@ def compare(
 
 
 @main.command()
-@click.argument("schedule")
+@click.argument("sources", metavar="SCHEDULE|RECORDS...", nargs=-1, required=True)
 @inputs.with_size
 @inputs.with_costs
 @_LOWER
+@_HTML
 @_JSON
-def explain(schedule: str, size: inputs.Size, costs: Costs, lowered: bool, as_json: bool) -> None:
-    """Say why a step takes as long as it does: critical path, idle gaps, what would help.
+def explain(
+    sources: tuple[str, ...],
+    size: inputs.Size,
+    costs: Costs,
+    lowered: bool,
+    html_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Say why a step takes as long as it does, or why it did not end.
+
+    Of a schedule: critical path, idle gaps, what would help. Of the flight records that a run left
+    behind, given as their folder or as some of its files: where every rank was, who waited for
+    whom, and the last step as far as it got.
 
     \b
     Examples:
       penstock explain 1F1B -r 4 -m 8 --transfer 0.5
       penstock explain mine.csv --costs costs.toml
+      penstock explain /tmp/penstock-flight-x1 --html last-step.html
     """
-    found = explain_schedule(_load(schedule, size, lowered), costs)
+    if names_flights(sources):
+        explain_flights(_console(), sources, html_file, as_json=as_json)
+        return
+    if len(sources) > 1:
+        raise ArgumentError(f"one schedule is explained at a time (got {', '.join(sources)})")
+    found = explain_schedule(_load(sources[0], size, lowered), costs)
+    if html_file is not None:
+        html_file.write_text(page(found.timeline), encoding="utf-8")
+        _tell_written(html_file)
     if as_json:
         click.echo(reports.to_json(reports.explanation(found)))
     else:
@@ -332,32 +354,6 @@ def verify_schedule(
         click.echo(f"{found.name} with {model}: {reports.describe(found)}")
         _console().print(reports.verification_table(checks))
     sys.exit(0 if all(check.is_fine for check in checks) else 1)
-
-
-@main.command()
-@click.option("-r", "--ranks", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--schedule", default="ZBV", show_default=True, help="The family to train with.")
-@click.option("--steps", type=click.IntRange(1), default=60, show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("demo-output"),
-    show_default=True,
-    help="Folder for the figures and the CSV file.",
-)
-def demo(ranks: int, schedule: str, steps: int, device: str, output: Path) -> None:
-    """Plan, then train a small GPT over local processes, in about a minute.
-
-    Every loss is compared with that of the unsplit model, and the last step is drawn as it was
-    recorded and as it was simulated.
-
-    \b
-    Examples:
-      penstock demo --output tour
-      penstock demo --schedule 1F1B --ranks 4 --steps 20
-    """
-    run_demo(_console(), output, Wish(schedule, ranks, steps, device))
 
 
 def _load(source: str, size: inputs.Size, lowered: bool) -> Schedule:

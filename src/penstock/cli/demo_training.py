@@ -1,95 +1,75 @@
-"""The part of the demo that trains: progress, the same losses unsplit, what really happened."""
+"""The part of the demo that trains, and sees that the unsplit model learns exactly the same."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from penstock.cli.progress import show_steps
-from penstock.cli.reports import picture, title, write_figure
+from penstock.cli.progress import Display, show_training, sparkline
+from penstock.cli.reports import title
 from penstock.errors import PipelineError
-from penstock.sim.engine import simulate
-from penstock.sim.measured import costs_of
-from penstock.sim.timeline import Timeline
-from penstock.view.terminal import summary_table
 
 if TYPE_CHECKING:
-    from penstock.examples.language import Lesson, Step
+    from penstock.examples.courses import Course
+    from penstock.examples.lesson import Lesson
 
-__all__ = ["Wish", "plan_training", "train_and_show"]
+__all__ = ["Training", "train_and_compare"]
 
 # Losses in float32 that are further apart than this are not those of the same model.
 _MOST_DIFFERENCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user asks the demo to train: by which schedule, where and for how long."""
+class Training:
+    """How the training went: its first and its last loss, and how far any was off."""
 
-    schedule: str
-    ranks: int
-    steps: int
-    device: str
-
-
-def plan_training(wish: Wish) -> Lesson:
-    """What will be trained, or an error that says what would work."""
-    from penstock.examples.language import plan_lesson
-
-    return plan_lesson(wish.schedule, ranks=wish.ranks, steps=wish.steps, device=wish.device)
+    first_loss: float
+    last_loss: float
+    difference: float
 
 
-def train_and_show(console: Console, output: Path, lesson: Lesson) -> None:
-    """Train as a pipeline and unsplit, compare the losses, and draw the last step."""
-    steps, timeline = _train(console, lesson)
-    _compare_losses(console, lesson, steps)
-    _draw_last_step(console, output, timeline)
-
-
-def _train(console: Console, lesson: Lesson) -> tuple[list[Step], Timeline]:
-    from penstock.examples.language import train_pipeline
-
-    schedule = lesson.schedule
-    title(console, f"Run: a small GPT learns a text over {schedule.num_ranks} processes")
+def train_and_compare(console: Console, lesson: Lesson, course: Course) -> Training:
+    """Train as a pipeline and unsplit on the same data, and compare every loss."""
+    piped = _train(console, lesson, course)
+    alone = _train_alone(console, lesson)
+    pairs = list(zip(piped.steps, alone.steps, strict=True))
+    difference = max(abs(one.loss - other.loss) for one, other in pairs)
+    for name, display in {"pipeline": piped, "unsplit": alone}.items():
+        losses = [step.loss for step in display.steps]
+        line = "" if console.options.ascii_only else sparkline(losses)
+        console.print(f"{name:>8} {line} {losses[0]:.4f} -> {losses[-1]:.4f}")
     console.print(
-        f"{schedule.name}: {lesson.layers} layers in {schedule.num_stages} stages, "
-        f"{schedule.microbatches} microbatches, {lesson.tokens_per_step} letters a step"
-    )
-    with show_steps(console, "pipeline", lesson) as display:
-        timeline = train_pipeline(lesson, display.show)
-    return display.steps, timeline
-
-
-def _compare_losses(console: Console, lesson: Lesson, steps: list[Step]) -> None:
-    from penstock.examples.language import train_unsplit
-
-    title(console, "Exact: the unsplit model, on the same data, in one process")
-    with show_steps(console, "unsplit", lesson) as display:
-        train_unsplit(lesson, display.show)
-    pairs = zip(steps, display.steps, strict=True)
-    difference = max(abs(piped.loss - alone.loss) for piped, alone in pairs)
-    console.print(
-        f"loss {steps[0].loss:.4f} -> {steps[-1].loss:.4f} as a pipeline, "
-        f"{display.steps[0].loss:.4f} -> {display.steps[-1].loss:.4f} unsplit; "
-        f"largest difference in {len(steps)} steps: {difference:.1e}"
+        f"largest difference in {len(pairs)} steps: {difference:.1e} "
+        f"(float32; up to {_MOST_DIFFERENCE:g} would be rounding)"
     )
     if not difference <= _MOST_DIFFERENCE:
         raise PipelineError(
             f"the losses differ from the unsplit model's by {difference:.1e}, more than "
             f"rounding in float32 explains ({_MOST_DIFFERENCE:g})"
         )
+    return Training(piped.steps[0].loss, piped.steps[-1].loss, difference)
 
 
-def _draw_last_step(console: Console, output: Path, recorded: Timeline) -> None:
-    title(console, "See: the last step as it was recorded, and as it was simulated")
-    # The schedule as it ran, with its sends, priced with what its own actions took.
-    simulated = simulate(recorded.schedule, costs_of(recorded))
-    timelines = {"recorded": recorded, "simulated": simulated}
-    for name, timeline in timelines.items():
-        console.print(f"{name}, in seconds:")
-        console.print(picture(console, timeline))
-    console.print(summary_table(timelines))
-    write_figure(console, timelines, output / "training.png")
+def _train(console: Console, lesson: Lesson, course: Course) -> Display:
+    from penstock.examples.language import train_pipeline
+
+    schedule = course.schedule
+    title(console, f"Train: {course.name} over {lesson.ranks} processes, on a text")
+    console.print(
+        f"{len(lesson.pieces)} pieces in {schedule.num_stages} stages, {schedule.microbatches} "
+        f"microbatches, {lesson.tokens_per_step} tokens a step"
+    )
+    with show_training(console, "pipeline", lesson) as display:
+        train_pipeline(lesson, course, display.show)
+    return display
+
+
+def _train_alone(console: Console, lesson: Lesson) -> Display:
+    from penstock.examples.language import train_unsplit
+
+    title(console, "Exact: the unsplit model, on the same data, in one process")
+    with show_training(console, "unsplit", lesson) as display:
+        train_unsplit(lesson, display.show)
+    return display

@@ -1,164 +1,102 @@
-"""Teaches a small GPT the shipped text: as a pipeline over local processes, and unsplit."""
+"""Teaches the lesson: as a pipeline over local processes, and unsplit in this one."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.assembly import build
-from penstock.errors import PipelineError
-from penstock.examples.gpt import gpt_stages, next_token_loss
+from penstock.examples.courses import Course
+from penstock.examples.gpt import next_token_loss
+from penstock.examples.lesson import (
+    Lesson,
+    choose_device,
+    draw_batches,
+    make_optimizer,
+    make_stages,
+)
 from penstock.examples.processes import Report, run_on_ranks
-from penstock.examples.text import Batch, Letters, load_text, sample_batch
-from penstock.ir.schedule import Schedule
-from penstock.sim.timeline import Timeline
-from penstock.training.pipeline import Pipeline
+from penstock.examples.training_ground import LONGEST_SILENCE, count_held_bytes, make_pipeline
 
-__all__ = ["Lesson", "Step", "plan_lesson", "train_pipeline", "train_unsplit"]
-
-# A rank that says nothing for so long is given up; a step takes a fraction of a second.
-_LONGEST_SILENCE = 180.0
-_MICROBATCHES = 8
-_FEWEST_LAYERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is trained, on how much, and in which order of work."""
-
-    schedule: Schedule
-    steps: int
-    layers: int
-    device: str = "cpu"
-    rows: int = 32
-    length: int = 64
-    width: int = 128
-    heads: int = 4
-    learning_rate: float = 3e-3
-
-    @property
-    def tokens_per_step(self) -> int:
-        """How many letters a step sees."""
-        return self.rows * self.length
+__all__ = ["Held", "News", "Step", "train_pipeline", "train_unsplit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step that was done: its number from 1, its loss and its seconds."""
+    """One step that was done: its number from 1, its loss, its seconds, and how idle it was.
+
+    `bubble` is the share of the step in which the slowest rank waited; unsplit, nobody waits.
+    """
 
     number: int
     loss: float
     seconds: float
+    bubble: float = 0.0
 
 
-def plan_lesson(family: str, *, ranks: int, steps: int, device: str) -> Lesson:
-    """A lesson of a size that two processor cores do in less than a minute."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise PipelineError("there is no GPU here that torch can use; choose cpu")
-    schedule = build(family, ranks=ranks, microbatches=_MICROBATCHES)
-    layers = max(_FEWEST_LAYERS, schedule.dataflow.num_parts)
-    return Lesson(schedule, steps, layers, device)
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The most bytes that a rank holds during a step."""
+
+    rank: int
+    bytes: float
 
 
-def train_pipeline(lesson: Lesson, on_step: Callable[[Step], None]) -> Timeline:
-    """Train over one local process per rank; the recorded timeline of the last step."""
-    timelines = run_on_ranks(
-        partial(_train_rank, lesson),
-        lesson.schedule.num_ranks,
-        seconds=_LONGEST_SILENCE,
-        on_report=lambda _rank, step: on_step(step),
+# What is heard of a training while it goes on.
+News: TypeAlias = Step | Held
+
+
+def train_pipeline(lesson: Lesson, course: Course, tell: Callable[[News], None]) -> None:
+    """Train over one local process per rank: what each holds, and then every step, is told."""
+    run_on_ranks(
+        partial(_train_rank, lesson, course),
+        lesson.ranks,
+        seconds=LONGEST_SILENCE,
+        on_report=lambda _rank, news: tell(news),
     )
-    timeline: Timeline = timelines[0]
-    return timeline
 
 
-def _train_rank(lesson: Lesson, report: Report) -> Timeline:
+def _train_rank(lesson: Lesson, course: Course, report: Report) -> None:
     """What one rank does: every rank sees every batch and takes from it what it needs."""
     rank = dist.get_rank()
-    device = _choose_device(lesson, rank)
-    parts = _build_model(lesson)
-    stages = [parts[part] for part in lesson.schedule.dataflow.parts]
-    for stage in lesson.schedule.placement.stages(rank):
-        stages[stage].to(device)
-    pipeline = Pipeline(
-        stages,
-        lesson.schedule,
-        microbatches=lesson.schedule.microbatches,
-        loss=next_token_loss,
-        group=dist.group.WORLD,
-        device=device,
-    )
-    optimizer = _optimizer(lesson, pipeline.parameters())
-    for number, batch in enumerate(_batches(lesson, device), start=1):
+    pipeline = make_pipeline(lesson, course)
+    report(Held(rank, count_held_bytes(lesson, pipeline)))
+    optimizer = make_optimizer(pipeline.parameters())
+    for number, batch in enumerate(draw_batches(lesson, choose_device(lesson, rank)), start=1):
         begin = perf_counter()
-        is_last = number == lesson.steps
-        result = pipeline.step(batch.tokens, target=batch.target, record=is_last)
+        result = pipeline.step(batch.tokens, target=batch.target, record=True)
         optimizer.step()
         optimizer.zero_grad()
         assert result.loss is not None, "every step has a target"
+        assert result.timeline is not None, "every step is recorded"
         if rank == 0:
-            report(Step(number, result.loss, perf_counter() - begin))
-    assert result.timeline is not None, "the last step is recorded"
-    return result.timeline
+            seconds = perf_counter() - begin
+            report(Step(number, result.loss, seconds, result.timeline.bubble_rate))
 
 
-def train_unsplit(lesson: Lesson, on_step: Callable[[Step], None]) -> None:
-    """Train the same model on the same batches in one process, without a pipeline."""
-    run_on_ranks(
-        partial(_train_alone, lesson),
-        1,
-        seconds=_LONGEST_SILENCE,
-        on_report=lambda _rank, step: on_step(step),
-    )
+def train_unsplit(lesson: Lesson, tell: Callable[[News], None]) -> None:
+    """Train the same model on the same batches in this process, without a pipeline."""
+    threads = torch.get_num_threads()
+    # One, as every rank has.
+    torch.set_num_threads(1)
+    try:
+        _train_alone(lesson, tell)
+    finally:
+        torch.set_num_threads(threads)
 
 
-def _train_alone(lesson: Lesson, report: Report) -> None:
-    device = _choose_device(lesson, 0)
-    model = nn.Sequential(*_build_model(lesson)).to(device)
-    optimizer = _optimizer(lesson, model.parameters())
-    for number, batch in enumerate(_batches(lesson, device), start=1):
+def _train_alone(lesson: Lesson, tell: Callable[[News], None]) -> None:
+    device = choose_device(lesson, 0)
+    model = nn.Sequential(*make_stages(lesson, (len(lesson.pieces),))).to(device)
+    optimizer = make_optimizer(model.parameters())
+    for number, batch in enumerate(draw_batches(lesson, device), start=1):
         begin = perf_counter()
         loss = next_token_loss(model(batch.tokens), batch.target)
         loss.backward()  # type: ignore[no-untyped-call]  # untyped upstream
         optimizer.step()
         optimizer.zero_grad()
-        report(Step(number, loss.item(), perf_counter() - begin))
-
-
-def _build_model(lesson: Lesson) -> list[nn.Module]:
-    """The parts of the model, with the same numbers in every process."""
-    torch.manual_seed(0)
-    return gpt_stages(
-        lesson.schedule.dataflow.num_parts,
-        vocabulary=len(Letters.of(load_text())),
-        length=lesson.length,
-        width=lesson.width,
-        heads=lesson.heads,
-        layers=lesson.layers,
-    )
-
-
-def _optimizer(lesson: Lesson, parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=lesson.learning_rate)
-
-
-def _batches(lesson: Lesson, device: torch.device) -> Iterator[Batch]:
-    text = load_text()
-    numbers = torch.tensor(Letters.of(text).encode(text))
-    for step in range(lesson.steps):
-        batch = sample_batch(numbers, rows=lesson.rows, length=lesson.length, seed=step)
-        yield Batch(batch.tokens.to(device), batch.target.to(device))
-
-
-def _choose_device(lesson: Lesson, rank: int) -> torch.device:
-    """The device of a rank in this process; ranks share GPUs where there are too few."""
-    if lesson.device != "cuda":
-        return torch.device(lesson.device)
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
+        tell(Step(number, loss.item(), perf_counter() - begin))

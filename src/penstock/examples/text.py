@@ -1,45 +1,48 @@
-"""A text that ships with the package, letter by letter, in batches for the next-letter game."""
+"""A text that ships with the package, word by word, in batches for the next-word game."""
 
+import re
 from dataclasses import dataclass
 from importlib.resources import files
 
 import torch
 
-__all__ = ["Batch", "Letters", "load_text", "sample_batch"]
+__all__ = ["Batch", "Words", "load_text", "sample_batch"]
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
-    """The letters of a text, numbered in order.
+class Words:
+    """The words of a text, numbered in order: with the space before them; signs by themselves.
 
-    >>> letters = Letters.of("banana")
-    >>> letters.encode("nab"), letters.decode([2, 0, 1])
-    ([2, 0, 1], 'nab')
+    >>> words = Words.of("the mill, the wheel")
+    >>> words.known
+    (' mill', ' the', ' wheel', ',', 'the')
+    >>> words.encode("the wheel, the mill")
+    [4, 2, 3, 1, 0]
     """
 
-    known: str
+    known: tuple[str, ...]
 
     @classmethod
-    def of(cls, text: str) -> "Letters":
-        """Every letter that a text holds."""
-        return cls("".join(sorted(set(text))))
+    def of(cls, text: str) -> "Words":
+        """Every word that a text holds."""
+        return cls(tuple(sorted(set(_split(text)))))
 
     def __len__(self) -> int:
         return len(self.known)
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of the letters of a text."""
-        number = {letter: index for index, letter in enumerate(self.known)}
-        return [number[letter] for letter in text]
+        """The numbers of the words of a text."""
+        number = {word: index for index, word in enumerate(self.known)}
+        return [number[word] for word in _split(text)]
 
     def decode(self, numbers: list[int]) -> str:
-        """The letters with these numbers."""
+        """The words with these numbers, as a text."""
         return "".join(self.known[number] for number in numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Pieces of a text as rows of numbers, and the same one letter further on."""
+    """Pieces of a text as rows of numbers, and the same one word further on."""
 
     tokens: torch.Tensor
     target: torch.Tensor
@@ -57,3 +60,7 @@ def sample_batch(numbers: torch.Tensor, *, rows: int, length: int, seed: int) ->
     places = starts + torch.arange(length + 1)
     pieces = numbers[places]
     return Batch(pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous())
+
+
+def _split(text: str) -> list[str]:
+    return re.findall(r" ?\w+|\W", text)

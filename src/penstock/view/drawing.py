@@ -56,11 +56,16 @@ def is_summarised(timeline: Timeline) -> bool:
     return len(rectangles(timeline)) > MOST_BARS or timeline.schedule.num_ranks > MOST_RANKS
 
 
-def timeline_drawing(timeline: Timeline) -> Element:
-    """The picture of a timeline, as an `svg` element."""
+def timeline_drawing(timeline: Timeline, *, seconds: float | None = None) -> Element:
+    """The picture of a timeline, as an `svg` element.
+
+    `seconds` is what its width stands for, so that pictures can have one scale; without it, the
+    timeline fills the width.
+    """
     bars, num_ranks = rectangles(timeline), min(timeline.schedule.num_ranks, MOST_RANKS)
     lane = min(max(_ALL_LANES / num_ranks, _LANES[0]), _LANES[1])
-    scale = _Scale(bars.begin, _WIDTH / bars.seconds, lane)
+    width = bars.seconds if seconds is None else max(seconds, bars.seconds)
+    scale = _Scale(bars.begin, _WIDTH / width, lane)
     size = (_LEFT + _WIDTH + 2, scale.down(num_ranks - 0.5) + _BELOW)
     picture = _start(timeline, size)
     _draw_lanes(picture, scale, num_ranks)
@@ -68,7 +73,7 @@ def timeline_drawing(timeline: Timeline) -> Element:
         _draw_columns(picture, fill_grid(timeline, _num_columns(num_ranks)), scale, num_ranks)
     else:
         _draw_bars(picture, timeline, bars, scale)
-    _draw_axis(picture, bars.seconds, scale, num_ranks)
+    _draw_axis(picture, width, scale, num_ranks)
     _draw_legend(picture, bars, scale.down(num_ranks - 0.5) + _BELOW - _TEXT)
     return picture
 
@@ -123,10 +128,11 @@ def _draw_bars(picture: Element, timeline: Timeline, bars: Rectangles, scale: _S
 def _draw_columns(picture: Element, grid: Grid, scale: _Scale, num_ranks: int) -> None:
     """What takes most of each column of time, one path for each colour."""
     outlines: dict[int, list[str]] = {}
+    column = grid.bars.seconds * scale.pixels_per_second / grid.num_columns
     for rank in range(num_ranks):
         halves = zip(grid.upper[rank].tolist(), grid.lower[rank].tolist(), strict=True)
         for (upper, lower), first, last in _runs(list(halves)):
-            left, right = (_LEFT + _WIDTH * side / grid.num_columns for side in (first, last))
+            left, right = _LEFT + column * first, _LEFT + column * last
             for code, above, below in _parts(upper, lower):
                 top, bottom = (scale.down(rank + LANE_HEIGHT * side) for side in (above, below))
                 outline = _outline(left, top, right - left, bottom - top)
