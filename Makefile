@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# Started as a module, so that the pages can import what makes them; its advertisement is left out.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: demo test test-all check browser bench clean
+.PHONY: demo test test-all check docs docs-serve browser bench fuzz clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -18,6 +20,14 @@ check: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(MKDOCS) build --quiet --site-dir "$$folder"
+
+# The documentation, into site/; with a server, on which the search box works too.
+docs: $(READY)
+	$(MKDOCS) build
+
+docs-serve: $(READY)
+	$(MKDOCS) serve
 
 # The tests of pages need a Chromium: Debian's, where it can be installed; else they are skipped.
 browser:
@@ -34,9 +44,20 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/gpu_step.py
 	$(BIN)/python -m benchmarks.solving
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/planned_step.py
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/faults.py --quick
+
+# Every reader of files for SECONDS each, with Atheris, which has an environment of its own.
+SECONDS ?= 60
+fuzz: .venv-fuzz/ready
+	PYTHONPATH=. .venv-fuzz/bin/python -m fuzz -max_total_time=$(SECONDS)
+
+.venv-fuzz/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-fuzz
+	.venv-fuzz/bin/pip install --quiet --editable '.[fuzz]'
+	touch $@
 
 clean:
-	rm -rf .venv build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-fuzz build dist demo-output site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The constraints pin torch, so that pip finds a CPU build where one is offered.
 $(READY): pyproject.toml constraints.txt

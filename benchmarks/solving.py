@@ -18,8 +18,6 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-from tests.facts import CONTROLLABLE_MEMORY, V_ORDER, ZERO_BUBBLE
-from tests.planner.problems import published_problem
 
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
@@ -28,6 +26,8 @@ from penstock.planner.problem import Problem
 from penstock.planner.solver import solve
 from penstock.planner.solving.families import fixed_schedules
 from penstock.sim.engine import simulate
+from tests.facts import CONTROLLABLE_MEMORY, V_ORDER, ZERO_BUBBLE
+from tests.planner.problems import published_problem
 
 RESULTS = Path(__file__).parent / "results" / "solving.md"
 

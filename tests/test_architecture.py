@@ -19,6 +19,7 @@ SOURCE = ROOT / "src" / "penstock"
 # TORCH_LINE on, and inside the functions of the command line.
 LAYERS = (
     ("errors",),
+    ("untrusted",),
     ("ir",),
     ("costs",),
     ("schedules", "passes", "checks", "sim"),

@@ -19,7 +19,7 @@ import penstock
 from penstock.cli import main
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
 MODULES = sorted(found.name for found in pkgutil.walk_packages(penstock.__path__, "penstock."))
 # The packages below the torch line.
 NEEDS_TORCH = tuple(
@@ -60,7 +60,7 @@ print(json.dumps(printed))
 """
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python_on_pages_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
     # In a process of its own, for pages register families and write files.
     blocks = blocks_of(page)
@@ -83,7 +83,7 @@ def test_python_on_pages_runs_and_prints_what_the_page_says(page: Path, tmp_path
             assert last == block.text
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_on_pages_run_and_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
     write_files(blocks_of(page), tmp_path)
@@ -116,3 +116,23 @@ def test_readme_shows_both_halves_of_the_planning_side() -> None:
     blocks = blocks_of(ROOT / "README.md")
     assert sum(len(commands_of(block)) for block in blocks) >= 3
     assert "python" in {block.language for block in blocks}
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
+
+
+def test_numbers_of_the_readme_are_those_of_the_pages_that_measure() -> None:
+    _, _, rest = (ROOT / "README.md").read_text().partition("## Measured")
+    table = [line for line in rest.partition("## ")[0].splitlines() if line.startswith("| ")][1:]
+    told = [number for row in table for number in re.findall(r"\d+\.\d+(?= |\Z)", row)]
+    measured = " ".join(
+        (ROOT / "docs" / page).read_text() for page in ("performance.md", "planning.md")
+    )
+    assert len(told) >= 10
+    assert [number for number in told if f" {number} " not in measured] == []
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
+    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -4,12 +4,13 @@ from typing import Literal
 
 from penstock.checks.report import check
 from penstock.costs import Costs
-from penstock.errors import ArgumentError, SizeError
+from penstock.errors import ArgumentError
 from penstock.ir.schedule import Schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
 from penstock.passes.shard import add_unshard_reshard
 from penstock.schedules.registry import Family, Generator, find_family
+from penstock.schedules.sizes import require_size
 
 __all__ = ["build", "lower"]
 
@@ -34,10 +35,7 @@ def build(
     """
     known = find_family(family) if isinstance(family, str) else Family("", family, 1)
     per_rank = known.stages_per_rank if stages_per_rank is None else stages_per_rank
-    sizes = {"ranks": ranks, "microbatches": microbatches, "stages_per_rank": per_rank}
-    for name, value in sizes.items():
-        if value < 1:
-            raise SizeError(f"{name} must be at least 1 ({name}: {value})")
+    require_size(ranks, microbatches, per_rank)
     schedule = known.generate(ranks, microbatches, per_rank)
     check(schedule)
     return schedule
@@ -52,7 +50,18 @@ def lower(
     """Add what a runtime needs: parameters gathered and let go, gradients reduced, messages.
 
     `receives` says where receives stand: as early as torch puts them, late (right before their
-    use where that is safe), or where these costs say that the message comes.
+    use where that is safe), or where these costs say that the message comes. At most
+    `whole_stages` sharded stages of a rank are gathered at once.
+
+    >>> print(lower(build("1F1B", ranks=2, microbatches=1)))
+       rank 0        rank 1
+    0  0UNSHARD      1UNSHARD
+    1  0F0           1RECV_F0
+    2  0SEND_F0      1F0
+    3  0RECV_B0      1B0
+    4  0B0           1SEND_B0
+    5  0REDUCE_GRAD  1REDUCE_GRAD
+    6  0RESHARD      1RESHARD
     """
     schedule = add_unshard_reshard(schedule, whole_stages=whole_stages)
     schedule = add_reduce_grad(schedule)

@@ -53,6 +53,30 @@ def test_every_bar_lies_where_its_action_ran(name: str) -> None:
         )
 
 
+@pytest.mark.parametrize("name", FEW_BARS)
+def test_pictures_of_one_scale_have_bars_of_one_scale(name: str) -> None:
+    timeline = EVERY_FAMILY[name]
+    seconds = 2 * timeline.end_time
+    alone = bars_of(picture_of(timeline))
+    beside = bars_of(fromstring(tostring(timeline_drawing(timeline, seconds=seconds))))
+    scale = rectangles(timeline).seconds / seconds
+    assert [text for text, *_ in beside] == [text for text, *_ in alone]
+    assert [left - LEFT for _, _, left, _ in beside] == pytest.approx(
+        [(left - LEFT) * scale for _, _, left, _ in alone], abs=0.02
+    )
+
+
+def test_columns_of_many_bars_follow_the_scale() -> None:
+    timeline = timeline_of("ZBV", 8, 32)
+    picture = timeline_drawing(timeline, seconds=4 * timeline.end_time)
+    lefts = [
+        float(left)
+        for path in picture.iter("path")
+        for left in re.findall(r"M([0-9.]+) ", path.attrib["d"])
+    ]
+    assert LEFT <= min(lefts) <= max(lefts) <= LEFT + WIDTH / 4
+
+
 def test_a_bar_tells_its_action_and_its_times() -> None:
     texts = [text for text, *_ in bars_of(picture_of(timeline_of("1F1B", 2, 1)))]
     assert texts == ["0F0: 0 to 1", "0B0: 4 to 6", "1F0: 1 to 2", "1B0: 2 to 4"]

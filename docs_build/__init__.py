@@ -1,0 +1,1 @@
+"""What the documentation makes of the package when the site is built."""

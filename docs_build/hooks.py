@@ -1,0 +1,49 @@
+"""What MkDocs calls while it builds the site: pages that are made, and pictures in the others."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mkdocs.structure.files import File, Files
+
+from docs_build.gallery import gallery_page
+from docs_build.next_steps import with_next_steps
+from docs_build.pictures import Sizes, draw_pictures, price
+from docs_build.reference import commands_page, reference_page
+from docs_build.scripts import examples_page
+from penstock.view.page import page as timeline_page
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.pages import Page
+
+__all__ = ["on_files", "on_page_markdown"]
+
+_ROOT = Path(__file__).parents[1]
+_COMPARED = ("1F1B", "ZB-H1", "ZBV")
+
+
+def on_files(files: Files, *, config: "MkDocsConfig") -> Files:
+    """Add the pages that are made from the package."""
+    made = {
+        "gallery.md": gallery_page(),
+        "reference.md": reference_page(),
+        "commands.md": commands_page(),
+        "examples.md": examples_page(_ROOT / "examples"),
+        "changelog.md": (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
+        "live/comparison.html": timeline_page({name: price(name, Sizes()) for name in _COMPARED}),
+    }
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: "Page", files: Files, **_: object) -> str:
+    """Draw the pictures of a page, and say at its foot where to go next."""
+    titles = {file.src_uri: _title(file.content_string) for file in files.documentation_pages()}
+    return with_next_steps(page.file.src_uri, draw_pictures(markdown), titles)
+
+
+def _title(markdown: str) -> str:
+    """The first heading of a page."""
+    lines = (line.removeprefix("# ") for line in markdown.splitlines() if line.startswith("# "))
+    return next(lines)

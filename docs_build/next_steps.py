@@ -1,0 +1,90 @@
+"""Where a reader goes from each page: the lines at its foot, all in one place."""
+
+from collections.abc import Iterable
+from posixpath import dirname, relpath
+
+__all__ = ["NEXT_STEPS", "with_next_steps"]
+
+# By page: links, and what is found behind each.
+NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
+    "index.md": (("tour.md", "the tour in five minutes"),),
+    "tour.md": (
+        ("how-it-works.md", "why there are so many schedules, in pictures"),
+        ("howto/trainer.md", "train a model of your own"),
+        ("howto/researcher.md", "make a schedule of your own"),
+    ),
+    "how-it-works.md": (
+        ("gallery.md", "every schedule, drawn"),
+        ("howto/learner.md", "try it yourself, without a GPU"),
+    ),
+    "howto/trainer.md": (
+        ("running.md", "everything that a training step can do"),
+        ("planning.md", "an order made for your costs and memory"),
+    ),
+    "howto/researcher.md": (
+        ("schedules.md", "schedules of your own, in full"),
+        ("planning.md", "what no schedule can beat"),
+    ),
+    "howto/learner.md": (
+        ("gallery.md", "every schedule, drawn"),
+        ("glossary.md", "what the words mean"),
+    ),
+    "gallery.md": (
+        ("schedules.md", "a schedule of your own"),
+        ("planning.md", "have one found"),
+    ),
+    "examples.md": (("howto/trainer.md", "from example to training"),),
+    "splitting.md": (
+        ("running.md", "train what you have split"),
+        ("models.md", "which models were tried"),
+    ),
+    "models.md": (("running.md", "train what you have split"),),
+    "running.md": (
+        ("planning.md", "an order made for your costs and memory"),
+        ("performance.md", "what it costs, measured"),
+    ),
+    "schedules.md": (
+        ("planning.md", "have an order found rather than write it"),
+        ("running.md", "train with it"),
+    ),
+    "planning.md": (("running.md", "train with a plan, and revise it"),),
+    "coming-from-torch.md": (("running.md", "what a `penstock.Pipeline` adds"),),
+    "coming-from/megatron.md": (
+        ("splitting.md", "split a model that is not Megatron's"),
+        ("limits.md", "what is not there"),
+    ),
+    "coming-from/deepspeed.md": (
+        ("splitting.md", "split a model without listing its layers"),
+        ("limits.md", "what is not there"),
+    ),
+    "faults.md": (("checkpoints.md", "save and resume"),),
+    "checkpoints.md": (
+        ("elastic.md", "go on with other ranks"),
+        ("determinism.md", "the same numbers every time"),
+    ),
+    "elastic.md": (("determinism.md", "the same numbers every time"),),
+    "determinism.md": (("soak.md", "how long it was run"),),
+    "soak.md": (("limits.md", "what is known not to work"),),
+    "performance.md": (("limits.md", "what is known not to work"),),
+    "limits.md": (("design.md", "why it is built as it is"),),
+    "glossary.md": (("how-it-works.md", "the words in pictures"),),
+    "design.md": (("reference.md", "every public name"),),
+    "reference.md": (("commands.md", "the command line"),),
+    "commands.md": (("reference.md", "the same from Python"),),
+    "changelog.md": (("tour.md", "the tour in five minutes"),),
+}
+
+
+def with_next_steps(page: str, markdown: str, titles: dict[str, str]) -> str:
+    """A page with its next steps at its foot; `titles` are those of the pages that exist."""
+    steps = [(target, why) for target, why in NEXT_STEPS.get(page, ()) if target in titles]
+    if not steps:
+        return markdown
+    return f"{markdown.rstrip()}\n\n---\n\n" + "\n".join(_lines(page, steps, titles)) + "\n"
+
+
+def _lines(page: str, steps: Iterable[tuple[str, str]], titles: dict[str, str]) -> Iterable[str]:
+    yield "**Next**\n"
+    for target, why in steps:
+        link = relpath(target, dirname(page) or ".")
+        yield f"- [{titles[target]}]({link}): {why}"

@@ -1,0 +1,68 @@
+"""The examples page: every script of `examples/` with what it says of itself."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+from penstock.errors import ArgumentError
+
+__all__ = ["ORDER", "Script", "examples_page", "read_scripts"]
+
+# From the first steps to several machines.
+ORDER = (
+    "first_pipeline",
+    "hugging_face",
+    "own_schedule",
+    "custom_csv",
+    "plan_a_cluster",
+    "lora",
+    "fsdp",
+    "several_machines",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """An example: what it shows, the command that runs it, and its code."""
+
+    name: str
+    title: str
+    text: str
+    command: str
+    code: str
+
+
+def read_scripts(folder: Path) -> list[Script]:
+    """The examples of a folder in the order of the page; none may be missing or left over."""
+    found = {path.stem: path for path in folder.glob("*.py")}
+    if wrong := sorted(set(found) ^ set(ORDER)):
+        raise ArgumentError(f"the examples and their page differ in {', '.join(wrong)}")
+    return [_read(found[name]) for name in ORDER]
+
+
+def examples_page(folder: Path) -> str:
+    """The page as Markdown."""
+    parts = [
+        "# Examples\n",
+        "Each is short, made to be copied, and run by the tests on a CPU, with the command that "
+        "it names.\n",
+    ]
+    for script in read_scripts(folder):
+        parts.append(f"## {script.title}\n\n{script.text}\n\n```sh\n{script.command}\n```\n")
+        parts.append(f'```py title="examples/{script.name}.py"\n{script.code}\n```\n')
+    return "\n".join(parts)
+
+
+def _read(path: Path) -> Script:
+    source = path.read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    told = ast.get_docstring(tree)
+    if told is None:
+        raise ArgumentError(f"{path.name} does not say what it shows; give it a docstring")
+    title, _, rest = told.partition("\n")
+    lines = rest.strip().splitlines()
+    command = dedent("\n".join(line for line in lines if line.startswith("    ")))
+    text = "\n".join(line for line in lines if not line.startswith("    ")).strip()
+    code = "\n".join(source.splitlines()[tree.body[0].end_lineno :]).strip()
+    return Script(path.stem, title.rstrip("."), text, command, code)

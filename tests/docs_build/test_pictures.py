@@ -1,0 +1,72 @@
+"""Pictures of pages show the timeline, and pages get those that they ask for."""
+
+import re
+from xml.etree.ElementTree import fromstring
+
+import pytest
+
+from docs_build.pictures import Sizes, draw_pictures, one_scale, picture, price
+from penstock.errors import ArgumentError
+from penstock.schedules.registry import FAMILIES
+from penstock.view.layout import rectangles
+
+MOST_BYTES = 15_000
+LEFT, WIDTH = 60.0, 840.0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_picture_has_every_bar_at_its_place_in_few_bytes(name: str) -> None:
+    timeline = price(name, Sizes())
+    seconds = 1.5 * timeline.end_time
+    text = picture(timeline, seconds=seconds)
+    outlines = "".join(path.attrib["d"] for path in fromstring(text).iter("path"))
+    found = sorted(
+        (float(left), float(width))
+        for left, width in re.findall(r"M([0-9.]+) [0-9.]+h([0-9.]+)v", outlines)
+    )
+    bars = rectangles(timeline)
+    scale = WIDTH / seconds
+    expected = sorted(
+        (LEFT + (left - bars.begin) * scale, (right - left) * scale)
+        for left, right in zip(bars.left.tolist(), bars.right.tolist(), strict=True)
+    )
+    assert len(found) == len(expected)
+    for (left, width), (said_left, said_width) in zip(found, expected, strict=True):
+        assert left == pytest.approx(said_left, abs=0.1)
+        assert said_width - 0.7 <= width <= said_width + 0.1
+    assert len(text) < MOST_BYTES
+
+
+def test_microbatches_stand_on_the_bars() -> None:
+    timeline = price("1F1B", Sizes(ranks=2, microbatches=2))
+    figure = fromstring(picture(timeline, seconds=one_scale([timeline])))
+    lanes = [text.text for text in figure.iter("text") if text.get("text-anchor") == "middle"]
+    assert sorted(lanes, key=str) == ["0011", "0101"]
+
+
+def test_caption_tells_the_numbers() -> None:
+    timeline = price("1F1B", Sizes(ranks=4, microbatches=8))
+    caption = fromstring(picture(timeline, seconds=40)).find("figcaption")
+    assert caption is not None
+    assert "".join(caption.itertext()) == (
+        "1F1B, 4 ranks, 8 microbatches: step 33, bubble 27.3 %, at most 4 microbatches in memory"
+    )
+
+
+def test_page_gets_its_pictures_on_one_scale() -> None:
+    page = draw_pictures("before\n\n<!-- picture: GPipe ZBV, ranks=2, microbatches=4 -->\n\nafter")
+    before, first, second, after = page.split("\n\n")
+    assert (before, after) == ("before", "after")
+    timelines = [price(name, Sizes(2, 4)) for name in ("GPipe", "ZBV")]
+    seconds = one_scale(timelines)
+    assert [first, second] == [picture(timeline, seconds=seconds) for timeline in timelines]
+
+
+def test_other_comments_stay() -> None:
+    text = "<!-- a note -->"
+    assert draw_pictures(text) == text
+
+
+def test_unknown_setting_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a picture has no rank; say ranks"):
+        draw_pictures("<!-- picture: GPipe, rank=2 -->")

@@ -1,0 +1,30 @@
+"""The reference has every public name once, and every command with its help."""
+
+import penstock
+from docs_build.docstrings import fence_examples
+from docs_build.reference import GROUPS, commands_page, reference_page
+from penstock.cli import main
+
+
+def test_every_public_name_stands_once() -> None:
+    named = [name for group in GROUPS for name in group.names.split()]
+    assert sorted(named) == sorted(penstock.__all__)
+    page = reference_page()
+    assert all(page.count(f"::: penstock.{name}\n") == 1 for name in named)
+
+
+def test_every_command_shows_its_help() -> None:
+    page = commands_page()
+    for name in main.commands:
+        assert f"## penstock {name}\n\n```console\nUsage: penstock {name} " in page
+
+
+def test_examples_of_docstrings_become_blocks_of_code() -> None:
+    text = "Say it.\n\nMore.\n\n>>> 1 + 1\n2\n>>> 2 + 2\n4\n\nAnd so on."
+    assert fence_examples(text) == (
+        "Say it.\n\nMore.\n\n```pycon\n>>> 1 + 1\n2\n>>> 2 + 2\n4\n```\n\nAnd so on."
+    )
+
+
+def test_docstrings_without_examples_stay() -> None:
+    assert fence_examples("Say it.\n\n> quoted") == "Say it.\n\n> quoted"

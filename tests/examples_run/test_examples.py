@@ -1,0 +1,118 @@
+"""The scripts of `examples/`, run with the very commands that they name."""
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs_build.scripts import ORDER, Script, examples_page, read_scripts
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = {script.name: script for script in read_scripts(ROOT / "examples")}
+ALONE = [name for name in ORDER if SCRIPTS[name].command.startswith("python ")]
+LIMIT_SECONDS = 300.0
+
+
+def command_of(script: Script, **places: str) -> list[str]:
+    """What the script says to type, for this Python and this checkout."""
+    text = script.command.replace("\\\n", " ")
+    for name, value in places.items():
+        text = text.replace(name, value)
+    program, *rest = shlex.split(text)
+    start = {"python": ["-W", "error"], "torchrun": ["-m", "torch.distributed.run"]}[program]
+    arguments = [str(ROOT / word) if word.startswith("examples/") else word for word in rest]
+    return [sys.executable, *start, *arguments]
+
+
+def run_all(commands: list[list[str]], folder: Path) -> list[str]:
+    """What each command prints; all run at once, and none is left behind."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        for command in commands
+    ]
+    try:
+        answers = [process.communicate(timeout=LIMIT_SECONDS) for process in started]
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+    for process, (_, errors) in zip(started, answers, strict=True):
+        assert process.returncode == 0, errors
+    return [output for output, _ in answers]
+
+
+def losses_of(output: str) -> list[float]:
+    return [float(number) for number in re.findall(r"loss (\d+\.\d+)", output)]
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def test_every_example_names_one_command_and_its_own_file() -> None:
+    for script in SCRIPTS.values():
+        assert script.command.endswith(f"examples/{script.name}.py")
+        assert script.text != ""
+
+
+def test_page_has_every_example_whole() -> None:
+    page = examples_page(ROOT / "examples")
+    for script in SCRIPTS.values():
+        assert script.code in (ROOT / "examples" / f"{script.name}.py").read_text()
+        assert f"\n{script.code}\n```" in page
+
+
+def test_first_pipeline_is_twenty_lines() -> None:
+    code = SCRIPTS["first_pipeline"].code.splitlines()
+    assert len([line for line in code if line.strip()]) <= 20
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
+    (output,) = run_all([command_of(SCRIPTS[name])], tmp_path)
+    losses = losses_of(output)
+    expected = {"first_pipeline": 5, "hugging_face": 10, "lora": 10}.get(name, len(losses))
+    assert len(losses) == expected
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.slow
+def test_example_of_fsdp_runs_on_four_processes(tmp_path: Path) -> None:
+    (output,) = run_all([command_of(SCRIPTS["fsdp"])], tmp_path)
+    lines = sorted(output.splitlines())
+    assert [line.partition(":")[0] for line in lines] == ["pipeline 0", "pipeline 1"]
+
+
+@pytest.mark.slow
+def test_example_of_several_machines_runs_under_two_agents(tmp_path: Path) -> None:
+    script = SCRIPTS["several_machines"]
+    assert "HOST:29500" in script.command
+    agent = command_of(script, **{"HOST:29500": f"localhost:{free_port()}"})
+    outputs = run_all([agent, agent], tmp_path)
+    (lines,) = [output.splitlines() for output in outputs if output]
+    assert [line.partition(":")[0] for line in lines] == [
+        f"step {step:2} on 4 ranks" for step in (5, 10, 15, 20)
+    ]
+    losses = losses_of("\n".join(lines))
+    assert losses == sorted(losses, reverse=True)
