@@ -143,7 +143,9 @@ def open_file(browser: Browser, file: Path) -> tuple[str, list[str]]:
     return ran, [url for url in asked if not url.startswith("data:")]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize(
+    "name", [*HOSTILE[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE[2:])]
+)
 def test_nothing_of_a_name_runs_in_a_browser(name: str, browser: Browser, tmp_path: Path) -> None:
     for kind, text in outputs(name).items():
         file = tmp_path / f"{kind}.html"

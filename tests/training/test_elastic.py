@@ -128,6 +128,7 @@ def noted(folder: Path) -> list[tuple[int, int, float]]:
     return [(int(number), int(ranks), float(loss)) for number, ranks, loss in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
 def test_training_goes_on_with_three_of_four_ranks_and_with_four_again(tmp_path: Path) -> None:
     with start_agents(tmp_path, 4) as agents:
