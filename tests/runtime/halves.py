@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from penstock.runtime.backward import LayerRecorder, Recording, Root
+from penstock.runtime.backward import LayerRecorder, Root
 from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = [
@@ -77,21 +77,21 @@ class Split:
         self.recorder = LayerRecorder()
         self.is_splittable = self.recorder.watch(module)
         self.inputs: dict[int, torch.Tensor] = {}
-        self.flights: dict[int, tuple[list[Root], torch.Tensor, Recording]] = {}
+        self.flights: dict[int, tuple[list[Root], torch.Tensor]] = {}
         self.waiting: dict[int, list[WeightWork]] = {}
 
     def forward(self, number: int, value: torch.Tensor) -> None:
         leaf = _leaf(value)
         torch.manual_seed(number)
-        with self.recorder.record() as recording:
+        with self.recorder.record():
             # Like a stage, hand over something that may be written to.
             output = self.module(leaf.clone())
-        self.flights[number] = _roots(output, number), leaf, recording
+        self.flights[number] = _roots(output, number), leaf
 
     def backward_input(self, number: int) -> None:
-        roots, leaf, recording = self.flights.pop(number)
+        roots, leaf = self.flights.pop(number)
         leaves = [leaf] if leaf.requires_grad else []
-        found, self.waiting[number] = self.recorder.run_backward(recording, roots, leaves)
+        found, self.waiting[number] = self.recorder.run_backward(roots, leaves)
         self.inputs[number] = next(iter(found), torch.zeros_like(leaf))
 
     def backward_weight(self, number: int) -> None:
@@ -170,9 +170,7 @@ def prepared(module: nn.Module, *shape: int) -> Split:
 def waiting_weights(module: nn.Module, value: torch.Tensor) -> set[str]:
     """The names of the parameters whose gradients wait after a first microbatch."""
     split = Split(module)
-    split.forward(-1, value)
-    split.backward_input(-1)
-    split.backward_weight(-1)
     split.forward(0, value)
-    waiting = {call.weight for call in split.flights[0][2].calls}
+    split.backward_input(0)
+    waiting = {call.weight for call in split.waiting[0] if hasattr(call, "weight")}
     return {name for name, p in module.named_parameters() if p in waiting}

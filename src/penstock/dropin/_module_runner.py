@@ -5,13 +5,13 @@ known of the module is looked up when it runs.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from penstock.runtime.backward import LayerRecorder, Recording, Root, run_backward
+from penstock.runtime.backward import LayerRecorder, Root, run_backward
 from penstock.runtime.replica import Replica, replica_of
 from penstock.runtime.replicated import ReplicatedStage
 from penstock.runtime.sharded import ShardedStage
@@ -28,7 +28,8 @@ class ModuleRunner:
         self._type: type | None = None
         self._replica: Replica | None = None
         self._recorder: LayerRecorder | None = None
-        self._recordings: dict[int, Recording] = {}
+        # The microbatches whose forwards were recorded.
+        self._recorded: set[int] = set()
         self._splits = False
         self._is_reduced = True
 
@@ -55,23 +56,27 @@ class ModuleRunner:
         with self.look_at(module).forward_context():
             return module(*args, **kwargs)
 
-    def record(self, microbatch: int, module: nn.Module, has_backward: bool) -> "_Recorded":
+    def record(
+        self, microbatch: int, module: nn.Module, has_backward: bool
+    ) -> AbstractContextManager[None]:
         """Around a forward whose backward may be split."""
         self.look_at(module)
         if self._splits and self._recorder is None:
             self._recorder = LayerRecorder()
             self._recorder.watch(module)
-        recorder = self._recorder if has_backward else None
-        return _Recorded(recorder, self._recordings, microbatch)
+        if self._recorder is None or not has_backward:
+            return nullcontext()
+        self._recorded.add(microbatch)
+        return self._recorder.record()
 
     def propagate(
         self, microbatch: int, roots: Sequence[Root], leaves: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[WeightWork]]:
         """Send gradients through a microbatch's graph: those of leaves, and work left over."""
-        recording = self._recordings.pop(microbatch, None)
-        if self._recorder is None or recording is None:
+        if self._recorder is None or microbatch not in self._recorded:
             return run_backward(roots, leaves), []
-        return self._recorder.run_backward(recording, roots, leaves)
+        self._recorded.remove(microbatch)
+        return self._recorder.run_backward(roots, leaves)
 
     def expect_halves(self) -> None:
         """From now on record forwards, for their backwards are split."""
@@ -95,23 +100,4 @@ class ModuleRunner:
 
     def clear(self) -> None:
         """Let go of what microbatches have left."""
-        self._recordings.clear()
-
-
-class _Recorded:
-    """Records a forward, if there is a recorder, under the number of its microbatch."""
-
-    def __init__(
-        self, recorder: LayerRecorder | None, recordings: dict[int, Recording], microbatch: int
-    ) -> None:
-        self._context = nullcontext() if recorder is None else recorder.record()
-        self._recordings = recordings
-        self._microbatch = microbatch
-
-    def __enter__(self) -> None:
-        recording = self._context.__enter__()
-        if recording is not None:
-            self._recordings[self._microbatch] = recording
-
-    def __exit__(self, *exception: Any) -> None:
-        self._context.__exit__(*exception)
+        self._recorded.clear()

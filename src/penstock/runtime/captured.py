@@ -21,12 +21,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from penstock.errors import BoundaryError, PenstockError
+from penstock.errors import BoundaryError, PenstockError, PipelineError
 from penstock.ir.dataflow import Routed
-from penstock.runtime.backward import LayerRecorder, Recording, run_backward
+from penstock.runtime.backward import LayerRecorder, run_backward
 from penstock.runtime.losses import collect_losses
+from penstock.runtime.own_pass import deferred_work
 from penstock.runtime.tree import Structure, flatten, unflatten
-from penstock.runtime.weight_work import WeightWork, add_weight_gradients, collected_work
+from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = ["StageGraphs"]
 
@@ -230,7 +231,6 @@ class _Passage:
         self.output_structure: Structure = []
         self.is_routed = False
         self.needs: list[bool] = []
-        self._recording: Recording | None = None
         self._work: list[WeightWork] = []
 
     @property
@@ -241,18 +241,17 @@ class _Passage:
     def forward(self) -> None:
         """F."""
         arguments, keywords = unflatten(self._structure, self.inputs)
-        with collect_losses() as losses, self._record() as recording:
+        with collect_losses() as losses, self._record():
             output = self._module(*arguments, **keywords)
         if losses:
             raise _NotCapturableError("it adds losses of its own")
-        self._recording = recording
         self.is_routed = isinstance(output, Routed)
         self.output_structure, self.outputs = flatten(
             output.values if isinstance(output, Routed) else output
         )
         self.needs = [output.requires_grad for output in self.outputs]
 
-    def _record(self) -> AbstractContextManager[Recording | None]:
+    def _record(self) -> AbstractContextManager[None]:
         return nullcontext() if self._recorder is None else self._recorder.record()
 
     def backward(self) -> None:
@@ -262,13 +261,10 @@ class _Passage:
             for output, gradient in zip(self.trained_outputs, self.gradients, strict=True)
         ]
         leaves = [tensor for tensor in self.inputs if tensor.requires_grad]
-        if self._recorder is None or self._recording is None:
+        if self._recorder is None:
             self.input_gradients = run_backward(roots, leaves)
         else:
-            self.input_gradients, self._work = self._recorder.run_backward(
-                self._recording, roots, leaves
-            )
-        self._recording = None
+            self.input_gradients, self._work = self._recorder.run_backward(roots, leaves)
         self.outputs = [output.detach() for output in self.outputs]
 
     def weights(self) -> None:
@@ -368,13 +364,16 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        waiting = deferred_work()
+        if waiting is None:
+            raise PipelineError(
+                "a stage that runs as CUDA graphs must be differentiated by its own backward only "
+                "(a loss, a hook or the stage itself takes gradients through it); leave out "
+                "cuda_graphs"
+            )
         slot: _Slot = ctx.slot
         needs = slot.passage.needs
         taken = [g for g, needed in zip(gradients, needs, strict=True) if needed]
         found = slot.backward(taken)
-        waiting = collected_work()
-        if waiting is None:
-            slot.finish()
-        else:
-            waiting.append(slot)
+        waiting.append(slot)
         return (None, None, *found)

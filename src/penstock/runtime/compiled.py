@@ -19,7 +19,8 @@ from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from penstock.runtime.backward_graph import CutBackward, Product, cut_backward
-from penstock.runtime.weight_work import add_gradient, add_product, collected_work
+from penstock.runtime.own_pass import deferred_work
+from penstock.runtime.weight_work import add_gradient, add_product, has_hooks
 
 __all__ = ["split_compiled"]
 
@@ -153,7 +154,7 @@ class _FirstHalf:
         outputs = self._run(inputs)
         gradients = list(outputs[: cut.num_outputs])
         operands.update(enumerate(outputs[cut.num_outputs :], start=cut.num_inputs))
-        waiting = collected_work()
+        waiting = deferred_work()
         for product, weight in zip(cut.products, weights, strict=True):
             work = _ProductWork(weight, product, [operands[n] for n in product.operands])
             if waiting is not None and _can_wait(weight):
@@ -165,12 +166,7 @@ class _FirstHalf:
 
 def _can_wait(weight: torch.Tensor) -> bool:
     """Whether adding to a weight's gradient is all that autograd would do with this one."""
-    return (
-        type(weight) is nn.Parameter
-        and weight.requires_grad
-        and not weight._backward_hooks
-        and not weight._post_accumulate_grad_hooks
-    )
+    return type(weight) is nn.Parameter and weight.requires_grad and not has_hooks(weight)
 
 
 @dataclass(slots=True)

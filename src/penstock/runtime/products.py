@@ -120,7 +120,12 @@ def find_einsum(equation: Any, first: Any, second: Any) -> Product | None:
         value, weight, of_value, of_weight = first, second, *terms
     else:
         weight, value, of_weight, of_value = first, second, *terms
-    if not set(of_weight) <= {*of_value, *sides[1]}:
+    sizes = dict(zip(of_value, value.shape, strict=True))
+    # A size of one that is spread over a larger one has a gradient that is a sum.
+    is_spread = any(
+        sizes.get(name, size) != size for name, size in zip(of_weight, weight.shape, strict=True)
+    )
+    if is_spread or not set(of_weight) <= {*of_value, *sides[1]}:
         return None
     return Product(weight, (value,), partial(_add_einsum, f"{sides[1]},{of_value}->{of_weight}"))
 

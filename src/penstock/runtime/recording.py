@@ -1,120 +1,36 @@
-"""What one forward of a stage leaves for its backward, while its layers are watched.
+"""One forward of a stage whose layers are watched, and whether a call in it may be deferred."""
 
-A call whose weight gradient can wait runs with its weight as a constant. What is kept of it is a
-list, and the list's own `append` is the hook that takes the gradient of its output: autograd puts
-it there without running any Python.
-"""
-
-from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node
 
-from penstock.errors import PipelineError
-
-__all__ = [
-    "Constant",
-    "Constants",
-    "OutputHooks",
-    "Recording",
-    "WaitingCall",
-    "current_recording",
-    "is_plain_place",
-]
+__all__ = ["CastTo", "Recording", "current_cast", "current_recording", "is_plain_place"]
 
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _functorch_stack = torch._C._functorch.peek_interpreter_stack
-
-
-class WaitingCall(Protocol):
-    """A call whose weight gradient waits: a list for the gradient of its output."""
-
-    weight: nn.Parameter
-
-    def append(self, gradient: torch.Tensor, /) -> None:
-        """Take the gradient of the call's output; autograd calls this."""
-
-    def clear(self) -> None:
-        """Forget what was taken."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-    def finish(self) -> None:
-        """Add what the call makes of it to the weight's gradient."""
-
-
-class Constant(NamedTuple):
-    """A weight that may wait, itself as a constant, and where its numbers are."""
-
-    weight: nn.Parameter
-    value: torch.Tensor
-    address: int
-
-
-class Constants(dict[int, Constant]):
-    """Weights that may wait, each with itself as a constant; found by identity, which is fast."""
-
-    def add(self, weight: nn.Parameter) -> torch.Tensor:
-        """Let a weight wait from now on; it as a constant."""
-        constant = weight.detach()
-        self[id(weight)] = Constant(weight, constant, weight.data_ptr())
-        return constant
-
-
-class OutputHooks(dict[Any, Callable[[torch.Tensor], Any]]):
-    """The hooks of a call's output: ours, and those that the module adds to them."""
-
-    __slots__ = ("__weakref__",)
-
-    def put_ours_last(self) -> None:
-        """Let those of the module change the gradient before we take it."""
-        self["ours"] = self.pop("ours")
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
 class Recording:
-    """What one forward leaves: calls that wait, and weights not yet judged."""
+    """What the calls of one forward share: several layers often take the same input."""
 
-    __slots__ = (
-        "calls", "constants", "hooks", "last", "last_input", "last_kept", "last_matrix",
-        "unjudged", "views", "watched", "whole",
-    )  # fmt: skip
+    __slots__ = ("last", "last_input", "last_kept", "last_matrix", "products", "watched")
 
-    def __init__(
-        self, constants: Constants, whole: set[torch.Tensor], watched: Sequence[nn.Parameter]
-    ) -> None:
-        self.constants = constants
-        self.whole = whole
-        # Weights that see their calls; linear layers see to theirs.
+    def __init__(self, watched: set[nn.Parameter], products: set[torch.Tensor]) -> None:
+        # Weights that were given to a function of torch, and those of them that made a product.
         self.watched = watched
-        self.calls: list[WaitingCall] = []
-        self.unjudged: list[nn.Parameter] = []
-        # Which nodes of the graph are views of weights, and of which weight.
-        self.views: dict[Node, nn.Parameter] = {}
-        self.hooks: list[OutputHooks] = []
-        # The last input and what is kept of it: several layers often take the same one.
+        self.products = products
+        # The last input and what is kept of it, without its graph.
         self.last: torch.Tensor | None = None
         self.last_kept: torch.Tensor | None = None
-        # The same for linear layers, which need a matrix.
+        # The same for linear layers, which want a matrix.
         self.last_input: torch.Tensor | None = None
         self.last_matrix: torch.Tensor | None = None
 
-    def wait_for(self, call: WaitingCall, output: torch.Tensor) -> None:
-        """Let a call take the gradient of its output, and make its weight's gradient later."""
-        hooks = OutputHooks(ours=call.append)
-        # Writing in place to an output that is a view takes the view's own node out of the graph.
-        made = output if output._base is None else output._base
-        made._backward_hooks = hooks
-        made.grad_fn._register_hook_dict(made)  # type: ignore[union-attr]  # it requires a gradient
-        self.hooks.append(hooks)
-        self.calls.append(call)
-
     def keep(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """An input without its graph.
+        """Return an input without its graph.
 
         Autocast may have cast it; what it was cast to is all that a product needs.
         """
@@ -127,7 +43,7 @@ class Recording:
         return kept
 
     def keep_matrix(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """An input without its graph, as a matrix if that takes no copy."""
+        """Return an input without its graph, as a matrix if that takes no copy."""
         kept = value.detach()
         if kept.dtype is not dtype:
             kept = kept.to(dtype)
@@ -136,47 +52,9 @@ class Recording:
         self.last_input, self.last_matrix = value, kept
         return kept
 
-    def judge_later(self, weight: nn.Parameter, output: torch.Tensor) -> None:
-        """Note a call that ran as it is, and find out if it goes into a second derivative."""
-        self.unjudged.append(weight)
-
-        def notice(_: object) -> None:
-            if torch.is_grad_enabled():
-                self.whole.add(weight)
-
-        made = output if output._base is None else output._base
-        assert made.grad_fn is not None, "a call with a weight that is trained has a graph"
-        made.grad_fn.register_prehook(notice)
-
-    def note_view(self, node: Node, weight: nn.Parameter) -> None:
-        """Note that everything from here to a weight in the graph is a view of it."""
-        if id(weight) in self.constants:
-            return
-        while node not in self.views and node.next_functions:
-            self.views[node] = weight
-            ((behind, _),) = node.next_functions
-            assert behind is not None, "a view of a weight leads to the weight"
-            node = behind
-
-    def anchor(self, output: torch.Tensor, weight: nn.Parameter) -> torch.Tensor:
-        """Give an output a place in the graph, where a constant weight has left it none."""
-        anchored: torch.Tensor = _Anchor.apply(output, weight)  # type: ignore[no-untyped-call]  # upstream
-        return anchored
-
     def close(self) -> None:
-        """After the forward: what it did with gradients by itself is not its backward."""
+        """Let go of the inputs, after the forward."""
         self.last = self.last_kept = self.last_input = self.last_matrix = None
-        for call in self.calls:
-            if call:
-                _require_single_derivative(call)
-                call.clear()
-
-    def arrange_hooks(self) -> None:
-        """Before the backward: let gradients pass all other hooks before they are taken."""
-        for hooks in self.hooks:
-            if len(hooks) > 1:
-                hooks.put_ours_last()
-        self.hooks.clear()
 
 
 current_recording: ContextVar[Recording | None] = ContextVar("penstock_recording", default=None)
@@ -190,23 +68,21 @@ def is_plain_place() -> bool:
     return _saved_tensors_hooks(True) is None and _functorch_stack() is None
 
 
-class _Anchor(torch.autograd.Function):
-    """Takes a gradient and passes nothing on."""
+class CastTo(NamedTuple):
+    """Autocast as it was at some moment, to run something again under it."""
 
-    @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # autograd's form
-        return output.detach()
+    device: str
+    dtype: torch.dtype | None
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:  # noqa: ARG004  # autograd's form
-        return None, None
+    def __call__(self) -> Any:
+        """Return a context with it; what it casts is not remembered for others."""
+        if self.dtype is None:
+            return torch.autocast(self.device, enabled=False)
+        return torch.autocast(self.device, self.dtype, cache_enabled=False)
 
 
-def _require_single_derivative(call: WaitingCall) -> None:
-    gradients = [call[number] for number in range(len(call))]
-    if any(gradient is not None and gradient.requires_grad for gradient in gradients):
-        raise PipelineError(
-            "a stage differentiated a layer twice inside its forward, but not in its first "
-            "microbatch; give the layer's weight a hook (`weight.register_hook(lambda gradient: "
-            "None)`) to leave it to autograd, or use a schedule without I and W"
-        )
+def current_cast(device: str) -> CastTo:
+    """Return what autocast does here with tensors on a kind of device."""
+    if not _is_any_autocast_enabled() or not torch.is_autocast_enabled(device):
+        return CastTo(device, None)
+    return CastTo(device, torch.get_autocast_dtype(device))

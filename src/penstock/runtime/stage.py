@@ -14,14 +14,15 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import ArgumentError, BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
-from penstock.runtime.backward import LayerRecorder, Recording, Root, run_backward
+from penstock.runtime.backward import LayerRecorder, Root, run_backward
 from penstock.runtime.captured import StageGraphs
 from penstock.runtime.layer_random import StageRandom
 from penstock.runtime.losses import collect_losses
+from penstock.runtime.own_pass import run_own_pass
 from penstock.runtime.parallel import Meshes, take_local_parts
 from penstock.runtime.replica import Replica
 from penstock.runtime.tree import Structure, flatten, unflatten
-from penstock.runtime.weight_work import WeightWork, add_weight_gradients, collect_work
+from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = ["Packet", "Stage"]
 
@@ -42,7 +43,6 @@ class _Flight:
     """A microbatch between its forward and the backward that lets go of its graph."""
 
     inputs: list[list[torch.Tensor]]
-    recording: Recording | None
     is_replayed: bool = False
     edges: list[list[GradientEdge]] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
@@ -93,6 +93,10 @@ class Stage:
         self._recorder = LayerRecorder()
         return self._recorder.watch(self.module)
 
+    def finished_at_once(self) -> list[str]:
+        """Return the names of the weights that a split backward has finished in I so far."""
+        return [] if self._recorder is None else self._recorder.finished_at_once()
+
     def checkpoint(self) -> None:
         """Hold inputs only, and run the module again in the backward."""
         self._is_checkpointed = True
@@ -139,16 +143,16 @@ class Stage:
         arguments = self._enter(received)
         replayed = self._replay(arguments, args, kwargs)
         if replayed is not None:
-            self._hold(microbatch, _Flight(inputs, None, is_replayed=True))
+            self._hold(microbatch, _Flight(inputs, is_replayed=True))
             return replayed[0], []
         context = self.replica.forward_context()
         random = self._draw(microbatch, is_training=True)
-        with collect_losses() as losses, self._record() as recording, context, random:
+        with collect_losses() as losses, self._record(), context, random:
             if self._writes is None:
-                output = self._watch_module(inputs, arguments, args, kwargs)
+                output = self._watch_module(received, arguments, args, kwargs)
             else:
                 output = self._call_module(arguments, args, kwargs)
-        self._hold(microbatch, _Flight(inputs, recording))
+        self._hold(microbatch, _Flight(inputs))
         return output, losses
 
     def _replay(
@@ -178,16 +182,20 @@ class Stage:
 
     def _watch_module(
         self,
-        inputs: list[list[torch.Tensor]],
+        received: Sequence[Packet],
         arguments: list[Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run the module for the first time, and find out whether it writes to its inputs."""
-        leaves = [leaf for group in inputs for leaf in group]
-        versions = [leaf._version for leaf in leaves]
+        """Run the module for the first time, and find out whether it writes to its inputs.
+
+        All of them count: one that needs no gradient now may need one when the stage that makes
+        it is no longer frozen.
+        """
+        tensors = [tensor for packet in received for tensor in packet.tensors]
+        versions = [tensor._version for tensor in tensors]
         output = self._run_module(arguments, args, kwargs)
-        self._writes = versions != [leaf._version for leaf in leaves]
+        self._writes = versions != [tensor._version for tensor in tensors]
         return output
 
     def _call_module(
@@ -211,7 +219,7 @@ class Stage:
             return checkpoint(self.module, *arguments, *args, use_reentrant=False, **kwargs)
         return self.module(*arguments, *args, **kwargs)
 
-    def _record(self) -> AbstractContextManager[Recording | None]:
+    def _record(self) -> AbstractContextManager[None]:
         return nullcontext() if self._recorder is None else self._recorder.record()
 
     def _draw(self, microbatch: int, *, is_training: bool) -> AbstractContextManager[None]:
@@ -280,12 +288,11 @@ class Stage:
         work: list[WeightWork] = []
         with self._draw_again(microbatch):
             if flight.is_replayed:
-                with collect_work(work):
-                    answer = iter(run_backward(roots, inputs))
-            elif self._recorder is None or flight.recording is None:
+                answer = iter(run_own_pass(roots, inputs, work))
+            elif self._recorder is None:
                 answer = iter(run_backward(roots, inputs))
             else:
-                found, work = self._recorder.run_backward(flight.recording, roots, inputs)
+                found, work = self._recorder.run_backward(roots, inputs)
                 answer = iter(found)
         return [[next(answer) for _ in group] for group in flight.inputs], work
 

@@ -5,6 +5,7 @@ from operator import is_
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
 from penstock.runtime.watched_linear import WatchedLinear
@@ -36,7 +37,7 @@ class StageWeights:
             if part not in linear and not isinstance(part, _NO_PRODUCTS)
             for name in part._parameters
         ]
-        self._whole: Set[torch.Tensor] = set()
+        self._whole: set[torch.Tensor] = set()
         self.watched: list[nn.Parameter] = []
         self._found: list[nn.Parameter | None] = []
         self._trained: list[bool] = []
@@ -62,15 +63,19 @@ class StageWeights:
         ]
 
     def leave_out(self, weights: Set[torch.Tensor]) -> None:
-        """Watch these no longer, for they are of no use."""
-        self._whole = weights
-        self.watched = [weight for weight in self.watched if weight not in weights]
+        """Watch these no longer, since that is of no use."""
+        if weights:
+            self._whole |= weights
+            self.watched = [weight for weight in self.watched if weight not in weights]
 
     def are_trained(self) -> bool:
         """Whether there is any weight whose gradient may turn out to be able to wait."""
         places = [*self._places, *((layer._parameters, "weight") for layer in self._layers)]
         weights = (parameters.get(name) for parameters, name in places)
-        return any(w is not None and w.requires_grad and w.dim() >= 2 for w in weights)
+        # Of a lazy module nothing is known before it has run.
+        return any(
+            w is not None and w.requires_grad and (is_lazy(w) or w.dim() >= 2) for w in weights
+        )
 
 
 def _is_watchable(weight: nn.Parameter) -> bool:
@@ -106,4 +111,6 @@ def _is_compiled(module: nn.Module) -> bool:
 
 
 def _is_plain_linear(module: nn.Module) -> bool:
-    return type(module) in (nn.Linear, WatchedLinear) and module.weight.numel() > 0  # type: ignore[operator]  # a linear layer's weight is a tensor
+    """Whether this is torch's own layer; one that is normed or pruned holds its weight apart."""
+    weight = module._parameters.get("weight")
+    return type(module) in (nn.Linear, WatchedLinear) and weight is not None and weight.numel() > 0

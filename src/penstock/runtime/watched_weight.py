@@ -3,14 +3,18 @@
 A convolution, an embedding, attention or experts use their weights in functions of torch. While a
 stage's forward runs, such a weight has a type of its own, so that torch hands every function that
 takes it to `_run` below. What is recognised as a product (`product_calls.py`) runs with the weight
-as a constant and leaves its gradient for later; anything else runs as it is. A view of the weight
-(one expert of a stack, a transposed matrix) is watched in the same way.
+as a constant, and behind it a node that has the weight in the graph all the same; anything else
+runs as it is. A view of the weight (one expert of a stack, a transposed matrix) is watched too.
+
+    x ---------- product(x, constant) --- tap --- y      own pass: y to product to x
+    x, weight ---------------------------/               any other pass: y to x and weight
 
 The weight itself is what is used, never a copy, so nothing is lost by not looking.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -18,10 +22,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
+from penstock.runtime.own_pass import deferred_work
 from penstock.runtime.product_calls import VIEWS, find_call
 from penstock.runtime.products import Product
-from penstock.runtime.recording import Recording, current_recording, is_plain_place
-from penstock.runtime.weight_work import WeightPart, require_unchanged
+from penstock.runtime.recording import (
+    CastTo,
+    Recording,
+    current_cast,
+    current_recording,
+    is_plain_place,
+)
+from penstock.runtime.run_again import run_again
+from penstock.runtime.weight_work import WeightPart, has_hooks, require_unchanged
 
 __all__ = ["FunctionCall", "watch_weights"]
 
@@ -29,15 +41,15 @@ __all__ = ["FunctionCall", "watch_weights"]
 _as_it_is = torch._C.DisableTorchFunctionSubclass
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_Tensor = torch.Tensor
+_Tensor, _strided = torch.Tensor, torch.strided
 _attention: Any = F.multi_head_attention_forward
 _attention_asks = "has_torch_function" in _attention.__code__.co_names
 
 
-class FunctionCall(list[torch.Tensor | None]):
-    """One call of a function whose weight gradient waits: a list for its output's gradient."""
+class FunctionCall:
+    """One call of a function whose weight gradient is deferred, and its output's gradient."""
 
-    __slots__ = ("_add", "_constant", "_shape", "_versions", "kept", "weight")
+    __slots__ = ("_add", "_constant", "gradient", "kept", "versions", "weight")
 
     def __init__(
         self,
@@ -45,22 +57,70 @@ class FunctionCall(list[torch.Tensor | None]):
         constant: torch.Tensor,
         kept: list[torch.Tensor],
         add: Callable[..., None],
-        shape: torch.Size,
     ) -> None:
         self.weight, self.kept = weight, kept
-        self._constant, self._add, self._shape = constant, add, shape
-        self._versions = [value._version for value in kept]
+        self._constant, self._add = constant, add
+        self.versions = [value._version for value in kept]
+        self.gradient: torch.Tensor | None = None
+
+    def require_unchanged(self) -> None:
+        """Refuse inputs that were written to since the forward."""
+        for value, version in zip(self.kept, self.versions, strict=True):
+            if value._version != version:
+                require_unchanged(value, version, value.shape)
 
     def finish(self) -> None:
         """Make the weight's gradient, as the function does it, and add it."""
-        for value, version in zip(self.kept, self._versions, strict=True):
-            if value._version != version:
-                require_unchanged(value, version, value.shape)
-        gradient = self[0]
-        if gradient is not None:
-            if gradient.shape != self._shape:
-                gradient = gradient.reshape(self._shape)
-            self._add(WeightPart(self.weight, self._constant), gradient, *self.kept)
+        self.require_unchanged()
+        self._add(WeightPart(self.weight, self._constant), self.gradient, *self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """A call as the module made it, to be differentiated in passes that are not the stage's."""
+
+    function: Callable[..., torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cast: CastTo
+
+
+class _Tap(torch.autograd.Function):
+    """Stands behind a call that ran with its weight as a constant, and has the real inputs.
+
+    In the stage's own pass the gradient goes on into that call, and the weight's is deferred. In
+    any other pass it goes to the real inputs, the weight among them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: FunctionCall, original: _Original, output: torch.Tensor, *given: Any
+    ) -> torch.Tensor:
+        ctx.call, ctx.original, ctx.num_given = call, original, len(given)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: FunctionCall = ctx.call
+        call.require_unchanged()
+        work = deferred_work()
+        if work is not None and not has_hooks(call.weight):
+            # A second own pass would have to add a second product.
+            assert call.gradient is None, "a stage runs its own pass once per microbatch"
+            call.gradient = gradient
+            work.append(call)
+            passed_on = gradient if ctx.needs_input_grad[2] else None
+            return (None, None, passed_on, *(None,) * ctx.num_given)
+        original: _Original = ctx.original
+        found = run_again(
+            original.function,
+            original.args,
+            original.kwargs,
+            ctx.needs_input_grad[3:],
+            gradient,
+            original.cast,
+        )
+        return (None, None, None, *found)
 
 
 class _WatchedWeight(nn.Parameter):
@@ -106,11 +166,19 @@ def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with _as_it_is():
         if recording is None:
             return function(*args, **kwargs)
+        _note_use(recording, args)
         product = find_call(function, args, kwargs)
         if product is not None:
             return _run_product(recording, product, function, args, kwargs)
         made = function(*args, **kwargs)
-        return _watch_views(recording, made) if function in VIEWS else made
+        return _watch_views(made) if function in VIEWS else made
+
+
+def _note_use(recording: Recording, args: tuple[Any, ...]) -> None:
+    """Note which weights were given to a function, of whatever kind."""
+    for value in args:
+        if type(value) is _WatchedWeight:
+            recording.watched.add(value)
 
 
 def _run_product(
@@ -124,57 +192,35 @@ def _run_product(
     shown, kept, add = product
     base = shown._base
     weight: Any = shown if base is None else base
-    if not _can_wait(weight, kept) or type(shown) not in _WATCHED:
+    if type(shown) not in _WATCHED or not _can_wait(weight, kept):
         return function(*args, **kwargs)
-    if id(weight) not in recording.constants:
-        output = function(*args, **kwargs)
-        if _has_gradient_in_order(output):
-            recording.judge_later(weight, output)
-        return output
+    recording.products.add(weight)
     constant = shown.detach()
     constants = [constant if value is shown else value for value in args]
-    if kwargs:
-        named = {name: constant if value is shown else value for name, value in kwargs.items()}
-        output = function(*constants, **named)
-    else:
-        output = function(*constants)
-    if not _has_gradient_in_order(output):
-        return function(*args, **kwargs)
-    if not output.requires_grad:
-        output = recording.anchor(output, weight)
+    named = {name: constant if value is shown else value for name, value in kwargs.items()}
+    output = function(*constants, **named)
     values = [recording.keep(v, output.dtype if v.is_floating_point() else v.dtype) for v in kept]
-    recording.wait_for(FunctionCall(weight, constant, values, add, output.shape), output)
-    return output
+    call = FunctionCall(weight, constant, values, add)
+    original = _Original(function, args, kwargs, current_cast(output.device.type))
+    tapped: torch.Tensor = _Tap.apply(call, original, output, *args, *kwargs.values())  # type: ignore[no-untyped-call]  # upstream
+    return tapped
 
 
 def _can_wait(weight: torch.Tensor, kept: Iterable[torch.Tensor]) -> bool:
     """Whether autograd would do nothing here but save the inputs and make one product of them."""
     for value in kept:
-        if type(value) is not _Tensor:
+        if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
             return False
     return (
-        _is_grad_enabled()
-        and weight.requires_grad
-        and not weight._backward_hooks
-        and not weight._post_accumulate_grad_hooks
-        and is_plain_place()
+        _is_grad_enabled() and weight.requires_grad and not has_hooks(weight) and is_plain_place()
     )
 
 
-def _has_gradient_in_order(output: torch.Tensor) -> bool:
-    """Whether the gradient that we take, of what an output is a view of, need only be reshaped."""
-    base = output._base
-    return base is None or (
-        output.is_contiguous() and base.is_contiguous() and output.numel() == base.numel()
-    )
-
-
-def _watch_views(recording: Recording, made: Any) -> Any:
+def _watch_views(made: Any) -> Any:
     """Let what are views of a weight, and not copies, be watched as well."""
     for view in made if isinstance(made, tuple | list) else (made,):
         weight = view._base
         if type(weight) is _WatchedWeight and weight.is_contiguous() and view.requires_grad:
-            recording.note_view(view.grad_fn, weight)
             view.__class__ = _WatchedView
     return made
 

@@ -1,8 +1,6 @@
 """What the first half of a backward leaves for the second: products that make weight gradients."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,8 +13,7 @@ __all__ = [
     "add_gradient",
     "add_product",
     "add_weight_gradients",
-    "collect_work",
-    "collected_work",
+    "has_hooks",
     "require_unchanged",
 ]
 
@@ -111,41 +108,16 @@ class WeightPart:
         add_gradient(self.weight, made)
 
 
+def has_hooks(weight: torch.Tensor) -> bool:
+    """Whether autograd does more with a weight's gradient than adding it."""
+    return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
+
+
 def require_unchanged(value: torch.Tensor, version: int, shape: Sequence[int]) -> None:
-    """Refuse an input that was written to since its forward, as autograd does."""
+    """Refuse what a layer used and somebody has written to since, as autograd does."""
     if value._version != version:
+        what = "weight" if isinstance(value, torch.nn.Parameter) else "input"
         raise PipelineError(
-            f"the input of a layer (shape {tuple(shape)}) was changed in place before its weight "
+            f"the {what} of a layer (shape {tuple(shape)}) was changed in place before its "
             "gradient was made; change a copy of it"
         )
-
-
-class _Collector:
-    """Where the backward that runs now puts its weight work.
-
-    One for the whole process, since autograd runs a device's backward in a thread of its own,
-    which cannot be told anything else. So there is one such backward at a time.
-    """
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.work: list[WeightWork] | None = None
-
-
-_collector = _Collector()
-
-
-@contextmanager
-def collect_work(work: list[WeightWork]) -> Iterator[None]:
-    """Let compiled code in the backward that runs meanwhile leave its weight work in a list."""
-    with _collector.lock:
-        _collector.work = work
-        try:
-            yield
-        finally:
-            _collector.work = None
-
-
-def collected_work() -> list[WeightWork] | None:
-    """Where the backward that runs now may leave weight work, if it may."""
-    return _collector.work
