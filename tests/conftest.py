@@ -1,15 +1,43 @@
-"""What every test shares: the settings of Hypothesis, and worlds of processes."""
+"""What every test shares: the settings of Hypothesis, worlds of processes, and who needs a GPU."""
 
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+import torch
 
 from tests.processes import Processes
 
-# The same examples on every machine and every run, however slow the machine.
-settings.register_profile("penstock", deadline=None, derandomize=True)
-settings.load_profile("penstock")
+try:
+    from hypothesis import settings
+except ImportError:
+    # A machine with a GPU need not have what only tests of the processor's side draw from.
+    pass
+else:
+    # The same examples on every machine and every run, however slow the machine.
+    settings.register_profile("penstock", deadline=None, derandomize=True)
+    settings.load_profile("penstock")
+
+# What other packages warn of on a machine with a GPU depends on its versions, not on us.
+_GPU_WARNINGS = ("default", "error:::penstock")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rehearse-gpu",
+        action="store_true",
+        help="run the jobs of tests/gpu over gloo on the processor, to try them out",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    is_rehearsed = config.getoption("--rehearse-gpu")
+    for item in items:
+        if item.get_closest_marker("gpu") is None:
+            continue
+        item.add_marker(pytest.mark.filterwarnings(*_GPU_WARNINGS))
+        can_rehearse = is_rehearsed and "accelerator" in getattr(item, "fixturenames", ())
+        if not torch.cuda.is_available() and not can_rehearse:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Stages on a GPU; two processes cannot share one here, so that all stages are on one rank."""
+"""All stages on one rank and one GPU; `tests/gpu` has them on several ranks."""
 
 import copy
 from typing import Any
@@ -16,10 +16,7 @@ from penstock.dropin.schedules import (
 from penstock.dropin.stage import PipelineStage
 from tests.dropin.scripts import make_batch, make_blocks
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.usefixtures("alone"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("alone")]
 
 
 @pytest.mark.parametrize(

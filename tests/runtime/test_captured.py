@@ -13,7 +13,7 @@ from penstock.runtime.losses import add_loss
 from penstock.runtime.replica import replica_of
 from penstock.runtime.stage import Packet, Stage
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 WIDTH, ROWS = 16, 8
 
@@ -171,17 +171,176 @@ class TwoOutputs(nn.Module):
         return Routed({1: {"y": y, "n": 3}})
 
 
+def _pass_routed(runner: Runner, number: int, value: torch.Tensor) -> bool:
+    """One microbatch there and back; whether it was replayed."""
+    packet = Packet("T", [value.clone().requires_grad_()])
+    output, _ = runner.stage.forward(number, [packet], (), {})
+    is_replayed = runner.stage._flights[number].is_replayed
+    assert isinstance(output, Routed)
+    assert output.values[1]["n"] == 3
+    (sent,) = runner.stage.depart(number, output, [1])
+    torch.testing.assert_close(sent.tensors, [runner.module(value).values[1]["y"].detach()])
+    runner.stage.backward_input(number, [[torch.ones_like(sent.tensors[0])]])
+    runner.stage.backward_weight(number)
+    return is_replayed
+
+
 def test_outputs_keep_their_structure() -> None:
+    # An output of an earlier microbatch that is still held has the gradients of its weights added
+    # in another stream, which cannot be captured: each is let go of before the next one comes.
     _, captured = _pair(TwoOutputs)
+    values = [value for step in range(2) for value in _values(step, count=2)]
+    replayed = [_pass_routed(captured, number, value) for number, value in enumerate(values)]
+    assert replayed == [False, True, True, True]
+
+
+class Halving(nn.Module):
+    """Makes a new buffer in every forward, as a module with a running mean of its own may."""
+
+    scale: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale = self.scale / 2
+        result: torch.Tensor = self.layer(x) * self.scale
+        return result
+
+
+class Shifting(nn.Module):
+    """Has a number in host memory, which goes into kernels as it is at the time."""
+
+    shift: torch.Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("shift", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shift is None:
+            self.shift = torch.zeros((), dtype=x.dtype)
+        self.shift.add_(1)
+        result: torch.Tensor = self.layer(x) + self.shift
+        return result
+
+
+def _hooked() -> nn.Module:
+    module = _blocks()
+    seen: list[int] = []
+
+    def scale(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(1)
+        return gradient * len(seen)
+
+    next(module.parameters()).register_hook(scale)  # type: ignore[no-untyped-call]  # upstream
+    return module
+
+
+@pytest.mark.parametrize("build", [Halving, Shifting, _hooked])
+def test_what_a_graph_would_repeat_wrongly_is_not_captured(
+    build: Callable[[], nn.Module],
+) -> None:
+    # Graphs read memory by its address and call no Python: a new buffer, a number on the host or
+    # a hook would count as they were in the capture, without a word.
+    plain, captured = _pair(build)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(4):
+            _assert_same(plain, captured, _values(step))
+    assert captured.replays == 0
+
+
+def test_a_weight_in_the_same_memory_but_laid_out_anew_is_captured_again() -> None:
+    # Only addresses were compared, and kernels of a graph know strides for good.
+    plain, captured = _pair(_blocks, is_split=False)
     for step in range(2):
-        for number, value in enumerate(_values(step, count=2)):
-            packet = Packet("T", [value.clone().requires_grad_()])
-            output, _ = captured.stage.forward(number, [packet], (), {})
-            assert isinstance(output, Routed)
-            assert output.values[1]["n"] == 3
-            (sent,) = captured.stage.depart(number, output, [1])
-            captured.stage.backward_input(number, [[torch.ones_like(sent.tensors[0])]])
-            captured.stage.backward_weight(number)
+        _assert_same(plain, captured, _values(step))
+    for runner in (plain, captured):
+        weight = runner.module[0].weight  # type: ignore[index]  # a sequence
+        weight.data = weight.data.view(WIDTH, 32).t()
+        weight.grad = None
+    for step in range(2, 5):
+        _assert_same(plain, captured, _values(step))
+    assert captured.replays == 3 + 2 * 3
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_autocast_casts_the_weights_of_every_step(is_split: bool) -> None:
+    # Autocast keeps what it has cast until the step ends. A graph that had found such a copy read
+    # the weights of the step in which it was captured, in memory that had gone to others.
+    plain, captured = _pair(_blocks, is_split=is_split)
+    for runner in (plain, captured):
+        runner.module.float()
+    for step in range(5):
+        values = [value.float() for value in _values(step)]
+        for runner in (plain, captured):
+            with torch.autocast("cuda", torch.bfloat16):
+                runner.step(values)
+        expected, found = (_flat(runner.gradients()) for runner in (plain, captured))
+        assert float((found - expected).norm() / expected.norm()) < 1e-2
+        for runner in (plain, captured):
+            with torch.no_grad():
+                for parameter in runner.module.parameters():
+                    parameter.mul_(1.5)
+            runner.module.zero_grad()
+    assert captured.replays == 4 * 3
+
+
+def _flat(gradients: dict[str, torch.Tensor | None]) -> torch.Tensor:
+    return torch.cat(
+        [gradient.flatten() for gradient in gradients.values() if gradient is not None]
+    )
+
+
+def test_a_weight_that_two_stages_share_gets_what_both_add() -> None:
+    # Each stage keeps gradients in memory of its own. The W of one came after the I of the other
+    # had taken the weight's gradient along, and added to what nobody looked at any more.
+    plain, captured = _sharing_pair(), _sharing_pair()
+    for runner in captured:
+        runner.stage.capture_graphs()
+    for step in range(4):
+        for runners in (plain, captured):
+            _interleave(runners, _values(step)[0])
+        for expected, found in zip(plain, captured, strict=True):
+            torch.testing.assert_close(found.gradients(), expected.gradients())
+    assert [runner.replays for runner in captured] == [3, 3]
+
+
+def _sharing_pair() -> list[Runner]:
+    """Two stages whose first layers have one weight."""
+    torch.manual_seed(0)
+    first, second = (_blocks().to("cuda", torch.float64) for _ in range(2))
+    second[0].weight = first[0].weight  # type: ignore[index]  # sequences
+    return [Runner(first), Runner(second)]
+
+
+def _interleave(runners: list[Runner], value: torch.Tensor) -> None:
+    """F of all, I of all, W of all."""
+    for runner in runners:
+        packet = Packet("T", [value.clone().requires_grad_()])
+        output, _ = runner.stage.forward(0, [packet], (), {})
+        runner.replays += runner.stage._flights[0].is_replayed
+        runner.stage.depart(0, output, [1])
+        del output
+    for runner in runners:
+        runner.stage.backward_input(0, [[torch.cos(value)]])
+    for runner in runners:
+        runner.stage.backward_weight(0)
+
+
+def test_random_numbers_go_on_where_a_stage_could_not_be_captured() -> None:
+    plain, captured = _pair(lambda: nn.Sequential(Syncing(), nn.Dropout(0.5)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(3):
+            for runner in (plain, captured):
+                torch.manual_seed(step)
+                runner.step(_values(step))
+            torch.testing.assert_close(captured.gradients(), plain.gradients())
 
 
 class Syncing(nn.Module):

@@ -29,7 +29,7 @@ def test_processor_has_the_clock_of_the_host() -> None:
     assert type(clock_for(torch.device("cpu"))) is HostClock
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_device_has_a_clock_of_events_and_counts_its_bytes() -> None:
     device = torch.device("cuda")
     clock = clock_for(device)

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.runtime.halves import Apply, Gradients, run_plain, run_split, waiting_weights
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 WIDTH, ROWS = 64, 256
 

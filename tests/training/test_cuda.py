@@ -10,7 +10,7 @@ from penstock.ir.actions import Kind
 from penstock.schedules.registry import FAMILIES
 from tests.processes import Processes
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 ROWS, WIDTH, BLOCKS = 12, 16, 8
 TOLERANCE = 1e-10
@@ -50,12 +50,13 @@ def test_gradients_equal_the_unsplit_model_on_a_device(name: str) -> None:
     pipe = ps.Pipeline(
         stages * copies, name, microbatches=5, loss=nn.functional.mse_loss, device="cuda"
     )
-    for _ in range(2):
+    expected = reference_gradients()
+    for _ in range(3):
         for block in blocks:
             block.zero_grad()
         pipe.step(x, target=y)
-    found = [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
-    assert largest_difference(found, reference_gradients()) < TOLERANCE
+        found = [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
+        assert largest_difference(found, expected) < TOLERANCE
 
 
 def test_recorded_timeline_has_device_times_and_memory() -> None:
@@ -75,13 +76,14 @@ def test_compiled_stage_works_with_a_split_backward() -> None:
     stages = cut(blocks, 4)
     for stage in stages:
         stage.compile()
-    with pytest.warns(UserWarning, match="cannot be split"):
-        pipe = ps.Pipeline(
-            stages, "ZBV", microbatches=4, loss=nn.functional.mse_loss, device="cuda"
-        )
-    pipe.step(x, target=y)
-    found = [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
-    assert largest_difference(found, reference_gradients()) < TOLERANCE
+    # Once every stage with compiled code was warned of; now its backward is cut in two as well.
+    pipe = ps.Pipeline(stages, "ZBV", microbatches=4, loss=nn.functional.mse_loss, device="cuda")
+    for _ in range(3):
+        for block in blocks:
+            block.zero_grad()
+        pipe.step(x, target=y)
+        found = [p.grad for block in blocks for p in block.parameters() if p.grad is not None]
+        assert largest_difference(found, reference_gradients()) < TOLERANCE
 
 
 def train_on_shared_device(rank: int) -> list[torch.Tensor]:

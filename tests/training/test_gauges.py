@@ -5,12 +5,7 @@ import torch
 
 from penstock.training.gauges import Reading, gauge_for
 
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The allocator of CUDA deals in pieces of 512 bytes.
 UNIT = 512
 

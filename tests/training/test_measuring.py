@@ -79,7 +79,7 @@ def test_bytes_of_plain_layers_are_known_to_the_byte(stages: int) -> None:
     assert (costs.per_stage("workspace_bytes", stages) > 0).all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_bytes_and_seconds_on_a_device_are_those_of_the_device() -> None:
     modules, _ = make_plain(3)
     for module in modules:

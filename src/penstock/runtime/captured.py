@@ -10,7 +10,6 @@ same memory each time, so weights keep their gradients in it: where a gradient w
 is zeroed instead.
 """
 
-import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -21,9 +20,20 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from penstock.errors import BoundaryError, PenstockError, PipelineError
+from penstock.errors import BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
 from penstock.runtime.backward import LayerRecorder, run_backward
+from penstock.runtime.graph_capture import (
+    Capture,
+    NotCapturableError,
+    Place,
+    leaving_no_trace,
+    nothing_cast_before,
+    own_failures,
+    places_of,
+    require_capturable,
+    require_device,
+)
 from penstock.runtime.losses import collect_losses
 from penstock.runtime.own_pass import deferred_work
 from penstock.runtime.tree import Structure, flatten, unflatten
@@ -41,10 +51,6 @@ class _Signature:
     settings: tuple[Any, ...]
 
 
-class _NotCapturableError(PenstockError, RuntimeError):
-    """Why a stage cannot run as CUDA graphs."""
-
-
 class StageGraphs:
     """Decides which forwards of a stage are replayed, and holds the graphs."""
 
@@ -52,7 +58,7 @@ class StageGraphs:
         self._module, self._recorder = module, recorder
         self._slots: list[_Slot] = []
         self._signature: _Signature | None = None
-        self._memory: tuple[tuple[int, bool], ...] = ()
+        self._memory: tuple[Place, ...] = ()
         self._gradients: _Gradients | None = None
         self._peak = 0
         self._is_given_up = False
@@ -71,7 +77,7 @@ class StageGraphs:
             signature = self._describe(structure, tensors)
             if num_held == 0:
                 self._prepare(signature, tensors)
-        except (_NotCapturableError, BoundaryError) as reason:
+        except (NotCapturableError, BoundaryError) as reason:
             self._give_up(reason)
             return None
         slot = next((slot for slot in self._slots if slot.is_free), None)
@@ -88,14 +94,15 @@ class StageGraphs:
 
     def _describe(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> _Signature:
         if not tensors:
-            raise _NotCapturableError("it takes in no tensors")
+            raise NotCapturableError("it takes in no tensors")
+        require_device(tensors, "takes in")
         kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         return _Signature(structure, kinds, (self._module.training, *autocast))
 
     def _prepare(self, signature: _Signature, tensors: Sequence[torch.Tensor]) -> None:
         """While nothing is held: capture what is missing, if calls have come to look the same."""
-        memory = tuple((p.data_ptr(), p.requires_grad) for p in self._module.parameters())
+        memory = places_of(self._module)
         if signature != self._signature or memory != self._memory:
             # Seen for the first time: run as it is, and capture when it comes again.
             self._signature, self._memory = signature, memory
@@ -103,8 +110,9 @@ class StageGraphs:
             return
         if len(self._slots) == self._peak:
             return
-        with _own_failures():
-            stream = torch.cuda.Stream(tensors[0].device)  # type: ignore[no-untyped-call]  # upstream
+        require_capturable(self._module)
+        with own_failures(), torch.cuda.device(tensors[0].device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped upstream
             if self._gradients is None:
                 self._gradients = self._rehearse(tensors, signature.structure, stream)
             with self._gradients.bound():
@@ -116,22 +124,25 @@ class StageGraphs:
     ) -> "_Gradients":
         """Run once on the stream of the capture, to see which weights get gradients."""
         stream.wait_stream(torch.cuda.current_stream())
-        with _leaving_no_trace(self._module) as parameters, torch.cuda.stream(stream):
+        with leaving_no_trace(self._module) as parameters, torch.cuda.stream(stream):
             passage = _Passage(self._module, self._recorder, _static(tensors), structure)
             passage.forward()
             passage.gradients = [torch.zeros_like(o) for o in passage.trained_outputs]
             passage.backward()
             passage.weights()
-            memory = {p: p.grad for p in parameters if p.grad is not None}
+            found = {p: p.grad for p in parameters if p.grad is not None}
         torch.cuda.current_stream().wait_stream(stream)
-        return _Gradients(memory)
+        if places_of(self._module) != self._memory:
+            raise NotCapturableError("its forward puts buffers or weights into other memory")
+        # Of the stream that will use it, since the allocator knows memory by its stream.
+        return _Gradients({p: torch.zeros_like(gradient) for p, gradient in found.items()})
 
     def _capture(
         self, tensors: Sequence[torch.Tensor], structure: Structure, stream: torch.cuda.Stream
     ) -> "_Slot":
         assert self._gradients is not None, "the gradients are there before the graphs"
         passage = _Passage(self._module, self._recorder, _static(tensors), structure)
-        capture = _Capture(stream)
+        capture = Capture(stream)
         with capture.graph() as forward:
             passage.forward()
         passage.gradients = [torch.empty_like(o) for o in passage.trained_outputs]
@@ -149,68 +160,8 @@ class StageGraphs:
         )
 
 
-@contextmanager
-def _own_failures() -> Iterator[None]:
-    """Whatever the module does that cannot be captured, it can do without graphs."""
-    try:
-        yield
-    except _NotCapturableError:
-        raise
-    except RuntimeError as error:
-        raise _NotCapturableError(str(error).split("\n")[0]) from error
-
-
-@contextmanager
-def _leaving_no_trace(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Gradients are empty meanwhile; afterwards they, buffers and random numbers are as before."""
-    parameters = list(module.parameters())
-    gradients = [parameter.grad for parameter in parameters]
-    buffers = [buffer.clone() for buffer in module.buffers()]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng([torch.cuda.current_device()]):
-            yield parameters
-    finally:
-        torch.cuda.synchronize()
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        for buffer, value in zip(module.buffers(), buffers, strict=True):
-            buffer.copy_(value)
-
-
 def _static(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
-
-
-class _Capture:
-    """Captures graphs that run one after the other, on one stream and in one pool of memory."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self._pool = torch.cuda.graph_pool_handle()
-
-    @contextmanager
-    def graph(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Capture what runs meanwhile."""
-        graph = torch.cuda.CUDAGraph()
-        # Only this thread's mistakes count: a communication library may have threads of its own.
-        mode = "thread_local"
-        capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode)
-        with _no_garbage_collected(), capture:
-            yield graph
-
-
-@contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    """Other graphs that are garbage by now would end the capture by their own end."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _Passage:
@@ -241,14 +192,15 @@ class _Passage:
     def forward(self) -> None:
         """F."""
         arguments, keywords = unflatten(self._structure, self.inputs)
-        with collect_losses() as losses, self._record():
+        with collect_losses() as losses, self._record(), nothing_cast_before():
             output = self._module(*arguments, **keywords)
         if losses:
-            raise _NotCapturableError("it adds losses of its own")
+            raise NotCapturableError("it adds losses of its own")
         self.is_routed = isinstance(output, Routed)
         self.output_structure, self.outputs = flatten(
             output.values if isinstance(output, Routed) else output
         )
+        require_device(self.outputs, "gives")
         self.needs = [output.requires_grad for output in self.outputs]
 
     def _record(self) -> AbstractContextManager[None]:
@@ -340,6 +292,8 @@ class _Slot:
 
     def finish(self) -> None:
         """Replay W, and be free for the next microbatch."""
+        # Another stage may share a weight, and have its gradient in memory of its own since.
+        self.weight_gradients.bind()
         self.weight_graph.replay()
         self.is_free = True
 

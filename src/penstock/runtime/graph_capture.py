@@ -1,0 +1,172 @@
+"""Capturing CUDA graphs: what a module must not do for it, and torch around it.
+
+A graph repeats kernels on the memory that they had. It calls no Python, and takes in no values
+from the host, so that a module which needs either is refused before its numbers could go wrong.
+"""
+
+import gc
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from penstock.errors import PenstockError
+
+__all__ = [
+    "Capture",
+    "NotCapturableError",
+    "Place",
+    "leaving_no_trace",
+    "nothing_cast_before",
+    "own_failures",
+    "places_of",
+    "require_capturable",
+    "require_device",
+]
+
+# Only this thread's mistakes end a capture: a communication library may have threads of its own.
+_MODE = "thread_local"
+
+
+class Place(NamedTuple):
+    """Where a weight or a buffer lies, and how its numbers are laid out there."""
+
+    address: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+class NotCapturableError(PenstockError, RuntimeError):
+    """Why a stage cannot run as CUDA graphs."""
+
+
+def places_of(module: nn.Module) -> tuple[Place, ...]:
+    """Where everything lies that a graph would find by its address."""
+    return tuple(
+        Place(t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad)
+        for tensors in (module.parameters(), module.buffers())
+        for t in tensors
+    )
+
+
+def require_device(tensors: Iterable[torch.Tensor], what: str) -> None:
+    """Refuse values in host memory: a graph would repeat those that they had in its capture."""
+    for tensor in tensors:
+        if not tensor.is_cuda:
+            raise NotCapturableError(f"it {what} a tensor on {tensor.device}")
+
+
+def require_capturable(module: nn.Module) -> None:
+    """Refuse a module whose state a graph would not see, or whose hooks it would not call."""
+    require_device(module.parameters(), "has")
+    require_device(module.buffers(), "has")
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            raise NotCapturableError(f"{name} has hooks, which a graph does not call")
+
+
+@contextmanager
+def nothing_cast_before() -> Iterator[None]:
+    """Let autocast cast weights anew inside, and forget what it has cast there.
+
+    It keeps what it has cast to the end of the step. A graph that used that would use it for good,
+    long after the weight has changed and the memory has another owner.
+    """
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def own_failures() -> Iterator[None]:
+    """Whatever the module does that cannot be captured, it can do without graphs."""
+    try:
+        yield
+    except NotCapturableError:
+        raise
+    except (RuntimeError, Warning) as error:
+        raise NotCapturableError(str(error).split("\n")[0]) from error
+
+
+@contextmanager
+def leaving_no_trace(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """Gradients are empty meanwhile; afterwards they, buffers and random numbers are as before."""
+    parameters = list(module.parameters())
+    gradients = [parameter.grad for parameter in parameters]
+    buffers = [buffer.clone() for buffer in module.buffers()]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng([torch.cuda.current_device()]):
+            yield parameters
+    finally:
+        torch.cuda.synchronize()
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        for buffer, value in zip(module.buffers(), buffers, strict=True):
+            buffer.copy_(value)
+
+
+class Capture:
+    """Captures graphs that run one after the other, on one stream and in one pool of memory."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def graph(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """Capture what runs meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=_MODE)
+        try:
+            with _same_stream_after(), _no_garbage_collected(), _may_be_empty(), capture:
+                yield graph
+        except BaseException:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        """Bring torch out of a capture that failed: its allocator and generator are still in it.
+
+        The generator comes out with the next capture that succeeds.
+        """
+        device = torch.cuda.current_device()
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(device, self._pool)
+            torch._C._cuda_releasePool(device, self._pool)
+        number = torch.empty((), device=torch.device("cuda", device))
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=_MODE):
+            number.zero_()
+
+
+def _same_stream_after() -> AbstractContextManager[None]:
+    """Torch leaves the stream of a capture current if the capture fails."""
+    return torch.cuda.stream(torch.cuda.current_stream())
+
+
+@contextmanager
+def _may_be_empty() -> Iterator[None]:
+    """A stage may have nothing to do in I or in W, which torch would warn of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+        yield
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Other graphs that are garbage by now would end the capture by their own end."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
