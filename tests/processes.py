@@ -1,25 +1,32 @@
-"""Real processes for tests: a few that stay, each a rank of a gloo world, and are given jobs.
+"""Real processes for tests: a few that stay, each a rank of a world, and are given jobs.
 
 Starting one takes seconds, so that tests share them; every job gets a process group of its own.
 A job that fails or takes too long ends all of its processes, and the next job starts new ones.
+
+A world talks by gloo, or by NCCL with all ranks on one GPU: NCCL refuses two ranks on a device of
+one host, so that each rank claims another host, and messages go over the loopback interface.
 """
 
 import multiprocessing
+import os
 import pickle
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from time import monotonic
 from traceback import format_exc
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-__all__ = ["JobFailedError", "Processes"]
+__all__ = ["Backend", "JobFailedError", "Processes", "join_one_gpu"]
+
+Backend: TypeAlias = Literal["gloo", "nccl"]
 
 _HOST = "127.0.0.1"
 # How long the other ranks may still take after one has failed.
@@ -35,8 +42,9 @@ class JobFailedError(AssertionError):
 class Processes:
     """A world of processes; use it as a context, so that none is left behind."""
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, num_ranks: int, backend: Backend = "gloo") -> None:
         self.num_ranks = num_ranks
+        self._backend = backend
         self._jobs = 0
         self._processes: list[SpawnProcess] = []
         self._pipes: list[Connection] = []
@@ -79,7 +87,7 @@ class Processes:
         context = multiprocessing.get_context("spawn")
         for rank in range(self.num_ranks):
             ours, theirs = context.Pipe()
-            arguments = (rank, self.num_ranks, self._store.port, theirs)
+            arguments = (rank, self.num_ranks, self._backend, self._store.port, theirs)
             process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -116,33 +124,54 @@ def _describe(job: str, answers: dict[int, _Answer], num_ranks: int, seconds: fl
     return "\n".join(lines)
 
 
-def _work(rank: int, num_ranks: int, port: int, pipe: Connection) -> None:
+def join_one_gpu(rank: int) -> torch.device:
+    """Let this process be a rank that shares the GPU; before its first communicator."""
+    os.environ.update(
+        NCCL_HOSTID=f"rank{rank}",
+        NCCL_SOCKET_IFNAME="lo",
+        NCCL_IB_DISABLE="1",
+        NCCL_P2P_DISABLE="1",
+        NCCL_SHM_DISABLE="1",
+    )
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _work(rank: int, num_ranks: int, backend: Backend, port: int, pipe: Connection) -> None:
     """What a process does: one job after the other, until its pipe is closed."""
     torch.set_num_threads(1)
     warnings.simplefilter("error")
+    device = None
+    if backend == "nccl":
+        # What other packages warn of on a GPU depends on their versions.
+        warnings.simplefilter("default")
+        warnings.filterwarnings("error", module="penstock")
+        device = join_one_gpu(rank)
     store = TCPStore(_HOST, port, is_master=False)
     while True:
         try:
             number, job, args, seconds = pickle.loads(pipe.recv_bytes())
         except EOFError:
             return
-        answer = _answer(rank, num_ranks, PrefixStore(str(number), store), job, args, seconds)
+        start = partial(
+            dist.init_process_group,
+            backend,
+            store=PrefixStore(str(number), store),
+            rank=rank,
+            world_size=num_ranks,
+            timeout=timedelta(seconds=seconds),
+            device_id=device,
+        )
+        answer = _answer(start, rank, job, args)
         pipe.send_bytes(pickle.dumps(answer))
 
 
 def _answer(
-    rank: int,
-    num_ranks: int,
-    store: Store,
-    job: Callable[..., Any],
-    args: tuple[Any, ...],
-    seconds: float,
+    start: Callable[[], None], rank: int, job: Callable[..., Any], args: tuple[Any, ...]
 ) -> _Answer:
-    limit = timedelta(seconds=seconds)
     try:
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=num_ranks, timeout=limit
-        )
+        start()
         try:
             result = job(rank, *args)
             # Nobody leaves while another still talks to it.

@@ -23,6 +23,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from tests.processes import Backend, join_one_gpu
+
 __all__ = ["Fate", "run_ranks"]
 
 _HOST = "127.0.0.1"
@@ -51,6 +53,7 @@ def run_ranks(
     *args: Any,
     resume: int | None = None,
     resume_after: Sequence[int] = (),
+    backend: Backend = "gloo",
 ) -> list[Fate]:
     """Call `job(rank, *args)` in so many processes, and wait for all of them to end.
 
@@ -63,7 +66,8 @@ def run_ranks(
     processes, pipes = [], []
     for rank in range(num_ranks):
         ours, theirs = context.Pipe(duplex=False)
-        given = (rank, num_ranks, store.port, theirs, folder / f"stderr{rank}", job, args)
+        stderr = folder / f"stderr{rank}"
+        given = (rank, num_ranks, backend, store.port, theirs, stderr, job, args)
         process = context.Process(target=_work, args=given)
         process.start()
         theirs.close()
@@ -112,6 +116,7 @@ def _fate(process: BaseProcess, pipe: Connection, stderr: Path) -> Fate:
 def _work(
     rank: int,
     num_ranks: int,
+    backend: Backend,
     port: int,
     pipe: Connection,
     stderr: Path,
@@ -123,21 +128,30 @@ def _work(
         os.dup2(file.fileno(), 2)
     store = PrefixStore("world", TCPStore(_HOST, port, is_master=False))
     limit = timedelta(seconds=_GROUP_SECONDS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=limit)
-    with _telling(pipe) as told:
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=limit,
+        device_id=join_one_gpu(rank) if backend == "nccl" else None,
+    )
+    # The threads of NCCL may hold up the end of a process whose peer has gone.
+    leave = os._exit if backend == "nccl" else sys.exit
+    with _telling(pipe, leave) as told:
         told.append(job(rank, *args))
     dist.destroy_process_group()
 
 
 @contextmanager
-def _telling(pipe: Connection) -> Iterator[list[Any]]:
+def _telling(pipe: Connection, leave: Callable[[int], object]) -> Iterator[list[Any]]:
     """Send what is put in the list, or what is raised instead."""
     told: list[Any] = []
     try:
         yield told
     except Exception as error:
         pipe.send_bytes(pickle.dumps(_portable(error)))
-        sys.exit(1)
+        leave(1)
     pipe.send_bytes(pickle.dumps(told[0]))
 
 
