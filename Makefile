@@ -5,7 +5,7 @@ READY := .venv/ready
 # Started as a module, so that the pages can import what makes them; its advertisement is left out.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: demo test test-all check docs docs-serve browser bench fuzz clean
+.PHONY: demo test test-all test-gpu check docs docs-serve browser bench fuzz clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -15,6 +15,17 @@ test: check browser
 
 test-all: check browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# Every test that needs CUDA, between several ranks on one GPU too. From the source and with what
+# python3 has, so that it runs where nothing can be installed; with .venv where there is one.
+GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+GPU_SECONDS ?= 570
+test-gpu:
+	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or \
+	    sys.exit("make test-gpu needs a CUDA device, but torch sees none")'
+	OMP_NUM_THREADS=1 PYTHONPATH=src timeout --signal=INT --kill-after=20 $(GPU_SECONDS) \
+	    $(GPU_PYTHON) -m pytest -m gpu -rfEs --durations=15 -o faulthandler_timeout=240 \
+	    $$(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
 
 check: $(READY)
 	$(BIN)/ruff check

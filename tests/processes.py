@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-__all__ = ["Backend", "JobFailedError", "Processes", "join_one_gpu"]
+__all__ = ["Backend", "JobFailedError", "Processes", "backend_of", "join_one_gpu"]
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -122,6 +122,11 @@ def _describe(job: str, answers: dict[int, _Answer], num_ranks: int, seconds: fl
         is_well, content = answers.get(rank, (False, f"no answer after {seconds} seconds\n"))
         lines.append(f"rank {rank}: ended well" if is_well else f"rank {rank}: {content}")
     return "\n".join(lines)
+
+
+def backend_of(device: torch.device) -> Backend:
+    """What ranks talk by whose tensors are on this device."""
+    return "nccl" if device.type == "cuda" else "gloo"
 
 
 def join_one_gpu(rank: int) -> torch.device:

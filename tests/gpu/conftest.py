@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.processes import Backend, Processes
+from tests.processes import Processes, backend_of
 
 
 @pytest.fixture(scope="session")
@@ -16,15 +16,11 @@ def accelerator() -> torch.device:
 
 @pytest.fixture(scope="session")
 def two_ranks(accelerator: torch.device) -> Iterator[Processes]:
-    with Processes(2, _backend_of(accelerator)) as processes:
+    with Processes(2, backend_of(accelerator)) as processes:
         yield processes
 
 
 @pytest.fixture(scope="session")
 def four_ranks(accelerator: torch.device) -> Iterator[Processes]:
-    with Processes(4, _backend_of(accelerator)) as processes:
+    with Processes(4, backend_of(accelerator)) as processes:
         yield processes
-
-
-def _backend_of(device: torch.device) -> Backend:
-    return "nccl" if device.type == "cuda" else "gloo"

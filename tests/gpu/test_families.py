@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def train_one(family: str, device: torch.device, are_equal: bool, gives_device: 
     ranks = dist.get_world_size()
     blocks = make_blocks(widths_of(4 * ranks, are_equal=are_equal), device)
     twin = Twin.of(nn.Sequential(*blocks))
-    chosen = {"device": device} if gives_device else {}
+    chosen: dict[str, Any] = {"device": device} if gives_device else {}
     rows, count = 4 * ranks, 2 * ranks
     shapes = [(rows,), (rows,), (rows, 3), (rows, 3), (rows,), (rows + 1,), (rows,)]
     wrong: Wrong = {}

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import penstock as ps
 from penstock.ir.actions import Action, Kind
 from tests.gpu.problems import EQUAL, Twin, closing, make_batch, make_blocks, widths_of
 from tests.models import make_stages, mean_loss
-from tests.processes import Processes
+from tests.processes import Processes, backend_of
 from tests.training.fault_ranks import run_ranks
 
 pytestmark = pytest.mark.gpu
@@ -45,7 +46,7 @@ def kill() -> None:
 
 
 def make_pipeline(
-    family: str, device: torch.device, trap: Trap, kinds: tuple[Kind, ...], **settings: ps.Watch
+    family: str, device: torch.device, trap: Trap, kinds: tuple[Kind, ...], **settings: Any
 ) -> tuple[Twin, ps.Pipeline]:
     ranks = dist.get_world_size()
     blocks = make_blocks(widths_of(2 * ranks, are_equal=True), device)
@@ -110,7 +111,7 @@ def test_survivors_of_a_killed_rank_say_who_it_was(
     accelerator: torch.device, ranks: int, step: int, tmp_path: Path
 ) -> None:
     # Without MPS, under which the end of one client can take the others along.
-    backend = "nccl" if accelerator.type == "cuda" else "gloo"
+    backend = backend_of(accelerator)
     fates = run_ranks(
         train_into_a_kill, ranks, tmp_path, accelerator, tmp_path, step, backend=backend
     )

@@ -38,7 +38,8 @@ class Unspin(nn.Module):
         self.layer = nn.Linear(EQUAL, EQUAL, dtype=torch.float64)
 
     def forward(self, value: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        return (value * self.factor).imag + self.layer(part * value.real)
+        made: torch.Tensor = self.layer(part * value.real)
+        return (value * self.factor).imag + made
 
 
 class Widen(nn.Module):
@@ -76,7 +77,8 @@ class Narrow(nn.Module):
         for name in ("half", "brain", "single", "small", "bytes"):
             y = y + given[name].double() / 128
         y = torch.where(given["mask"], y, 2 * y).gather(-1, given["index"])
-        return y + given["transposed"].flatten(1) + given["nothing"].sum()
+        y = y + given["transposed"].flatten(1) + given["nothing"].sum()
+        return y
 
 
 def train_pairs(rank: int, device: torch.device) -> dict[str, dict[str, float]]:

@@ -137,7 +137,7 @@ def _work(
         device_id=join_one_gpu(rank) if backend == "nccl" else None,
     )
     # The threads of NCCL may hold up the end of a process whose peer has gone.
-    leave = os._exit if backend == "nccl" else sys.exit
+    leave: Callable[[int], object] = os._exit if backend == "nccl" else sys.exit
     with _telling(pipe, leave) as told:
         told.append(job(rank, *args))
     dist.destroy_process_group()
