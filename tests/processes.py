@@ -177,12 +177,11 @@ def _answer(
 ) -> _Answer:
     try:
         start()
-        try:
-            result = job(rank, *args)
-            # Nobody leaves while another still talks to it.
-            dist.barrier()
-            return True, result
-        finally:
-            dist.destroy_process_group()
+        result = job(rank, *args)
+        # Nobody leaves while another still talks to it.
+        dist.barrier()
+        dist.destroy_process_group()
     except BaseException:
+        # The process will be ended; leaving the group might wait for ranks that never come.
         return False, format_exc()
+    return True, result

@@ -77,8 +77,8 @@ class Narrow(nn.Module):
         for name in ("half", "brain", "single", "small", "bytes"):
             y = y + given[name].double() / 128
         y = torch.where(given["mask"], y, 2 * y).gather(-1, given["index"])
-        y = y + given["transposed"].flatten(1) + given["nothing"].sum()
-        return y
+        joined: torch.Tensor = y + given["transposed"].flatten(1) + given["nothing"].sum()
+        return joined
 
 
 def train_pairs(rank: int, device: torch.device) -> dict[str, dict[str, float]]:

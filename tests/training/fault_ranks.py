@@ -136,22 +136,23 @@ def _work(
         timeout=limit,
         device_id=join_one_gpu(rank) if backend == "nccl" else None,
     )
-    # The threads of NCCL may hold up the end of a process whose peer has gone.
-    leave: Callable[[int], object] = os._exit if backend == "nccl" else sys.exit
-    with _telling(pipe, leave) as told:
+    with _telling(pipe, backend) as told:
         told.append(job(rank, *args))
     dist.destroy_process_group()
 
 
 @contextmanager
-def _telling(pipe: Connection, leave: Callable[[int], object]) -> Iterator[list[Any]]:
+def _telling(pipe: Connection, backend: Backend) -> Iterator[list[Any]]:
     """Send what is put in the list, or what is raised instead."""
     told: list[Any] = []
     try:
         yield told
     except Exception as error:
         pipe.send_bytes(pickle.dumps(_portable(error)))
-        leave(1)
+        if backend == "nccl":
+            # Its threads may hold up the end of a process whose peer has gone.
+            os._exit(1)
+        sys.exit(1)
     pipe.send_bytes(pickle.dumps(told[0]))
 
 
