@@ -41,6 +41,9 @@ from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = ["StageGraphs"]
 
+# How often in a row weights and buffers may be found in other memory before that is for good.
+_MOST_MOVES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
@@ -61,6 +64,7 @@ class StageGraphs:
         self._memory: tuple[Place, ...] = ()
         self._gradients: _Gradients | None = None
         self._peak = 0
+        self._moves = 0
         self._is_given_up = False
 
     def run(self, call: Any, num_held: int) -> tuple[Any] | None:
@@ -105,9 +109,13 @@ class StageGraphs:
         memory = places_of(self._module)
         if signature != self._signature or memory != self._memory:
             # Seen for the first time: run as it is, and capture when it comes again.
+            self._moves = self._moves + 1 if signature == self._signature else 0
+            if self._moves == _MOST_MOVES:
+                raise NotCapturableError("its weights or buffers move to other memory every time")
             self._signature, self._memory = signature, memory
             self._slots, self._gradients, self._peak = [], None, 1
             return
+        self._moves = 0
         if len(self._slots) == self._peak:
             return
         require_capturable(self._module)

@@ -32,13 +32,14 @@ _MODE = "thread_local"
 
 
 class Place(NamedTuple):
-    """Where a weight or a buffer lies, and how its numbers are laid out there."""
+    """Where a weight or a buffer lies, how it is laid out there, and how it is trained."""
 
     address: int
     shape: torch.Size
     strides: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    has_hooks: bool
 
 
 class NotCapturableError(PenstockError, RuntimeError):
@@ -48,10 +49,14 @@ class NotCapturableError(PenstockError, RuntimeError):
 def places_of(module: nn.Module) -> tuple[Place, ...]:
     """Where everything lies that a graph would find by its address."""
     return tuple(
-        Place(t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad)
+        Place(t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad, _has_hooks(t))
         for tensors in (module.parameters(), module.buffers())
         for t in tensors
     )
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def require_device(tensors: Iterable[torch.Tensor], what: str) -> None:
@@ -66,7 +71,7 @@ def require_capturable(module: nn.Module) -> None:
     require_device(module.parameters(), "has")
     require_device(module.buffers(), "has")
     for name, parameter in module.named_parameters():
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        if _has_hooks(parameter):
             raise NotCapturableError(f"{name} has hooks, which a graph does not call")
 
 
