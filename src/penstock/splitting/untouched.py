@@ -1,12 +1,38 @@
 """Runs of a model that leave no trace: buffers, gradients and random numbers stay as they were."""
 
+import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["untouched"]
+__all__ = ["same_random_numbers", "untouched"]
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Let random numbers be drawn, and put Python's, NumPy's and torch's generators back."""
+    python, numpy, host = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # Asking for states before CUDA is in use would start it, which takes memory on every device.
+    was_in_use = torch.cuda.is_initialized()
+    before = [generator.get_state() for generator in _device_generators()]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(host)
+        for number, generator in enumerate(_device_generators()):
+            if was_in_use:
+                generator.set_state(before[number])
+            else:
+                generator.manual_seed(generator.initial_seed())
+
+
+def _device_generators() -> tuple[torch.Generator, ...]:
+    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
 
 
 @contextmanager
@@ -23,7 +49,7 @@ def untouched(modules: Iterable[nn.Module]) -> Iterator[None]:
     for parameter in gradients:
         parameter.grad = None
     try:
-        with torch.random.fork_rng():
+        with same_random_numbers():
             yield
     finally:
         for parameter, gradient in gradients.items():

@@ -1,13 +1,14 @@
 """Tracing that leaves no trace: neither in the model and random numbers, nor on the screen."""
 
 import logging
-import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from io import StringIO
 
 import torch
 from torch import nn
+
+from penstock.splitting.untouched import same_random_numbers
 
 __all__ = ["quiet_export", "undisturbed"]
 
@@ -18,7 +19,6 @@ _TALKATIVE = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Leave the model and random numbers as they are, and let no mode of the caller in."""
-    states = torch.get_rng_state(), random.getstate()
     attributes = [(module.__dict__, dict(module.__dict__)) for module in model.modules()]
     # Buffers, and hooks too: a model that installs some and notes so would else do it twice.
     tables = [
@@ -28,6 +28,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         if isinstance(value, dict)
     ]
     with ExitStack() as stack:
+        stack.enter_context(same_random_numbers())
         stack.enter_context(torch.enable_grad())
         for device_type in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device_type):
@@ -35,8 +36,6 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            torch.set_rng_state(states[0])
-            random.setstate(states[1])
             for held, before in [*attributes, *tables]:
                 held.clear()
                 held.update(before)
