@@ -30,8 +30,10 @@ from penstock.training.agreement import (
     tell_failure,
 )
 from penstock.training.batch import unwrap
+from penstock.training.device import find_device
 from penstock.training.guard import Guard, NoGuard
 from penstock.training.guard_opening import open_guard
+from penstock.training.membership import warn_without_group
 from penstock.training.pipeline_facts import Terms, model_fact, schedule_fact, version_facts
 from penstock.training.programs import (
     ScheduleSource,
@@ -59,6 +61,7 @@ class Crew:
     schedule: Schedule
     transport: Transport
     stages: dict[int, Stage]
+    device: torch.device
     guard: Guard
 
 
@@ -71,6 +74,7 @@ class _Part:
     source: ScheduleSource
     schedule: Schedule
     stages: dict[int, Stage]
+    device: torch.device
     checkpointed: tuple[int, ...]
 
 
@@ -82,23 +86,24 @@ def gather_crew(
     microbatches: int | None,
     group: dist.ProcessGroup | None,
     ranks: int | None,
-    device: torch.device,
+    device: torch.device | str | None,
     disturbance: Disturbance | None,
     watch: Watch,
 ) -> Crew:
     """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
     if group is None:
         part = _build(stages, schedule, terms, microbatches, None, ranks, device)
+        warn_without_group(ranks, part.stages.values())
         transport = _disturbed(LocalTransport(part.schedule.num_ranks), disturbance)
         return _crew(part, transport, NoGuard())
-    members = GroupTransport(group, device)
     try:
         _require_names(group, disturbance)
         part = _build(stages, schedule, terms, microbatches, group, ranks, device)
         facts, known = _facts(part, terms), _model_facts(stages, part)
     except Exception as error:
-        tell_failure(members, error)
+        tell_failure(GroupTransport(group, torch.device("cpu")), error)
         raise
+    members = GroupTransport(group, part.device)
     agree(members, facts)
     agree_where_known(members, known)
     members.open_channels(_pairs(part.schedule))
@@ -114,6 +119,7 @@ def _crew(part: _Part, transport: Transport, guard: Guard) -> Crew:
         part.schedule,
         transport,
         part.stages,
+        part.device,
         guard,
     )
 
@@ -125,10 +131,9 @@ def _build(
     microbatches: int | None,
     group: dist.ProcessGroup | None,
     ranks: int | None,
-    device: torch.device,
+    device: torch.device | str | None,
 ) -> _Part:
     """All that can be done without the other ranks."""
-    _require_graphs(terms, device)
     order = schedule.schedule if isinstance(schedule, Plan) else schedule
     count = count_microbatches(order, microbatches)
     modules, dataflow = _take_apart(stages, order)
@@ -136,9 +141,11 @@ def _build(
     found = source.training(count)
     own = range(found.num_ranks) if group is None else [dist.get_rank(group)]
     held = _own_stages(modules, found, own)
+    home = find_device(device, {index: stage.module for index, stage in held.items()}, group)
+    _require_graphs(terms, home)
     checkpointed = _checkpointed_stages(schedule)
     _set_up(held, found, checkpointed, terms.cuda_graphs)
-    return _Part(modules, count, source, found, held, checkpointed)
+    return _Part(modules, count, source, found, held, home, checkpointed)
 
 
 def _take_apart(
@@ -160,7 +167,8 @@ def _checkpointed_stages(schedule: str | Schedule | Plan) -> tuple[int, ...]:
 def _require_graphs(terms: Terms, device: torch.device) -> None:
     if terms.cuda_graphs and device.type != "cuda":
         raise ArgumentError(
-            f"cuda_graphs asks for a CUDA device (device: {device}); leave it out, or set device"
+            f"cuda_graphs asks for a CUDA device (device: {device}); leave it out, or move "
+            "the stages there"
         )
     if terms.cuda_graphs and terms.seed is not None:
         raise ArgumentError(

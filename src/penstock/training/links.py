@@ -16,6 +16,7 @@ from penstock.runtime.group_transport import GroupTransport
 from penstock.runtime.stage import Packet
 from penstock.runtime.transport import Message
 from penstock.training.agreement import gather_values
+from penstock.training.device import find_device
 
 __all__ = ["Links", "measure_links"]
 
@@ -44,7 +45,7 @@ class Links:
 def measure_links(
     group: dist.ProcessGroup,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     large_bytes: int = 4 << 20,
     repeats: int = 20,
 ) -> Links:
@@ -52,14 +53,16 @@ def measure_links(
 
     Each number is the median of half a round trip, so both directions of a link are alike. Ranks
     that are no neighbours, in a ring, never talk in a loop or V placement: their links are taken
-    to be as slow as the slowest one that was measured.
+    to be as slow as the slowest one that was measured. Messages lie on `device`, by default the
+    one that the group's backend is for.
     """
     if large_bytes <= _SMALL_BYTES or repeats < 1:
         raise ArgumentError(
             f"large_bytes must be more than {_SMALL_BYTES} and repeats at least 1 "
             f"(got {large_bytes} and {repeats})"
         )
-    transport = GroupTransport(group, torch.device(device))
+    place = find_device(device, {}, group)
+    transport = GroupTransport(group, place)
     ranks = transport.num_ranks
     pairs = sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks)})
     pairs = [(a, b) for a, b in pairs if a != b]
@@ -70,7 +73,7 @@ def measure_links(
         mine = None
         if transport.ranks[0] in pair:
             sizes = (_SMALL_BYTES, large_bytes)
-            mine = [_one_way(transport, pair, size, repeats, device) for size in sizes]
+            mine = [_one_way(transport, pair, size, repeats, place) for size in sizes]
         small, large = gather_values(transport, mine)[pair[0]]
         found[pair] = small, (large_bytes - _SMALL_BYTES) / max(large - small, 1e-9)
     return _complete(ranks, found)
@@ -81,11 +84,11 @@ def _one_way(
     pair: tuple[int, int],
     size: int,
     repeats: int,
-    device: torch.device | str,
+    device: torch.device,
 ) -> float:
     """The median seconds of a message of so many bytes, as the first of the two sees it."""
     packet = Packet("T", [torch.zeros(size, dtype=torch.uint8, device=device)])
-    clock = clock_for(torch.device(device))
+    clock = clock_for(device)
     # The first two rounds learn what is sent, and warm up; none of them counts.
     seconds = [_round_trip(transport, pair, packet, clock) for _ in range(repeats + 2)]
     return median(seconds[2:]) / 2

@@ -21,6 +21,7 @@ from penstock.runtime.microbatch import Ready, count_rows
 from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
 from penstock.splitting.untouched import untouched
+from penstock.training.device import find_device
 from penstock.training.optimizer_state import MakeOptimizer, count_optimizer_bytes
 from penstock.training.pipeline import Pipeline
 from penstock.training.stage_bytes import ActionBytes
@@ -87,7 +88,7 @@ def measure(
     loss: Callable[..., torch.Tensor],
     target: Any = None,
     microbatches: int = 5,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Costs:
     """Seconds of F, I, W and B and bytes of every stage, for one microbatch as given.
@@ -96,7 +97,8 @@ def measure(
     for how far they can be trusted. Activations are what a forward leaves in use on its rank, and
     the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
     or a function that makes one for a list of parameters; its state is counted from one step on
-    a copy. Parameters, gradients, buffers and random numbers stay as they are.
+    a copy. The stages run where their parameters are; `device` is needed only where these do not
+    say it. Parameters, gradients, buffers and random numbers stay as they are.
     """
     found = measure_closely(
         stages,
@@ -119,14 +121,15 @@ def measure_closely(
     loss: Callable[..., torch.Tensor],
     target: Any = None,
     microbatches: int = 5,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Measurement:
     """What `measure` gives, and the spread of its seconds."""
     if microbatches < 1:
         raise ArgumentError(f"microbatches must be at least 1 (microbatches: {microbatches})")
-    sample = _Sample(args, kwargs or {}, target, loss, microbatches, torch.device(device))
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
+    place = find_device(device, dict(enumerate(modules)))
+    sample = _Sample(args, kwargs or {}, target, loss, microbatches, place)
     with untouched(modules):
         split = _observe(stages, len(modules), ("F", "I", "W"), sample)
         whole = _observe(stages, len(modules), ("F", "B"), sample)
@@ -158,7 +161,12 @@ def _observe(
     schedule = Schedule.from_orders(orders, name="one by one")
     held = ActionBytes(sample.device)
     pipeline = Pipeline(
-        stages, schedule, loss=sample.loss, device=sample.device, around=held.around
+        stages,
+        schedule,
+        loss=sample.loss,
+        ranks=count,
+        device=sample.device,
+        around=held.around,
     )
     batch = [_repeat(value, sample.microbatches) for value in sample.args]
     named = {name: _repeat(value, sample.microbatches) for name, value in sample.kwargs.items()}

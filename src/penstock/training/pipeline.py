@@ -39,6 +39,7 @@ from penstock.training.batch_agreement import BatchAgreement
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.crew import Modules, gather_crew
 from penstock.training.loss import takes_target, with_target
+from penstock.training.membership import find_group
 from penstock.training.outcome import gather_outcome, raise_first_fault
 from penstock.training.pipeline_facts import Terms
 from penstock.training.recording import join_recordings
@@ -79,7 +80,8 @@ class Pipeline:
     or a mapping from stage to module with just those. `schedule` is the name of a family, a
     `Schedule` or a `Plan`; the last two bring their number of `microbatches`. With `group` (a
     process group, or one dimension of a device mesh) every process is one rank; without it, this
-    process runs all `ranks`.
+    process runs all `ranks`. The stages run where their parameters are; `device` is needed only
+    where these do not say it.
 
     >>> stages = [nn.Linear(4, 4), nn.Linear(4, 4)]
     >>> pipeline = Pipeline(stages, "1F1B", microbatches=2, loss=nn.MSELoss())
@@ -110,7 +112,7 @@ class Pipeline:
         reduction: Reduction = "mean",
         group: dist.ProcessGroup | DeviceMesh | None = None,
         ranks: int | None = None,
-        device: torch.device | str = "cpu",
+        device: torch.device | str | None = None,
         around: Mapping[Kind, Around] | None = None,
         merge: Callable[[list[torch.Tensor]], torch.Tensor] | None = None,
         ties: Sequence[Sequence[str]] = (),
@@ -124,8 +126,7 @@ class Pipeline:
         self._reduction = reduction
         self._around = dict(around or {})
         self._merge = merge
-        self._device = torch.device(device)
-        process_group = group.get_group() if isinstance(group, DeviceMesh) else group
+        process_group = find_group(group)
         pipe = stages if isinstance(stages, Pipe) else None
         crew = gather_crew(
             stages,
@@ -134,13 +135,14 @@ class Pipeline:
             microbatches=microbatches,
             group=process_group,
             ranks=ranks,
-            device=self._device,
+            device=device,
             disturbance=disturbance,
             watch=watch,
         )
         modules, self._microbatches = crew.modules, crew.microbatches
         self._source, self._schedule = crew.source, crew.schedule
         self._transport, self._stages = crew.transport, crew.stages
+        self._device = crew.device
         self._guard = crew.guard
         self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
         self._agreement = BatchAgreement(self._transport, self._schedule, self._accepted.values())
@@ -202,6 +204,19 @@ class Pipeline:
     def schedule(self) -> Schedule:
         """The schedule of a full training step, without communication unless it was given so."""
         return self._schedule
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this process's stages run on; values from other ranks arrive there."""
+        return self._device
+
+    def __repr__(self) -> str:
+        held, ranks = list(self._stages), list(self._transport.ranks)
+        return (
+            f"<Pipeline {self._schedule.name}, {self._microbatches} microbatches: stages {held} "
+            f"of {self._schedule.num_stages} as ranks {ranks} of {self._schedule.num_ranks} on "
+            f"{self._device}>"
+        )
 
     @property
     def random_step(self) -> int:

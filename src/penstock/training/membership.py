@@ -1,0 +1,56 @@
+"""Whether this process belongs to a pipeline's group, and whether it was meant to have one."""
+
+import os
+import warnings
+from collections.abc import Iterable
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from penstock.errors import ArgumentError
+from penstock.runtime.stage import Stage
+
+__all__ = ["find_group", "warn_without_group"]
+
+
+def find_group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+    """Return the process group that was given; a process that is not in it is refused."""
+    if isinstance(given, DeviceMesh):
+        if given.get_coordinate() is None:
+            raise _outside(f"ranks: {given.mesh.flatten().tolist()}")
+        return given.get_group()
+    if given is not None and dist.get_rank(given) < 0:
+        # torch gives the same number for every group that a process is not in.
+        ranks = dist.get_process_group_ranks(given)
+        raise _outside(f"ranks of the last one made without this process: {ranks}")
+    return given
+
+
+def _outside(members: str) -> ArgumentError:
+    return ArgumentError(
+        f"this process, rank {dist.get_rank()} of {dist.get_world_size()}, is not in the group "
+        f"that it was given ({members}); build the pipeline only on processes of its group"
+    )
+
+
+def warn_without_group(ranks: int | None, stages: Iterable[Stage]) -> None:
+    """Warn that one of several processes trains a whole model by itself, unless that is meant.
+
+    It is if `ranks` was given, or if a stage is data-parallel, as in replicas of one process each.
+    """
+    world = _world_size(os.environ.get("WORLD_SIZE"), os.environ.get("RANK"))
+    if ranks is None and world > 1 and all(stage.replica.is_alone for stage in stages):
+        warnings.warn(
+            f"{world} processes were started, and without group= each of them runs all ranks and "
+            "trains a model of its own; give group=torch.distributed.group.WORLD, or ranks= if "
+            "that is what you want",
+            stacklevel=4,
+        )
+
+
+def _world_size(size: str | None, rank: str | None) -> int:
+    """Return how many processes there are, as torch knows or as torchrun tells this one."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    is_launched = size is not None and size.isdecimal() and rank is not None
+    return int(size) if is_launched and size is not None else 1
