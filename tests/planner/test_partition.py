@@ -195,6 +195,8 @@ def test_what_a_partition_tells() -> None:
         activation_bytes=(0, 0, 0, 3),
         weight_stash_bytes=(0, 0, 0, 3),
         parameter_bytes=(8, 8, 8, 8),
+        gradient_bytes=(0, 0, 0, 0),
+        optimizer_bytes=(0, 0, 0, 0),
         message_bytes=(0, 0, 0, 2),
         workspace_bytes=(0, 0, 0, 7),
     )

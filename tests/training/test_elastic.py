@@ -16,8 +16,9 @@ from torch import nn
 
 import penstock as ps
 from penstock.errors import ArgumentError
+from penstock.planner.choosing.layer_files import read_layers
 from tests.processes import Processes
-from tests.training.elastic_run import STEPS, Model, adam, batch, make_job
+from tests.training.elastic_run import ROWS, STEPS, WIDTH, Model, adam, batch, make_job
 
 _LIMIT_SECONDS = 240.0
 _SCRIPT = Path(__file__).with_name("elastic_run.py")
@@ -196,3 +197,31 @@ def test_a_store_that_restarts_share_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
     with pytest.raises(ArgumentError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         ps.train_elastically(make_job(), "nowhere")
+
+
+def plan_within(_: int, folder: Path, memory: float) -> str:
+    """What a start says of a job with Adam that has so many bytes per rank."""
+    job = replace(make_job(), costs=None, steps=1, memory=memory)
+    try:
+        ps.train_elastically(job, folder, plan_seconds=0.5)
+    except ps.PenstockError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+# The plan was made from costs measured without the optimizer: it promised a limit that two
+# averages per parameter broke, and only the rank that plans heard of limits that cannot be kept.
+def test_a_plan_counts_the_state_of_the_jobs_optimizer(
+    tmp_path: Path, two_processes: Processes
+) -> None:
+    two_processes.run(plan_within, tmp_path / "free", 1e9)
+    layer = 8 * (WIDTH * WIDTH + WIDTH)
+    measured = read_layers(tmp_path / "free" / "layers.json").layers[ROWS // 4]
+    assert [(p.parameter_bytes, p.gradient_bytes, p.optimizer_bytes) for p in measured] == [
+        (layer, layer, 2 * layer + 2 * 4)
+    ] * 8
+    # Room for the parameters and gradients of a rank's half, but not for its optimizer's state.
+    first, second = two_processes.run(plan_within, tmp_path / "tight", 4 * 3 * layer)
+    assert first.startswith("MemoryLimitError: ")
+    told = first.removeprefix("MemoryLimitError: ")
+    assert second == f"PipelineError: rank 0 cannot build its part of the pipeline: {told}"

@@ -13,11 +13,11 @@ from penstock.view.balance import balance_table
 from penstock.view.palette import LOOKS
 
 WITH_BYTES = """\
-stage  rank  pieces         F  I  W  of slowest          parameters  activations        rank memory
-    0     0  a.0         1  1  1  1  █████       50.0 %       1 GiB    4 x 1 MiB  3.01 GiB of 4 GiB
-    1     1  a.1         1  1  1  1  █████       50.0 %       1 GiB    3 x 1 MiB  2.01 GiB of 4 GiB
-    2     1  a.2         1  1  1  1  █████       50.0 %       1 GiB    3 x 1 MiB  2.01 GiB of 4 GiB
-    3     0  a.3 .. a.4  2  2  2  2  ██████████ 100.0 %       2 GiB    4 x 2 MiB  3.01 GiB of 4 GiB
+stage  rank  pieces         F  I  W  of slowest          resident  activations        rank memory
+    0     0  a.0         1  1  1  1  █████       50.0 %     1 GiB    4 x 1 MiB  3.01 GiB of 4 GiB
+    1     1  a.1         1  1  1  1  █████       50.0 %     1 GiB    3 x 1 MiB  2.01 GiB of 4 GiB
+    2     1  a.2         1  1  1  1  █████       50.0 %     1 GiB    3 x 1 MiB  2.01 GiB of 4 GiB
+    3     0  a.3 .. a.4  2  2  2  2  ██████████ 100.0 %     2 GiB    4 x 2 MiB  3.01 GiB of 4 GiB
 balance 62.5 %: slowest stage 6 (stage 3), slowest rank 9"""
 
 

@@ -59,10 +59,10 @@ class Partition:
 
     @property
     def stage_bytes(self) -> tuple[float, ...]:
-        """Per stage, its parameters and the activations of all microbatches in flight."""
-        parameters = self._per_stage(lambda piece: piece.parameter_bytes)
+        """Per stage, what it always holds and the activations of all microbatches in flight."""
+        resident = self._per_stage(lambda piece: piece.resident_bytes)
         activations = self._per_stage(lambda piece: piece.activation_bytes)
-        parts = zip(parameters, self.in_flight, activations, strict=True)
+        parts = zip(resident, self.in_flight, activations, strict=True)
         return tuple(held + count * each for held, count, each in parts)
 
     @property
@@ -100,6 +100,8 @@ class Partition:
             activation_bytes=self._per_stage(lambda piece: piece.activation_bytes),
             weight_stash_bytes=self._per_stage(lambda piece: piece.weight_stash_bytes),
             parameter_bytes=self._per_stage(lambda piece: piece.parameter_bytes),
+            gradient_bytes=self._per_stage(lambda piece: piece.gradient_bytes),
+            optimizer_bytes=self._per_stage(lambda piece: piece.optimizer_bytes),
             message_bytes=[stage[0].message_bytes for stage in self.stages],
             workspace_bytes=[max(p.workspace_bytes for p in stage) for stage in self.stages],
         )
@@ -137,8 +139,9 @@ def partition(
 
     Among those cuts it takes the ones whose slowest rank is fastest, and of these the most even
     ones. `memory` is the cap, the same for all or one per rank; a rank holds the parameters of its
-    stages, and their activations once for every microbatch `in_flight` (the same for all, or one
-    number per stage, such as `count_in_flight(schedule)` gives).
+    stages with their gradients and optimizer state, and their activations once for every
+    microbatch `in_flight` (the same for all, or one number per stage, such as
+    `count_in_flight(schedule)` gives).
 
     >>> pieces = [Piece.of_weight(name, weight) for name, weight in zip("abcd", [1, 1, 1, 3])]
     >>> partition(pieces, Placement.loop(ranks=2)).sizes

@@ -12,7 +12,7 @@ __all__ = ["Piece"]
 class Piece:
     """A part of a model that stays whole: seconds per microbatch, and bytes.
 
-    `parameter_bytes` stay: parameters, gradients, optimizer state, whatever is counted.
+    Parameters, gradients and optimizer state are held all the time, each counted as in `Costs`.
     `activation_bytes` are held for every microbatch in flight, `weight_stash_bytes` of them, or
     more, until its W. `message_bytes` is what the piece takes in, which is also what is held of it
     if its stage is checkpointed and begins with it; `workspace_bytes` is needed while it runs.
@@ -26,6 +26,8 @@ class Piece:
     backward_input: float = 0.0
     backward_weight: float = 0.0
     parameter_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    optimizer_bytes: float = 0.0
     activation_bytes: float = 0.0
     weight_stash_bytes: float = 0.0
     message_bytes: float = 0.0
@@ -44,6 +46,11 @@ class Piece:
     def of_weight(cls, name: str, weight: float) -> "Piece":
         """A piece of which only its share of the work is known: a third each for F, I and W."""
         return cls(name, forward=weight / 3, backward_input=weight / 3, backward_weight=weight / 3)
+
+    @property
+    def resident_bytes(self) -> float:
+        """The bytes that are held all the time: parameters, gradients and optimizer state."""
+        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
     @property
     def seconds(self) -> float:

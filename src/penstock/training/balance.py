@@ -31,7 +31,7 @@ def balance(
     memory: float | Sequence[float] | None = None,
     in_flight: int | Sequence[int] = 1,
     optimizer_bytes: float = 0.0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> Partition:
     """How many layers each stage should get: `split(model, layers=..., stages=found.sizes)`.
 
@@ -40,8 +40,8 @@ def balance(
     the device that the model is on. What stands before and after the layers counts with the first
     and the last, and so does the loss. `weights`, one per layer, replace the measurement.
 
-    `memory` caps the bytes of each rank: parameters and their gradients, `optimizer_bytes` for
-    every byte of parameters, and the activations of `in_flight` microbatches; see `partition`.
+    `memory` caps the bytes of each rank: parameters, gradients of those that are trained with
+    `optimizer_bytes` for every byte of them, and the activations of `in_flight` microbatches; see `partition`.
     """
     args, kwargs = tuple(example), dict(example_kwargs or {})
     if weights is None and loss is None:

@@ -20,17 +20,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from penstock.errors import ArgumentError
 from penstock.planner.choosing.layer_files import LayerCosts, read_layers, write_layers
 from penstock.planner.pieces import Piece
 from penstock.planner.plans import Plan
 from penstock.planner.searching import search
+from penstock.runtime.group_transport import GroupTransport
 from penstock.runtime.microbatch import split_batch
-from penstock.runtime.tree import map_tensors
 from penstock.runtime.watch import DEFAULT_WATCH, Watch
 from penstock.splitting.doors import split
+from penstock.training.agreement import together
 from penstock.training.checkpoint import Checkpoints
+from penstock.training.device import find_device
 from penstock.training.layer_costs import measure_layers
 from penstock.training.pipeline import Pipeline
 from penstock.training.weights import Reduction
@@ -48,8 +51,8 @@ class Job:
     of layers. `batch(step)` gives the model's positional arguments and the target of a step, the
     same in every process: data position is the step, so that nothing is skipped or seen twice.
     `rows` is how many rows a batch has, and `microbatches` into how many parts they are cut.
-    `costs` is what the layers cost for one microbatch; without it they are measured once, and
-    kept. `memory` is bytes per rank, for the planner. `seed` makes dropout the same for every
+    `costs` is what the layers cost for one microbatch, and what the optimizer holds for them;
+    without it they are measured once, and kept. `memory` is bytes per rank, for the planner. `seed` makes dropout the same for every
     number of ranks; see `Pipeline`.
     """
 
@@ -90,7 +93,7 @@ def train_elastically(
     save_every: int = 100,
     plan_seconds: float = 10.0,
     on_step: Callable[[ElasticStep], None] = lambda _step: None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     watch: Watch = DEFAULT_WATCH,
 ) -> Pipeline:
     """Train a job to its last step, from wherever its last checkpoint is; every process calls it.
@@ -98,22 +101,25 @@ def train_elastically(
     Under `torchrun`, whose restarts bring it back after a failure and after a change in the number
     of processes. `folder` is seen by all of them; it holds checkpoints, the measured costs and a
     plan per number of ranks, which is looked for `plan_seconds` once. `on_step` is called on every
-    rank; steps since the last checkpoint come again after a restart, with the same losses. Returns
-    the trained pipeline.
+    rank; steps since the last checkpoint come again after a restart, with the same losses. The
+    stages are moved to `device`, or stay where `job.model()` makes them. Returns the trained
+    pipeline.
     """
     if save_every < 1:
         raise ArgumentError(f"save_every counts steps, from 1 up (got {save_every})")
-    device = torch.device(device)
     _require_fresh_store()
+    model = job.model()
+    home = find_device(None, {0: model}) if device is None else find_device(device, {})
     if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if home.type == "cuda" else "gloo")
     place = Path(folder).absolute()
     ranks = dist.get_world_size()
-    model = job.model()
-    plan = _share_plan(job, model, place, ranks, device, plan_seconds)
+    plan = _share_plan(job, model, place, ranks, home, plan_seconds)
     assert plan.choices is not None, "a search has made the plan"
-    example, _ = _first_microbatch(job)
+    example, _ = _first_microbatch(job, find_device(None, {0: model}))
     pipe = split(model, layers=job.layers, stages=plan.choices.sizes, example=example)
+    for stage in plan.schedule.placement.stages(dist.get_rank()):
+        pipe.stages[stage].to(home)
     pipeline = Pipeline(
         pipe,
         plan,
@@ -121,7 +127,7 @@ def train_elastically(
         reduction=job.reduction,
         group=dist.group.WORLD if ranks > 1 else None,
         ranks=None if ranks > 1 else 1,
-        device=device,
+        device=home,
         seed=job.seed,
         watch=watch,
     )
@@ -157,27 +163,29 @@ def _share_plan(
     job: Job, model: nn.Module, folder: Path, ranks: int, device: torch.device, seconds: float
 ) -> Plan:
     """The plan for so many ranks: the first rank finds it, all read it."""
+    assert dist.group.WORLD is not None, "torch.distributed is running"
+    members = GroupTransport(dist.group.WORLD, torch.device("cpu"))
     is_first = dist.get_rank() == 0
     costs_file = folder / "layers.json"
-    if is_first and job.costs is None and not costs_file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        pieces = _measure(job, model, device)
-        _write_whole(costs_file, lambda file: write_layers(file, pieces))
-    _wait_for_all()
+    with together(members):
+        if is_first and job.costs is None and not costs_file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            found = _measure(job, model, device)
+            _write_whole(costs_file, lambda file: write_layers(file, found))
     pieces = _given(job) if job.costs is not None else read_layers(costs_file)
     plan_file = folder / f"plan-{ranks}-ranks-{_digest(job, pieces)}.json"
-    if is_first and not plan_file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        plan = search(
-            pieces.layers,
-            ranks=ranks,
-            batch=job.rows,
-            memory=job.memory,
-            transfer=pieces.transfer,
-            seconds=seconds,
-        ).best
-        _write_whole(plan_file, plan.to_file)
-    _wait_for_all()
+    with together(members):
+        if is_first and not plan_file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            plan = search(
+                pieces.layers,
+                ranks=ranks,
+                batch=job.rows,
+                memory=job.memory,
+                transfer=pieces.transfer,
+                seconds=seconds,
+            ).best
+            _write_whole(plan_file, plan.to_file)
     return Plan.from_file(plan_file)
 
 
@@ -189,22 +197,25 @@ def _given(job: Job) -> LayerCosts:
 
 def _measure(job: Job, model: nn.Module, device: torch.device) -> LayerCosts:
     """What the layers cost here, for one microbatch of the first batch."""
-    example, target = _first_microbatch(job)
+    example, target = _first_microbatch(job, device)
     pieces = measure_layers(
         model.to(device),
         layers=job.layers,
-        example=[map_tensors(lambda tensor: tensor.to(device), value) for value in example],
+        example=example,
         loss=job.loss,
-        target=map_tensors(lambda tensor: tensor.to(device), target),
+        target=target,
+        optimizer=job.optimizer,
         device=device,
     )
     return _given(replace(job, costs=pieces))
 
 
-def _first_microbatch(job: Job) -> tuple[tuple[Any, ...], Any]:
+def _first_microbatch(job: Job, device: torch.device) -> tuple[tuple[Any, ...], Any]:
+    """The arguments and the target of the first microbatch, on this device."""
     args, target = job.batch(0)
-    parts = tuple(split_batch(value, job.microbatches)[0] for value in args)
-    return parts, None if target is None else split_batch(target, job.microbatches)[0]
+    first = [split_batch(value, job.microbatches)[0] for value in (*args, target)]
+    *parts, wanted = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), first)
+    return tuple(parts), wanted
 
 
 def _digest(job: Job, costs: LayerCosts) -> str:
@@ -218,7 +229,3 @@ def _write_whole(file: Path, write: Callable[[Path], None]) -> None:
     partial = file.with_name(f"partial-{file.name}")
     write(partial)
     partial.replace(file)
-
-
-def _wait_for_all() -> None:
-    dist.all_reduce(torch.zeros(1))

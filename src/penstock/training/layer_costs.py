@@ -6,11 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.errors import ArgumentError
 from penstock.planner.pieces import Piece
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.by_layers.units import find_units
 from penstock.splitting.pipe import Pipe
 from penstock.training.measuring import measure
+from penstock.training.optimizer_state import MakeOptimizer
 
 __all__ = ["measure_layers", "measure_pieces"]
 
@@ -19,6 +21,8 @@ _COLUMNS = (
     "forward",
     "backward_input",
     "backward_weight",
+    "parameter_bytes",
+    "gradient_bytes",
     "activation_bytes",
     "weight_stash_bytes",
     "message_bytes",
@@ -34,14 +38,16 @@ def measure_layers(
     example_kwargs: Mapping[str, Any] | None = None,
     loss: Callable[..., torch.Tensor],
     target: Any = None,
+    optimizer: MakeOptimizer | None = None,
     optimizer_bytes: float = 0.0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> tuple[Piece, ...]:
     """Measure every layer of a model on one microbatch, for `partition` and `search`.
 
     `layers` names the model's lists of layers, as `split` takes them. What stands before and after
-    them counts with the first and the last, and so does the loss. `optimizer_bytes` is what the
-    optimizer holds for every byte of parameters.
+    them counts with the first and the last, and so does the loss. What the optimizer holds is
+    found out from `optimizer`, as by `measure`, or is `optimizer_bytes` for every byte of
+    parameters that are trained.
     """
     lists = [layers] if isinstance(layers, str) else list(layers)
     names = find_units(model, lists).layers
@@ -54,6 +60,7 @@ def measure_layers(
         kwargs,
         loss=loss,
         target=target,
+        optimizer=optimizer,
         optimizer_bytes=optimizer_bytes,
         device=device,
     )
@@ -68,18 +75,25 @@ def measure_pieces(
     *,
     loss: Callable[..., torch.Tensor],
     target: Any,
-    optimizer_bytes: float,
-    device: torch.device | str,
+    optimizer: MakeOptimizer | None = None,
+    optimizer_bytes: float = 0.0,
+    device: torch.device | str | None,
 ) -> list[Piece]:
-    """One piece per stage of a pipe: parameters count with their gradients and the optimizer."""
-    costs = measure(pipe, args, kwargs, loss=loss, target=target, device=device)
+    """Make one piece per stage of a pipe, from what the stage costs."""
+    if optimizer is not None and optimizer_bytes:
+        raise ArgumentError(
+            f"optimizer says what it holds; leave out optimizer_bytes (got {optimizer_bytes})"
+        )
+    costs = measure(
+        pipe, args, kwargs, loss=loss, target=target, device=device, optimizer=optimizer
+    )
     count = len(names)
     columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
-    parameters = (2 + optimizer_bytes) * costs.per_stage("parameter_bytes", count)
+    state = costs.per_stage("optimizer_bytes", count) + optimizer_bytes * columns["gradient_bytes"]
     return [
         Piece(
             name,
-            parameter_bytes=float(parameters[number]),
+            optimizer_bytes=float(state[number]),
             **{column: float(values[number]) for column, values in columns.items()},
         )
         for number, name in enumerate(names)

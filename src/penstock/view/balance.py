@@ -33,7 +33,7 @@ def balance_table(partition: Partition) -> Table:
     for title in ("", *(LOOKS[kind].letter for kind in _KINDS)):
         table.add_column(title, justify="right")
     table.add_column("of slowest")
-    for title in ("parameters", "activations", "rank memory") if has_bytes else ():
+    for title in ("resident", "activations", "rank memory") if has_bytes else ():
         table.add_column(title, justify="right")
     for stage in range(partition.placement.num_stages):
         cells = _work_cells(partition, stage)
@@ -60,7 +60,7 @@ def _byte_cells(partition: Partition, stage: int) -> list[str]:
     if partition.memory is not None:
         memory += f" of {format_bytes(partition.memory[rank])}"
     return [
-        format_bytes(sum(piece.parameter_bytes for piece in held)),
+        format_bytes(sum(piece.resident_bytes for piece in held)),
         f"{partition.in_flight[stage]} x "
         + format_bytes(sum(piece.activation_bytes for piece in held)),
         memory,

@@ -58,7 +58,7 @@ class Demand:
     def _bytes(self, in_flight: int) -> list[int]:
         """What every piece takes in a stage with so many microbatches in flight."""
         return [
-            ceil(piece.parameter_bytes) + in_flight * ceil(piece.activation_bytes)
+            ceil(piece.resident_bytes) + in_flight * ceil(piece.activation_bytes)
             for piece in self.pieces
         ]
 
