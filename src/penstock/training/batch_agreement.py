@@ -1,6 +1,6 @@
 """All ranks agree on a step's batch before anything of it is sent, or refuse it together."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from hashlib import sha256
 from typing import Any
@@ -10,9 +10,12 @@ from penstock.ir.schedule import Schedule
 from penstock.runtime.transport import Transport
 from penstock.training.agreement import gather_values
 from penstock.training.batch import Accepted, BatchFacts, try_split
+from penstock.training.data_agreement import compare_data
 
 __all__ = ["BatchAgreement"]
 
+# How many steps have their data compared at the start, when loaders are most often set up wrong.
+_FIRST_STEPS = 3
 # How many forms of a batch are remembered as fitting; the oldest go first.
 _SIGNATURES = 1024
 
@@ -21,30 +24,51 @@ class BatchAgreement:
     """Compares what the ranks were given; what has fitted once is not looked at again."""
 
     def __init__(
-        self, transport: Transport, schedule: Schedule, accepted: Iterable[Accepted]
+        self,
+        transport: Transport,
+        schedule: Schedule,
+        accepted: Iterable[Accepted],
+        *,
+        compares_data: bool = True,
     ) -> None:
         self._transport = transport
         self._schedule = schedule
         self._keywords = _gather_keywords(transport, list(accepted))
         self._agreed: dict[bytes, list[int]] = {}
+        # How many steps from now on have their data compared, whatever their form.
+        self._steps_to_compare = _FIRST_STEPS
+        self._compares_data = compares_data
 
     def agree(
-        self, facts: BatchFacts, values: Sequence[Any], *, mode: object, is_recorded: bool
+        self,
+        facts: BatchFacts,
+        values: Sequence[Any],
+        named: Mapping[str, Any],
+        *,
+        mode: object,
+        is_recorded: bool,
     ) -> tuple[list[int], bytes]:
         """The rows of each microbatch, agreed by all ranks, and a name for what was agreed.
 
-        `mode` is whatever else the values between stages depend on.
+        `named` has the values by their names, None for those that were left out. `mode` is whatever else the values between stages depend on.
         """
         mine = sha256(repr((facts, mode)).encode()).digest()
         everyone = self._transport.gather(mine + bytes([is_recorded]))
         _compare_recording([bool(told[-1]) for told in everyone])
         signature = sha256(b"".join(told[:-1] for told in everyone)).digest()
-        if signature not in self._agreed:
+        rows = self._agreed.get(signature)
+        is_new = rows is None
+        if rows is None:
             told = gather_values(self._transport, astuple(try_split(facts, values)))
+            rows = self._compare([BatchFacts(*theirs) for theirs in told])
+        if self._compares_data and len(everyone) > 1 and (is_new or self._steps_to_compare):
+            compare_data(self._transport, named)
+            self._steps_to_compare = max(0, self._steps_to_compare - 1)
+        if is_new:
             if len(self._agreed) == _SIGNATURES:
                 del self._agreed[next(iter(self._agreed))]
-            self._agreed[signature] = self._compare([BatchFacts(*theirs) for theirs in told])
-        return self._agreed[signature], signature
+            self._agreed[signature] = rows
+        return rows, signature
 
     def _compare(self, everyone: Sequence[BatchFacts]) -> list[int]:
         """Refuse, on every rank alike, a batch that does not fit together."""

@@ -98,6 +98,9 @@ class Pipeline:
     `cuda_graphs` stages run as CUDA graphs from the second step on, as long as shapes stay.
     With `seed`, random numbers inside stages depend on seed, step, layer and microbatch alone, so
     that dropout is the same for every layout and when run again in the backward.
+    In the first steps, and whenever the form of the batch is new, ranks compare a sample of what
+    they were given for the same argument, and refuse the step if it differs; `compare_data=False`
+    leaves that out.
     `watch` says how long to wait for a rank that does not answer before it is given up.
     `disturbance` is for tests: it slows down, reorders or cuts off what goes between ranks.
     """
@@ -118,6 +121,7 @@ class Pipeline:
         ties: Sequence[Sequence[str]] = (),
         cuda_graphs: bool = False,
         seed: int | None = None,
+        compare_data: bool = True,
         watch: Watch = DEFAULT_WATCH,
         disturbance: Disturbance | None = None,
     ) -> None:
@@ -131,7 +135,7 @@ class Pipeline:
         crew = gather_crew(
             stages,
             schedule,
-            Terms(loss is not None, reduction, ties, cuda_graphs, seed),
+            Terms(loss is not None, reduction, ties, cuda_graphs, seed, compare_data),
             microbatches=microbatches,
             group=process_group,
             ranks=ranks,
@@ -145,7 +149,12 @@ class Pipeline:
         self._device = crew.device
         self._guard = crew.guard
         self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
-        self._agreement = BatchAgreement(self._transport, self._schedule, self._accepted.values())
+        self._agreement = BatchAgreement(
+            self._transport,
+            self._schedule,
+            self._accepted.values(),
+            compares_data=compare_data,
+        )
         self._has_own_names = pipe is not None
         self._parameters = tuple(self.parameters())
         tied = ties if pipe is None else [*ties, *ties_of(pipe)]
@@ -375,6 +384,7 @@ class Pipeline:
         return self._agreement.agree(
             request.describe(self._needs_target),
             request.values,
+            request.named,
             mode=self._mode(),
             is_recorded=request.is_recorded,
         )

@@ -31,6 +31,7 @@ class Terms:
     ties: Sequence[Sequence[str]]
     cuda_graphs: bool
     seed: int | None
+    compare_data: bool = True
 
     def facts(self) -> list[Fact]:
         """Each of them; of a function only that it is one."""
@@ -41,6 +42,7 @@ class Terms:
             plain_fact("ties", [list(names) for names in self.ties]),
             plain_fact("cuda_graphs", self.cuda_graphs),
             plain_fact("seed", self.seed),
+            plain_fact("compare_data", self.compare_data),
         ]
 
 

@@ -30,6 +30,12 @@ class Request:
         """Everything that the user gave."""
         return (*self.args, *self.kwargs.values(), self.target)
 
+    @property
+    def named(self) -> dict[str, Any]:
+        """Everything that the user gave, by the names that errors have for it."""
+        positional = {f"argument {number}": value for number, value in enumerate(self.args)}
+        return positional | self.kwargs | {"target": self.target}
+
     def describe(self, needs_target: bool) -> BatchFacts:
         """What the other ranks are told of it."""
         return describe_batch(
