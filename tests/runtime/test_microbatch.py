@@ -178,17 +178,19 @@ def test_a_reducer_replaces_how_tensors_are_put_together() -> None:
         (
             [{"n": 1}, {"n": 1}, {"n": True}],
             "the outputs of microbatches 0 and 2 differ in structure or constants: "
-            '["d", [["n", ["c", 1]]]] and ["d", [["n", ["c", true]]]]; merge them yourself',
+            '["d", [["n", ["c", 1]]]] and ["d", [["n", ["c", true]]]]; let the last stage return '
+            "the same for every microbatch, or ask for no outputs",
         ),
         (
             [torch.ones(1), (torch.ones(1),)],
             "the outputs of microbatches 0 and 1 differ in structure or constants: "
-            '"T" and ["t", ["T"]]; merge them yourself',
+            '"T" and ["t", ["T"]]; let the last stage return the same for every microbatch, or ask '
+            "for no outputs",
         ),
         (
             [torch.ones(2, 5), torch.ones(2, 17)],
-            "outputs of shapes [(2, 5), (2, 17)] do not fit together along dimension 0; merge "
-            "them yourself",
+            "outputs of shapes [(2, 5), (2, 17)] do not fit together along dimension 0; give "
+            "Pipeline(merge=...) a function that joins them, or ask for no outputs",
         ),
     ],
 )

@@ -158,7 +158,8 @@ def merge_outputs(
         if text != texts[0]:
             raise BatchError(
                 f"the outputs of microbatches 0 and {number} differ in structure or constants: "
-                f"{texts[0]} and {text}; merge them yourself"
+                f"{texts[0]} and {text}; let the last stage return the same for every "
+                "microbatch, or ask for no outputs"
             )
     columns = zip(*(tensors for _, tensors in parts), strict=True)
     return unflatten(parts[0][0], [(merge or _concatenate)(list(column)) for column in columns])
@@ -168,7 +169,7 @@ def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:
     shapes = [tuple(tensor.shape) for tensor in tensors]
     if len({shape[1:] if shape else None for shape in shapes}) > 1:
         raise BatchError(
-            f"outputs of shapes {shapes} do not fit together along dimension 0; merge them "
-            "yourself"
+            f"outputs of shapes {shapes} do not fit together along dimension 0; give "
+            "Pipeline(merge=...) a function that joins them, or ask for no outputs"
         )
     return torch.cat(tensors) if shapes[0] else torch.stack(tensors)

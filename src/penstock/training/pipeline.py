@@ -322,12 +322,13 @@ class Pipeline:
         log.start(AGREEMENT)
         rows, signature = self._agree(request)
         lowered, program = self._program(len(rows), request.is_training)
-        results, recording, failure = Results(), None, None
+        results, recording, merged, failure = Results(), None, None, None
         self._begin_step(signature, request.is_training)
         log.end()
         try:
             batch = self._split(request, rows, program)
             recording = self._execute(program, batch, results, request.is_recorded)
+            merged = self._merge_outputs(results)
         except StepFailedError as error:
             failure = error
         log.start(FLUSH)
@@ -343,11 +344,9 @@ class Pipeline:
             self._ties.end_step()
         log.end()
         self._random_step += request.is_training
-        outputs = [results.outputs[number] for number in sorted(results.outputs)]
         timeline = None
         if recording is not None:
             timeline = join_recordings(self._transport, lowered, recording)
-        merged = merge_outputs(outputs, self._merge) if outputs else None
         return StepResult(outcome.loss, merged, timeline)
 
     def _begin_step(self, signature: bytes, is_training: bool) -> None:
@@ -401,6 +400,14 @@ class Pipeline:
             return request.split(rows, self._accepted, self._reduction, self._needs_target)
         except Exception as error:
             program.abandon()
+            raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
+
+    def _merge_outputs(self, results: Results) -> Any:
+        """This rank's outputs as one; where they do not fit, the step fails on every rank."""
+        outputs = [results.outputs[number] for number in sorted(results.outputs)]
+        try:
+            return merge_outputs(outputs, self._merge) if outputs else None
+        except Exception as error:
             raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
 
     def _program(self, count: int, is_training: bool) -> tuple[Schedule, Executor]:
