@@ -2,12 +2,14 @@
 
 A small Llama, made from its configuration so that nothing is downloaded; with `from_pretrained`
 the rest stays the same. It is split by its list of layers, without tracing and without a line of
-it changed: names, ties and gradients are the model's own.
+it changed: names, ties and gradients are the model's own. Under `torchrun --nproc-per-node 2` the
+same script trains on two ranks.
 
     python examples/hugging_face.py
 """
 
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import penstock as ps
@@ -26,7 +28,10 @@ pipe = ps.split(model, layers="model.layers", stages=4)
 print(pipe)
 
 # The model makes its loss from the labels; `find_loss` takes it out of the output.
-pipeline = ps.Pipeline(pipe, "ZBV", microbatches=4, loss=ps.find_loss)
+if dist.is_torchelastic_launched():
+    dist.init_process_group("gloo")
+group = dist.group.WORLD if dist.is_initialized() else None
+pipeline = ps.Pipeline(pipe, "ZBV", microbatches=4, loss=ps.find_loss, group=group)
 optimizer = torch.optim.AdamW(pipeline.parameters(), lr=3e-3)
 tokens = torch.randint(256, (8, 32))
 
@@ -37,4 +42,9 @@ for step in range(10):
     optimizer.zero_grad()
     print(f"step {step + 1:2}: loss {loss:.4f}")
 
-model.save_pretrained("trained")  # the pipeline has trained the model's own parameters
+# Every rank has trained its own stages; all together give the whole model to the first.
+state = pipeline.full_state_dict()
+if state:
+    model.save_pretrained("trained", state_dict=state)
+if dist.is_initialized():
+    dist.destroy_process_group()

@@ -7,13 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from docs_build.scripts import ORDER, Script, examples_page, read_scripts
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+load_file = pytest.importorskip("safetensors.torch").load_file
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {script.name: script for script in read_scripts(ROOT / "examples")}
@@ -95,6 +97,22 @@ def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
     expected = {"first_pipeline": 5, "hugging_face": 10, "lora": 10}.get(name, len(losses))
     assert len(losses) == expected
     assert losses == sorted(losses, reverse=True)
+
+
+# Each rank saved the model with its own half of it trained, over what the other had saved.
+@pytest.mark.slow
+def test_two_ranks_save_the_hugging_face_model_that_one_process_trains(tmp_path: Path) -> None:
+    script = SCRIPTS["hugging_face"]
+    folders = [tmp_path / "alone", tmp_path / "launched"]
+    for folder in folders:
+        folder.mkdir()
+    run_all([command_of(script)], folders[0])
+    launched = replace(script, command=f"torchrun --nproc-per-node 2 examples/{script.name}.py")
+    run_all([command_of(launched)], folders[1])
+    alone, saved = (load_file(folder / "trained" / "model.safetensors") for folder in folders)
+    assert set(saved) == set(alone)
+    for name, value in alone.items():
+        torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.slow

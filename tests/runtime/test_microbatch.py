@@ -184,8 +184,8 @@ def test_a_reducer_replaces_how_tensors_are_put_together() -> None:
         (
             [torch.ones(1), (torch.ones(1),)],
             "the outputs of microbatches 0 and 1 differ in structure or constants: "
-            '"T" and ["t", ["T"]]; let the last stage return the same for every microbatch, or ask '
-            "for no outputs",
+            '"T" and ["t", ["T"]]; let the last stage return the same for every microbatch, or '
+            "ask for no outputs",
         ),
         (
             [torch.ones(2, 5), torch.ones(2, 17)],

@@ -78,11 +78,15 @@ def test_a_look_at_a_model_leaves_all_generators_and_buffers_alone(
     assert model.runs == 0
 
 
+def draw_and_fail() -> None:
+    with same_random_numbers():
+        raise KeyError(random.random(), np.random.random(), torch.rand(1))
+
+
 def test_random_numbers_are_put_back_after_an_error_too() -> None:
     before = generator_states()
-    with pytest.raises(KeyError), same_random_numbers():
-        random.random(), np.random.random(), torch.rand(1)
-        raise KeyError
+    with pytest.raises(KeyError):
+        draw_and_fail()
     assert generator_states() == before
 
 

@@ -165,7 +165,7 @@ class Unreadable(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.detach:
             raise RuntimeError("no looking")
-        return super().__torch_function__(func, types, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]  # untyped upstream
 
 
 def give_something_unreadable(rank: int) -> str:
@@ -178,7 +178,11 @@ def give_something_unreadable(rank: int) -> str:
 def test_a_rank_that_cannot_look_at_its_batch_stops_all_with_its_error(
     two_processes: Processes,
 ) -> None:
-    assert two_processes.run(give_something_unreadable) == [
-        "rank 0 cannot compare its batch with that of others: RuntimeError: no looking; give "
-        "Pipeline(compare_data=False) to leave that out"
-    ] * 2
+    assert (
+        two_processes.run(give_something_unreadable)
+        == [
+            "rank 0 cannot compare its batch with that of others: RuntimeError: no looking; give "
+            "Pipeline(compare_data=False) to leave that out"
+        ]
+        * 2
+    )

@@ -224,4 +224,4 @@ def test_a_plan_counts_the_state_of_the_jobs_optimizer(
     first, second = two_processes.run(plan_within, tmp_path / "tight", 4 * 3 * layer)
     assert first.startswith("MemoryLimitError: ")
     told = first.removeprefix("MemoryLimitError: ")
-    assert second == f"PipelineError: rank 0 cannot build its part of the pipeline: {told}"
+    assert second == f"PipelineError: rank 0 cannot find a plan: {told}"

@@ -44,7 +44,21 @@ def split(
     >>> split(model, stages=2, example=[torch.ones(3, 4)]).dataflow.edges
     ((0, 1),)
     """
-    args = None if example is None else tuple(example)
+    given = None if example is None else tuple(example)
+    pipe = _split(model, stages, layers, at, given, example_kwargs, shared)
+    return pipe.of_model(model)
+
+
+def _split(
+    model: nn.Module,
+    stages: int | Sequence[int] | None,
+    layers: str | Sequence[str] | None,
+    at: Mapping[str, SplitPoint] | Sequence[int] | Policy | None,
+    args: tuple[Any, ...] | None,
+    example_kwargs: Mapping[str, Any] | None,
+    shared: Literal["replicate", "transmit"],
+) -> Pipe:
+    """Cut a model in the way that these arguments ask for."""
     if isinstance(at, Sequence):
         sizes = _sizes(model, at)
         _refuse("at", stages=stages, layers=layers)

@@ -7,14 +7,17 @@ returns.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import nn
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow, Routed
+from penstock.splitting.original import unguarded
 from penstock.splitting.signature import Signature, sign
 
 __all__ = ["Pipe", "Tie", "check_complete"]
@@ -46,6 +49,8 @@ class Pipe:
     shared: tuple[Tie, ...] = field(init=False)
     # What each stage held when the model was split, by which ranks know that they split the same.
     signatures: tuple[Signature, ...] = field(init=False)
+    # The model that was split, as long as somebody else keeps it.
+    original: ReferenceType[nn.Module] | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         shared = (Tie(tuple(places)) for places in self._places().values() if len(places) > 1)
@@ -84,7 +89,18 @@ class Pipe:
         pipe = Pipe(tuple(stages), self.dataflow)
         object.__setattr__(pipe, "shared", self.shared)
         object.__setattr__(pipe, "signatures", self.signatures)
+        object.__setattr__(pipe, "original", self.original)
         return pipe
+
+    def of_model(self, model: nn.Module) -> "Pipe":
+        """This pipe, which knows what model it was split from."""
+        pipe = copy(self)
+        object.__setattr__(pipe, "original", ref(model))
+        return pipe
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle has: everything but the model, which it does not train."""
+        return vars(self) | {"original": None}
 
     @property
     def ties(self) -> tuple[Tie, ...]:
@@ -180,7 +196,8 @@ def _cut(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_complete(model: nn.Module, stages: Iterable[nn.Module]) -> None:
     """Refuse a split that has lost a parameter or a buffer of the model, or has made one up."""
-    expected = dict(_state(model))
+    with unguarded(model):
+        expected = dict(_state(model))
     found: dict[str, torch.Tensor] = {}
     for stage in stages:
         found.update(_state(stage))

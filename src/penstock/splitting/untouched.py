@@ -15,8 +15,7 @@ __all__ = ["same_random_numbers", "untouched"]
 def same_random_numbers() -> Iterator[None]:
     """Let random numbers be drawn, and put Python's, NumPy's and torch's generators back."""
     python, numpy, host = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    # Asking for states before CUDA is in use would start it, which takes memory on every device.
-    was_in_use = torch.cuda.is_initialized()
+    # Devices that nobody uses yet have none: to ask for it would start CUDA, which takes memory.
     before = [generator.get_state() for generator in _device_generators()]
     try:
         yield
@@ -25,14 +24,15 @@ def same_random_numbers() -> Iterator[None]:
         np.random.set_state(numpy)
         torch.set_rng_state(host)
         for number, generator in enumerate(_device_generators()):
-            if was_in_use:
+            if before:
                 generator.set_state(before[number])
             else:
                 generator.manual_seed(generator.initial_seed())
 
 
 def _device_generators() -> tuple[torch.Generator, ...]:
-    return tuple(torch.cuda.default_generators) if torch.cuda.is_initialized() else ()
+    is_in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped upstream
+    return tuple(torch.cuda.default_generators) if is_in_use else ()
 
 
 @contextmanager

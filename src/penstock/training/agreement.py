@@ -26,6 +26,7 @@ __all__ = [
     "together",
 ]
 
+_BUILDING = "build its part of the pipeline"
 _LENGTH_BYTES = 8
 _DIGEST_BYTES = 16
 # Stands where a digest would be: for a rank that could not get so far, or that does not know.
@@ -90,15 +91,15 @@ def gather_values(transport: Transport, value: Any) -> list[Any]:
     return [json.loads(text) for text in padded]
 
 
-def agree(transport: Transport, facts: Sequence[Fact]) -> None:
+def agree(transport: Transport, facts: Sequence[Fact], *, doing: str = _BUILDING) -> None:
     """Stop on every rank unless all ranks know the same of each of these facts.
 
     Every rank has the same facts in the same order. If a rank has called `tell_failure` instead,
-    its error is raised.
+    its error is raised, as one of `doing` this.
     """
     everyone = transport.gather(digest_of(b"".join(fact.digest for fact in facts)))
     if NOTHING in everyone:
-        _raise_first_failure(transport, None)
+        _raise_first_failure(transport, None, doing)
     if len(set(everyone)) > 1:
         told = gather_values(transport, [fact.digest.hex() for fact in facts])
         columns = enumerate(zip(*told, strict=True))
@@ -123,27 +124,27 @@ def agree_where_known(transport: Transport, facts: Sequence[Fact]) -> None:
 def tell_failure(transport: Transport, error: Exception) -> None:
     """In the place of `agree`: this rank cannot build its part, and the others are to know."""
     transport.gather(NOTHING)
-    _raise_first_failure(transport, error)
+    _raise_first_failure(transport, error, _BUILDING)
 
 
 @contextmanager
-def together(transport: Transport) -> Iterator[None]:
-    """Fail on every rank if this fails on one; nothing inside waits for another rank."""
+def together(transport: Transport, doing: str = _BUILDING) -> Iterator[None]:
+    """Fail on every rank if `doing` this fails on one; nothing inside waits for another rank."""
     try:
         yield
     except Exception as error:
         tell_failure(transport, error)
         raise
-    agree(transport, ())
+    agree(transport, (), doing=doing)
 
 
-def _raise_first_failure(transport: Transport, error: Exception | None) -> None:
+def _raise_first_failure(transport: Transport, error: Exception | None, doing: str) -> None:
     """Raise what another rank has failed with; a rank with an error of its own keeps that."""
     told = gather_values(transport, None if error is None else _say(error))
     failed = {rank: message for rank, message in enumerate(told) if message is not None}
     if error is None:
         rank, message = next(iter(failed.items()))
-        raise PipelineError(f"rank {rank} cannot build its part of the pipeline: {message}")
+        raise PipelineError(f"rank {rank} cannot {doing}: {message}")
 
 
 def _say(error: Exception) -> str:

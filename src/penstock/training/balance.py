@@ -41,7 +41,8 @@ def balance(
     and the last, and so does the loss. `weights`, one per layer, replace the measurement.
 
     `memory` caps the bytes of each rank: parameters, gradients of those that are trained with
-    `optimizer_bytes` for every byte of them, and the activations of `in_flight` microbatches; see `partition`.
+    `optimizer_bytes` for every byte of them, and the activations of `in_flight` microbatches; see
+    `partition`.
     """
     args, kwargs = tuple(example), dict(example_kwargs or {})
     if weights is None and loss is None:

@@ -50,7 +50,8 @@ class BatchAgreement:
     ) -> tuple[list[int], bytes]:
         """The rows of each microbatch, agreed by all ranks, and a name for what was agreed.
 
-        `named` has the values by their names, None for those that were left out. `mode` is whatever else the values between stages depend on.
+        `named` has the values by their names, None for those that were left out. `mode` is
+        whatever else the values between stages depend on.
         """
         mine = sha256(repr((facts, mode)).encode()).digest()
         everyone = self._transport.gather(mine + bytes([is_recorded]))

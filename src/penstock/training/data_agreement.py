@@ -50,8 +50,8 @@ def _explain(by_rank: Mapping[int, Fingerprint], names: list[str]) -> str:
         who = group_ranks(short, "values with the digest")
     others = f" (and for {', '.join(map(repr, names[1:]))})" if names[1:] else ""
     return (
-        f"the ranks were given different data for {names[0]!r}: {who}{others}; give all ranks of a "
-        "pipeline the same batch (a distributed sampler, and loaders prepared by accelerate or the "
-        "Trainer, give each its own), leave out what a rank does not need, or say "
+        f"the ranks were given different data for {names[0]!r}: {who}{others}; give all ranks of "
+        "a pipeline the same batch (a distributed sampler, and loaders prepared by accelerate or "
+        "the Trainer, give each its own), leave out what a rank does not need, or say "
         "Pipeline(compare_data=False)"
     )

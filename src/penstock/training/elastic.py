@@ -52,8 +52,8 @@ class Job:
     same in every process: data position is the step, so that nothing is skipped or seen twice.
     `rows` is how many rows a batch has, and `microbatches` into how many parts they are cut.
     `costs` is what the layers cost for one microbatch, and what the optimizer holds for them;
-    without it they are measured once, and kept. `memory` is bytes per rank, for the planner. `seed` makes dropout the same for every
-    number of ranks; see `Pipeline`.
+    without it they are measured once, and kept. `memory` is bytes per rank, for the planner.
+    `seed` makes dropout the same for every number of ranks; see `Pipeline`.
     """
 
     model: Callable[[], nn.Module]
@@ -167,14 +167,14 @@ def _share_plan(
     members = GroupTransport(dist.group.WORLD, torch.device("cpu"))
     is_first = dist.get_rank() == 0
     costs_file = folder / "layers.json"
-    with together(members):
+    with together(members, "measure the layers"):
         if is_first and job.costs is None and not costs_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             found = _measure(job, model, device)
             _write_whole(costs_file, lambda file: write_layers(file, found))
     pieces = _given(job) if job.costs is not None else read_layers(costs_file)
     plan_file = folder / f"plan-{ranks}-ranks-{_digest(job, pieces)}.json"
-    with together(members):
+    with together(members, "find a plan"):
         if is_first and not plan_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             plan = search(

@@ -28,6 +28,7 @@ from penstock.runtime.executor import (
     order_for_one_process,
 )
 from penstock.runtime.faults import LinkLostError, StepFailedError
+from penstock.runtime.hang_up import Connections
 from penstock.runtime.logbook import AGREEMENT, FLUSH, OUTCOME
 from penstock.runtime.microbatch import merge_outputs
 from penstock.runtime.watch import DEFAULT_WATCH, Watch
@@ -56,6 +57,7 @@ from penstock.training.ties import (
     ties_of,
 )
 from penstock.training.weights import Reduction
+from penstock.training.whole_state import copy_state, gather_state, guard_original
 
 __all__ = ["Pipeline", "StepResult"]
 
@@ -167,6 +169,9 @@ class Pipeline:
             None if seed is None else seed_stages(seed, self._stages, parts, self._device)
         )
         self._random_step = 0
+        self._group = process_group
+        if pipe is not None:
+            guard_original(pipe, self, {parts[stage] for stage in self._stages})
 
     def step(
         self,
@@ -267,6 +272,19 @@ class Pipeline:
             for stage, module in self.modules.items()
             for name, value in unwrap(module).state_dict().items()
         }
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole model's parameters and buffers, copied to the first rank's host memory.
+
+        Every rank calls it, those of every replica too, and all but the first get nothing. Names
+        are those of `state_dict`; those of one parameter have one tensor.
+        """
+        own = self.state_dict()
+        if self._group is None:
+            return copy_state(own, self._shared_names)
+        connections = Connections()
+        with self._guard.call(connections.hang_up), self._guard.noting():
+            return gather_state(own, self._shared_names, self._transport, self._group, connections)
 
     @property
     def shared_names(self) -> dict[str, str]:

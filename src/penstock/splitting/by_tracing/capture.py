@@ -23,6 +23,7 @@ from penstock.splitting.by_tracing.regions import GradModeNotes
 from penstock.splitting.by_tracing.sizes import describe_inputs, find_rules
 from penstock.splitting.by_tracing.traced_graph import build_graph, user_inputs
 from penstock.splitting.by_tracing.undisturbed import quiet_export, undisturbed
+from penstock.splitting.original import unguarded
 
 __all__ = ["Capture", "capture"]
 
@@ -106,7 +107,7 @@ def capture(
     leaves = _make_distinct([value for _, value in named], device)
     output_specs: list[pytree.TreeSpec] = []
     flat = _Flat(model, leaves, spec, output_specs.append)
-    with undisturbed(model), quiet_export():
+    with undisturbed(model), unguarded(model), quiet_export():
         program, is_oblivious = _export(flat, dynamic=dynamic)
     tensors = user_inputs(program)
     inputs = describe_inputs(

@@ -1,0 +1,163 @@
+"""The state of the whole model, gathered from all ranks on the first, a tensor at a time."""
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Protocol
+from weakref import finalize, ref
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from penstock.errors import PipelineError
+from penstock.runtime.faults import LinkLostError
+from penstock.runtime.hang_up import Connections
+from penstock.runtime.own_groups import OwnGroup, open_gloo
+from penstock.runtime.transport import Transport
+from penstock.splitting.original import refuse_state
+from penstock.splitting.pipe import Pipe
+from penstock.training.agreement import gather_values, together
+
+__all__ = ["copy_state", "gather_state", "guard_original"]
+
+
+def copy_state(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict[str, Any]:
+    """Copy the state of all stages to host memory; names of one parameter have one copy."""
+    copies = {n: _copy(value) for n, value in state.items() if n not in shared_names}
+    return {name: copies[shared_names.get(name, name)] for name in state}
+
+
+def gather_state(
+    state: Mapping[str, Any],
+    shared_names: Mapping[str, str],
+    transport: Transport,
+    group: dist.ProcessGroup,
+    connections: Connections,
+) -> dict[str, Any]:
+    """Return every rank's state on the first rank, and nothing on the others.
+
+    All ranks call this. `shared_names` has the first name of every parameter with several: it
+    goes over once. Other ranks hold one tensor more than they do now, the first holds them all.
+    """
+    with together(transport, "give its part of the model"):
+        table = _describe(state, shared_names)
+    everyone = gather_values(transport, table)
+    gloo = open_gloo(group, connections)
+    (mine,) = transport.ranks
+    gathered: dict[str, Any] = {}
+    try:
+        for rank, name, (shape, dtype) in _once_each(everyone):
+            if rank == mine:
+                value = _copy(state[name])
+                gathered |= {name: value} if mine == 0 else {}
+                if mine != 0:
+                    _exchange(gloo, 0, value, is_sent=True)
+            elif mine == 0:
+                gathered[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+                _exchange(gloo, rank, gathered[name], is_sent=False)
+    except Exception:
+        # The others wait for what comes from here.
+        connections.hang_up()
+        raise
+    # Nobody leaves, and closes its connections, before all has arrived.
+    transport.gather(b"-")
+    return _complete(gathered, everyone, shared_names) if mine == 0 else {}
+
+
+def _describe(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict[str, Any]:
+    """Say what this rank has to give: names, the form of tensors, and what is none."""
+    tensors = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
+    plain = {name: value for name, value in state.items() if name not in tensors}
+    for name, value in plain.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise PipelineError(
+                f"{name!r} is of type {type(value).__name__}, which cannot be gathered; let "
+                "get_extra_state return tensors, or what JSON has"
+            ) from error
+    return {
+        "names": list(state),
+        "plain": plain,
+        "tensors": {
+            name: [list(value.shape), str(value.dtype).removeprefix("torch.")]
+            for name, value in tensors.items()
+            if name not in shared_names
+        },
+    }
+
+
+def _once_each(everyone: list[Any]) -> Iterator[tuple[int, str, tuple[list[int], str]]]:
+    """Give every tensor with the first rank that has it, in an order that all ranks know."""
+    seen: set[str] = set()
+    for rank, table in enumerate(everyone):
+        for name, form in table["tensors"].items():
+            if name not in seen:
+                seen.add(name)
+                yield rank, name, form
+
+
+def _complete(
+    gathered: dict[str, Any], everyone: list[Any], shared_names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Add what is no tensor, and further names of what has several."""
+    whole: dict[str, Any] = {}
+    for table in everyone:
+        for name in table["names"]:
+            if name in table["plain"]:
+                whole.setdefault(name, table["plain"][name])
+            else:
+                whole[name] = gathered[shared_names.get(name, name)]
+    return whole
+
+
+def _copy(value: Any) -> Any:
+    """Copy a tensor to host memory, a sharded one as a whole; its ranks do this together."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    whole: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return whole.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _exchange(gloo: OwnGroup, peer: int, tensor: torch.Tensor, *, is_sent: bool) -> None:
+    """Send a tensor of host memory, or receive it in place, as the bytes that it is."""
+    if tensor.numel() == 0:
+        return
+    data = tensor.reshape(-1).view(torch.uint8)
+    start = gloo.send if is_sent else gloo.recv
+    try:
+        start([data], peer, 0).wait()
+    except RuntimeError as error:
+        raise LinkLostError(f"rank {peer}, which gathers the model, is gone: {error}") from error
+
+
+class _Trained(Protocol):
+    """A pipeline, as far as it matters here."""
+
+    @property
+    def random_step(self) -> int:
+        """How many training steps it has done."""
+
+
+def guard_original(pipe: Pipe, owner: _Trained, held: Collection[int]) -> None:
+    """Refuse the state of the model that was split, once its pipeline has trained a part of it.
+
+    `owner` is the pipeline, with which the refusal goes, and `held` the parts that it has here.
+    """
+    model = None if pipe.original is None else pipe.original()
+    if model is None or len(held) == pipe.num_stages:
+        return
+    pipeline, stages, count = ref(owner), sorted(held), pipe.num_stages
+
+    def explain() -> str | None:
+        trained = pipeline()
+        if trained is None or trained.random_step == 0:
+            return None
+        return (
+            f"this process has trained the stages {stages} of {count}, so that the model's "
+            "own state is that of a half-trained model; call pipeline.full_state_dict() on every "
+            "rank and save what the first gets, as by model.save_pretrained(folder, "
+            "state_dict=state) or torch.save(state, file), or save with penstock.Checkpoints"
+        )
+
+    finalize(owner, refuse_state(model, explain).remove).atexit = False
