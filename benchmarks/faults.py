@@ -289,7 +289,8 @@ def penstock_step(case: Case, rank: int, trap: Trap) -> Callable[[], object]:
         group=dist.group.WORLD,
         watch=Watch(silence_seconds=ANSWER_SECONDS, folder=trap.folder),
     )
-    x = torch.randn(MICROBATCHES, WIDTH)
+    # Every rank is given the same batch.
+    x = torch.randn(MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(0))
     return lambda: pipeline.step(x, target=x)
 
 

@@ -44,6 +44,8 @@ def test_without_a_limit_every_placement_is_one_candidate() -> None:
         activation_bytes=[32, 32],
         weight_stash_bytes=[16, 16],
         parameter_bytes=[40, 40],
+        gradient_bytes=[0, 0],
+        optimizer_bytes=[0, 0],
         message_bytes=[1, 1],
         workspace_bytes=[0, 0],
     )
