@@ -148,6 +148,7 @@ def test_prints_a_line_per_check() -> None:
         ["stages", "reached"],
         ["loss", "fine"],
         ["peak", "activations"],
+        ["left", "for"],
         ["order", "fine"],
     ]
     assert "48 actions as planned" in result.output
@@ -215,6 +216,21 @@ def test_loss_added_in_a_stage_counts() -> None:
 def test_wrong_model_ends_with_one(model: str, expected: list[str]) -> None:
     result = run("1F1B", *SIZE, "--model", f"river_models:{model}", "--json")
     assert (result.exit_code, wrong(result)) == (1, expected)
+
+
+def test_weights_that_i_finishes_are_named(folder: Path) -> None:
+    (folder / "river_models.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Cell(nn.GRUCell):\n    pass\n"
+        "def cells(num_stages):\n"
+        "    stages = [Cell(4, 4) for _ in range(num_stages)]\n"
+        "    return stages, (torch.randn(4, 4),), torch.randn(4, 4), nn.MSELoss()\n"
+    )
+    with pytest.warns(UserWarning, match="cannot be split"):
+        result = run("ZB-H1", *SIZE, "--model", "river_models:cells", "--json")
+    assert (result.exit_code, wrong(result)) == (1, ["left for W"])
+    named = "0 of 4 weights (I finished 0.weight_ih, 0.weight_hh, 1.weight_ih ...)"
+    assert named in [check["found"] for check in json.loads(result.stdout)["checks"]]
 
 
 @pytest.mark.usefixtures("folder")

@@ -207,3 +207,19 @@ def test_a_stage_that_writes_to_its_input_may_stand_behind_one_that_is_thawed(fa
         torch.autograd.backward(F.mse_loss(plain(x), y))
     found = gradients_of(model.named_parameters())
     assert differences(found, gradients_of(plain.named_parameters())) == {}
+
+
+def test_a_pipeline_names_the_weights_that_i_has_finished() -> None:
+    model = _make_model(nn.GRUCell(WIDTH, WIDTH))
+    model[1].weight.register_hook(lambda gradient: gradient)  # type: ignore[operator]  # a Linear
+    stages = [nn.Sequential(*model[:-1]), nn.Sequential(model[-1])]
+    pipeline = ps.Pipeline(stages, "ZB-H1", microbatches=2, loss=F.mse_loss)
+    pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())
+    assert pipeline.undeferred_weights == {0: ["1.weight", "2.weight_ih", "2.weight_hh"]}
+    assert repr(pipeline).endswith("on cpu, 3 weights finished in I>")
+
+
+def test_a_schedule_without_halves_defers_nothing_and_names_nothing() -> None:
+    pipeline = ps.Pipeline(list(_make_model()), "1F1B", microbatches=2, loss=F.mse_loss)
+    pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())
+    assert pipeline.undeferred_weights == {}

@@ -12,7 +12,7 @@ from penstock.examples.case import in_double
 from penstock.examples.models import load_case
 from penstock.examples.processes import Report, run_on_ranks
 from penstock.examples.reference import GradientError, find_unreached, largest_error, run_unsplit
-from penstock.ir.actions import Overlap
+from penstock.ir.actions import Kind, Overlap
 from penstock.ir.schedule import Schedule
 from penstock.passes.thin import thin_out
 from penstock.sim.engine import simulate
@@ -23,6 +23,8 @@ from penstock.view.units import format_number
 __all__ = ["Check", "Request", "verify"]
 
 _LONGEST_SILENCE = 120.0
+# How many weights are named where a line has to do.
+_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class _Findings:
     peaks: dict[int, int]
     orders: list[list[str]]
     microbatches: int
+    # How many weights a split backward could defer, and which of them it did not.
+    num_weights: int
+    undeferred: list[str]
 
 
 def verify(request: Request, *, uses_processes: bool = False) -> tuple[Check, ...]:
@@ -83,6 +88,7 @@ def verify(request: Request, *, uses_processes: bool = False) -> tuple[Check, ..
         _check_reach(schedule, findings),
         _check_loss(request, findings),
         _check_peaks(schedule, findings),
+        *_check_deferred(schedule, findings),
         _check_order(schedule, findings),
     )
 
@@ -129,6 +135,14 @@ def _run_step(request: Request, group: dist.ProcessGroup | None) -> _Findings:
         peaks=counter.peaks,
         orders=[_started_order(result.timeline, rank) for rank in range(schedule.num_ranks)],
         microbatches=result.timeline.schedule.microbatches,
+        num_weights=sum(
+            parameter.requires_grad and parameter.dim() >= 2 for parameter in pipeline.parameters()
+        ),
+        undeferred=[
+            f"{stage}.{name}"
+            for stage, names in pipeline.undeferred_weights.items()
+            for name in names
+        ],
     )
 
 
@@ -179,6 +193,19 @@ def _check_peaks(schedule: Schedule, findings: Sequence[_Findings]) -> Check:
     return Check(
         "peak activations", tuple(peaks) == predicted, _per_rank(peaks), _per_rank(predicted)
     )
+
+
+def _check_deferred(schedule: Schedule, findings: Sequence[_Findings]) -> list[Check]:
+    """Where the backward is split, W must have something to do; what I finished is named."""
+    if not schedule.rows.has_kind(Kind.BACKWARD_WEIGHT):
+        return []
+    weights = sum(found.num_weights for found in findings)
+    left = [name for found in findings for name in found.undeferred]
+    told = f"{weights - len(left)} of {weights} weights"
+    if left:
+        told += f" (I finished {', '.join(left[:_NAMED])}{' ...' if len(left) > _NAMED else ''})"
+    is_fine = len(left) < weights or not weights
+    return [Check("left for W", is_fine, told, "at least one weight, if there are any")]
 
 
 def _per_rank(values: Sequence[int]) -> str:

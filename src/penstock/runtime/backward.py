@@ -93,8 +93,8 @@ class LayerRecorder:
             )
         return found, work
 
-    def finished_at_once(self) -> list[str]:
-        """Return the names of the trained weights whose gradients I has made so far, not W.
+    def undeferred_weights(self) -> list[str]:
+        """Return the names of the trained weights whose gradients only I has made so far.
 
         Only weights of two dimensions and more count: there is little to defer in others.
         """

@@ -93,9 +93,9 @@ class Stage:
         self._recorder = LayerRecorder()
         return self._recorder.watch(self.module)
 
-    def finished_at_once(self) -> list[str]:
-        """Return the names of the weights that a split backward has finished in I so far."""
-        return [] if self._recorder is None else self._recorder.finished_at_once()
+    def undeferred_weights(self) -> list[str]:
+        """Return the names of the weights that a split backward has left to I so far."""
+        return [] if self._recorder is None else self._recorder.undeferred_weights()
 
     def checkpoint(self) -> None:
         """Hold inputs only, and run the module again in the backward."""

@@ -226,11 +226,22 @@ class Pipeline:
 
     def __repr__(self) -> str:
         held, ranks = list(self._stages), list(self._transport.ranks)
+        left = sum(map(len, self.undeferred_weights.values())) if self._random_step else 0
         return (
             f"<Pipeline {self._schedule.name}, {self._microbatches} microbatches: stages {held} "
             f"of {self._schedule.num_stages} as ranks {ranks} of {self._schedule.num_ranks} on "
-            f"{self._device}>"
+            f"{self._device}{f', {left} weights finished in I' if left else ''}>"
         )
+
+    @property
+    def undeferred_weights(self) -> dict[int, list[str]]:
+        """The weights of each stage here whose gradients I has finished so far, leaving W nothing.
+
+        In a schedule that splits the backward, these are weights with hooks, in checkpointed
+        blocks, or used otherwise than in a product. They are right, but W is shorter for it.
+        """
+        found = {index: stage.undeferred_weights() for index, stage in self._stages.items()}
+        return {index: names for index, names in found.items() if names}
 
     @property
     def random_step(self) -> int:
