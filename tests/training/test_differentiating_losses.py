@@ -25,7 +25,11 @@ Build = Callable[[nn.Linear], Loss]
 
 
 class Head(nn.Module):
-    """A last stage with linear layers and a product with a weight that is none."""
+    """A last stage with linear layers, and a weight without a layer.
+
+    Both are used twice, so that an input of the second use depends on the weight; and values in
+    between have hooks, which must see every gradient once.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +37,9 @@ class Head(nn.Module):
         self.mix = nn.Parameter(torch.randn(WIDTH, WIDTH) / 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.last(torch.tanh(self.first(x) @ self.mix))
+        y = self.first(self.first(x)) @ self.mix @ self.mix
+        y.register_hook(lambda gradient: 0.7 * gradient)
+        result: torch.Tensor = self.last(torch.tanh(y))
         return result
 
 

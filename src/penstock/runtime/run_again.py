@@ -28,13 +28,17 @@ def run_again(
     They have graphs of their own where the pass that runs now is to have one.
     """
     creates_graph = torch.is_grad_enabled()
+    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    needed = [name for name, is_needed in zip(given, needs, strict=True) if is_needed]
     with torch.enable_grad(), cast():
-        output = function(*args, **kwargs)
-    given = [*args, *kwargs.values()]
-    wanted = [value for value, is_needed in zip(given, needs, strict=True) if is_needed]
-    found = iter(
-        torch.autograd.grad(
-            output, wanted, gradient, create_graph=creates_graph, allow_unused=True
-        )
+        # The pass must end at this call: an input may depend on the weight, and have hooks.
+        aliases = {name: given[name].view_as(given[name]) for name in needed}
+        used = {**given, **aliases}
+        positional = [used[number] for number in range(len(args))]
+        output = function(*positional, **{name: used[name] for name in kwargs})
+    wanted = tuple(aliases.values())
+    found = torch.autograd.grad(
+        output, wanted, gradient, create_graph=creates_graph, allow_unused=True
     )
-    return [next(found) if is_needed else None for is_needed in needs]
+    gradients = dict(zip(needed, found, strict=True))
+    return [gradients.get(name) for name in given]
