@@ -55,7 +55,7 @@ def test_a_tree_is_described_by_structure_shapes_and_dtypes() -> None:
     mask = TensorFormat((2,), torch.bool, False)
     assert form == Format('["d", [["h", "T"], ["mask", "T"], ["n", ["c", 3]]]]', (h, mask))
     assert form.tree_structure == structure
-    assert form.gradient_formats == (h,)
+    assert form.of_gradients == Format('""', (h,))
 
 
 def test_an_empty_tensor_of_a_format_has_it() -> None:

@@ -59,7 +59,8 @@ class Disturbance:
     """What is wrong with the links between the ranks; the same for the same seed.
 
     Messages take `delay_seconds` longer on average: every link is drawn fast or slow, and so is
-    every message. `reorders` lets messages overtake one another wherever that is legal.
+    every message. `reorders` lets messages overtake one another wherever that is legal. With
+    `by_order` messages have no names and meet by order alone, as they do on NCCL.
 
     >>> Disturbance(seed=7, delay_seconds=0.001, reorders=True).drop is None
     True
@@ -69,8 +70,14 @@ class Disturbance:
     delay_seconds: float = 0.0
     reorders: bool = False
     drop: Drop | None = None
+    by_order: bool = False
 
     def __post_init__(self) -> None:
+        if self.by_order and self.reorders:
+            raise ArgumentError(
+                "messages that meet by order must not overtake one another (by_order: True, "
+                "reorders: True); leave out one of them"
+            )
         if not (self.delay_seconds >= 0 and isfinite(self.delay_seconds)):
             raise ArgumentError(
                 f"delay_seconds is a number from 0 up (got {self.delay_seconds!r})"
@@ -91,6 +98,11 @@ class DisturbedTransport:
             raise ArgumentError(
                 "a rank that runs in the same process as all others cannot be lost alone; "
                 "leave out drop, or give every rank a process"
+            )
+        if self._runs_all and disturbance.by_order:
+            raise ArgumentError(
+                "messages between ranks of one process always have names; leave out by_order, or "
+                "give every rank a process"
             )
         self._step = 0
         self._sent = 0

@@ -188,17 +188,34 @@ class Executor:
 
     def _drain(self, failed: _Entry) -> None:
         """Keep the other ranks going: do the communication of what is left, without the work."""
-        for entry in self._program[self._program.index(failed) :]:
-            for message in entry.takes:
-                self._transport.discard(message)
-            if entry.action.kind in (Kind.RECV_F, Kind.RECV_B):
-                entry.call()
-            elif entry.action.kind in (Kind.SEND_F, Kind.SEND_B):
-                message = self._message_of(entry.action)
-                if message in self._held and entry is not failed:
-                    entry.call()
-                else:
-                    self._transport.send_failure(message)
+        try:
+            for entry in self._program[self._program.index(failed) :]:
+                self._pass_over(entry)
+        except LinkLostError:
+            raise
+        except Exception as error:
+            # Others would wait for messages that are not brought to an end.
+            raise LinkLostError(f"a failed step could not be ended: {error}") from error
+
+    def _pass_over(self, entry: _Entry) -> None:
+        for message in entry.takes:
+            self._transport.discard(message)
+        if entry.action.kind in (Kind.RECV_F, Kind.RECV_B):
+            self._transport.post_receive(self._message_of(entry.action))
+        elif entry.action.kind in (Kind.SEND_F, Kind.SEND_B):
+            self._send_what_there_is(self._message_of(entry.action))
+
+    def _send_what_there_is(self, message: Message) -> None:
+        if message not in self._held:
+            self._transport.send_failure(message)
+            return
+        try:
+            self._transport.send(message, self._held.pop(message))
+        except LinkLostError:
+            raise
+        except Exception:
+            # The step has failed already, and the error that came first is the one to raise.
+            self._transport.send_failure(message)
 
     def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> _Entry:
         call = self._find_call(action)

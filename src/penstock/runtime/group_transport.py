@@ -2,8 +2,16 @@
 
 The first step with new shapes sends a header before each activation; after that both sides know
 what comes, and receives are posted ahead. Gradients need no header: they have the form of what was
-sent. Every direction of every pair of ranks is a channel of its own: with gloo by tags, otherwise
-by a group of two, so that a receive that waits never holds up the other direction.
+sent.
+
+The order of the messages of a channel is that of the lowered schedule, the same on both sides.
+Receives are started in the order in which they were posted, also while shapes are learned: what was
+posted behind a message whose header has not come waits for it. Where messages have no tags, all
+that meets could be something else, so there a step that learns, the next one of its kind and the
+next one after a failure have a label with every message:
+
+    channel (tensors)      activation    gradient    activation
+    beside it (labels)     0 F edge 0    1 B edge 1  2 F edge 0     compared before a tensor is used
 
 All of it goes over connections that are the transport's own. Another thread can hang them up; then
 every wait ends with a `LinkLostError`, as it does when a connection breaks.
@@ -19,12 +27,15 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BoundaryError, PipelineError
+from penstock.runtime.channels import Channels, TaggedChannels, open_pairs
 from penstock.runtime.faults import LinkLostError, PeerFailedError
 from penstock.runtime.hang_up import Connections
-from penstock.runtime.metadata import Format, TensorFormat, describe
-from penstock.runtime.own_groups import OwnGroup, open_gloo, open_nccl
+from penstock.runtime.labels import NO_PACKET, Label, Labels, digest_of_form
+from penstock.runtime.metadata import Format, describe
+from penstock.runtime.own_groups import open_gloo
 from penstock.runtime.stage import Packet
 from penstock.runtime.transport import Message
+from penstock.runtime.values import dense_value
 
 __all__ = ["GroupTransport"]
 
@@ -35,122 +46,160 @@ _Outgoing: TypeAlias = tuple[list[dist.Work], list[torch.Tensor]]
 _SENDS_AHEAD = 4
 # How many signatures are remembered; where shapes never come back, the oldest go.
 _SIGNATURES = 64
-# The length of a header that says: there will be no packet.
-_FAILED = -1
-# Who is who in the group of a channel, which has two members.
-_SENDER, _RECEIVER = 0, 1
 
 
 @dataclass(slots=True)
 class _Incoming:
-    """A receive that is under way."""
+    """A receive that is under way, the `number`-th of its channel."""
 
     works: list[dist.Work]
     buffers: list[torch.Tensor]
     format: Format
+    number: int
 
 
 class GroupTransport:
-    """One rank of the schedule, talking to the others through a process group."""
+    """One rank of the schedule, talking to the others through a process group.
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self._group = group
+    With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, *, by_order: bool = False
+    ) -> None:
         self._device = device
         self._rank = dist.get_rank(group)
         self.num_ranks = dist.get_world_size(group)
         self.ranks = (self._rank,)
         self.connections = Connections()
         self._gloo = open_gloo(group, self.connections)
-        self._has_tags = dist.get_backend(group) == "gloo"
         # Gloo speaks from host memory; what is on a device goes through a pinned copy.
-        self._wire_device = torch.device("cpu") if self._has_tags else device
-        self._channels: dict[tuple[int, int], OwnGroup] = {}
+        is_on_host = dist.get_backend(group) == "gloo" or device.type == "cpu"
+        wire = torch.device("cpu") if is_on_host else device
+        self._channels: Channels = TaggedChannels(self._gloo)
+        if by_order or not is_on_host:
+            self._channels = open_pairs(group, self.connections, wire)
+        self._has_tags = self._channels.has_tags
+        self._labels = Labels(self._gloo, has_tags=self._has_tags)
         self._formats: dict[bytes, dict[Message, Format]] = {}
+        # The signatures under which a step with known shapes went well, labels and all.
+        self._proven: set[bytes] = set()
+        self._is_after_failure = False
         self._reset(b"")
 
     def open_channels(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Make a group of two per direction of each pair that will talk, where tags do not do.
+        """Connect the ranks that will talk: one channel per direction, source first.
 
         All ranks give the same pairs in the same order.
         """
-        for source, destination in [] if self._has_tags else pairs:
-            if self._rank in (source, destination):
-                both = (source, destination)
-                self._channels[both] = open_nccl(self._group, both)
+        self._channels.open(self._rank, pairs)
 
     def hang_up(self) -> None:
         """End all communication, whoever waits for it; any thread may call this."""
         self.connections.hang_up()
-        for channel in self._channels.values():
-            channel.abort()
+        self._channels.abort()
 
     def _reset(self, signature: bytes) -> None:
         self._signature = signature
         self._known = self._formats.get(signature)
+        is_proven = signature in self._proven and not self._is_after_failure
+        self._has_labels = not (self._has_tags or is_proven)
         self._learned: dict[Message, Format] = {}
-        self._posted: list[Message] = []
+        # Activations of which there was only the news that they will not come.
+        self._missing: set[Message] = set()
+        # By source: posted but not started; started but not yet held against their labels.
+        self._posted: dict[int, deque[Message]] = {}
+        self._unlabelled: dict[int, deque[Message]] = {}
         self._incoming: dict[Message, _Incoming] = {}
+        self._sent: set[Message] = set()
         self._outgoing: dict[int, deque[_Outgoing]] = {}
 
     def begin_step(self, signature: bytes) -> None:
-        """Look up the shapes that this signature stands for, if it was seen before."""
+        """Look up the shapes of this signature, if it was seen before."""
         self._reset(signature)
 
     def send(self, message: Message, packet: Packet) -> None:
-        """Send a packet, with a header if its form is new to the receiver."""
-        if message.is_forward:
+        """Send a packet; whatever can fail on this rank is done before anything leaves."""
+        form = None
+        if message.is_forward or self._has_labels:
             form = describe(packet.structure, packet.tensors)
-            if self._known is None:
-                self._send_header(message, form.to_bytes())
-                self._learned[message] = form
-            elif form != self._known[message]:
-                raise BoundaryError(
-                    f"what edge {message.edge} carries has changed its form, though the batch has "
-                    f"not: {form} instead of {self._known[message]}"
-                )
-        self._send_tensors(message, [self._outbound(tensor) for tensor in packet.tensors])
+        if message.is_forward and self._known is not None and form != self._known[message]:
+            raise BoundaryError(
+                f"what edge {message.edge} carries has changed its form, though the batch has "
+                f"not: {form} instead of {self._known[message]}"
+            )
+        buffers = [self._outbound(tensor) for tensor in packet.tensors]
+        self._send_all(message, form, buffers)
 
     def send_failure(self, message: Message) -> None:
-        """Keep the protocol going with zeros, or with a header that tells."""
-        if message.is_forward and self._known is None:
-            self._send_header(message, None)
+        """Keep the protocol going with zeros, or with a header that tells; not after `send`."""
+        if message in self._sent:
             return
-        formats = self._formats_of(message) or ()
-        self._send_tensors(message, [form.empty(self._wire_device).zero_() for form in formats])
+        if message.is_forward and self._known is None:
+            self._missing.add(message)
+            number = self._channels.number_to_send(message)
+            self._hold(message, *self._labels.start(Label(number, message, 0, NO_PACKET), b""))
+            return
+        form = self._find_form(message)
+        if form is not None:
+            zeros = [leaf.empty(self._channels.device).zero_() for leaf in form.tensors]
+            self._send_all(message, form, zeros)
 
-    def _formats_of(self, message: Message) -> Sequence[TensorFormat] | None:
-        """The tensors of a message, if its activation went, or will go, between the two ranks."""
-        if message.is_forward:
-            return None if self._known is None else self._known[message].tensors
-        activation = message._replace(
-            is_forward=True, source=message.destination, destination=message.source
-        )
+    def _send_all(
+        self, message: Message, form: Format | None, buffers: list[torch.Tensor]
+    ) -> None:
+        """Send what is told of a message, if anything is, and its tensors."""
+        is_new = message.is_forward and self._known is None
+        if form is not None and (is_new or self._has_labels):
+            text = form.to_bytes() if is_new else b""
+            number = self._channels.number_to_send(message)
+            label = Label(number, message, digest_of_form(form), len(text))
+            self._hold(message, *self._labels.start(label, text))
+        if form is not None and is_new:
+            self._learned[message] = form
+        works = [self._channels.send(message, buffer) for buffer in buffers if buffer.numel()]
+        self._hold(message, works, buffers)
+        self._sent.add(message)
+
+    def _find_form(self, message: Message) -> Format | None:
+        """The form of a message as far as it is known without a header of its own."""
         known = self._learned if self._known is None else self._known
-        return known[activation].gradient_formats if activation in known else None
-
-    def _send_tensors(self, message: Message, buffers: list[torch.Tensor]) -> None:
-        self._hold(message, [self._isend(message, buffer) for buffer in buffers], buffers)
+        if message.is_forward:
+            return known.get(message)
+        form = known.get(_activation_of(message))
+        return None if form is None else form.of_gradients
 
     def post_receive(self, message: Message) -> None:
-        """Post the receive now if its form is known, else when somebody waits for it."""
-        if message.is_forward and self._known is not None:
-            self._start(message, self._known[message])
-        elif message.is_forward:
-            self._posted.append(message)
-        elif (formats := self._formats_of(message)) is not None:
-            self._start(message, Format("", tuple(formats)))
+        """Start the receive, unless its form or one posted before it is still to be learned."""
+        if message in self._incoming:
+            return
+        if self._known is not None:
+            form = self._find_form(message)
+            assert form is not None, "a signature seen before has the same messages"
+            self._start(message, form)
+            return
+        queue = self._posted.setdefault(message.source, deque())
+        if message not in queue:
+            queue.append(message)
+            self._start_gradients(queue)
 
     def discard(self, message: Message) -> None:
         """Take a message that nobody wants any more, if it is on its way."""
         # An older message of the channel may turn out to have failed, before this one is reached.
-        while message in self._incoming or message in self._posted:
+        while message in self._incoming or message in self._posted.get(message.source, ()):
             with suppress(PeerFailedError):
-                self.receive(message)
+                self._start_until(message)
+                if message in self._incoming:
+                    self.receive(message)
 
     def receive(self, message: Message) -> Packet:
         """Wait for a message; those posted before it on its channel are started first."""
         if message not in self._incoming:
             self._start_until(message)
+            if message not in self._incoming:
+                raise PipelineError(f"{message} was not posted")
+        if self._has_labels:
+            self._compare_labels(message)
         incoming = self._incoming.pop(message)
         _wait(incoming.works)
         tensors = [self._inbound(buffer) for buffer in incoming.buffers]
@@ -180,91 +229,113 @@ class GroupTransport:
 
     def remember_shapes(self) -> None:
         """From now on this signature needs no headers; called by all ranks or by none."""
-        if self._known is None:
-            if len(self._formats) == _SIGNATURES:
-                del self._formats[next(iter(self._formats))]
-            self._formats[self._signature] = self._learned
+        self._is_after_failure = False
+        if self._known is not None:
+            self._proven.add(self._signature)
+            return
+        if len(self._formats) == _SIGNATURES:
+            self._forget(next(iter(self._formats)))
+        self._formats[self._signature] = self._learned
 
     def forget_shapes(self) -> None:
         """Learn anew what this signature stands for; called by all ranks or by none."""
-        self._formats.pop(self._signature, None)
+        self._is_after_failure = True
+        self._forget(self._signature)
+
+    def _forget(self, signature: bytes) -> None:
+        self._formats.pop(signature, None)
+        self._proven.discard(signature)
 
     def _start_until(self, message: Message) -> None:
-        channel = message.source
-        for waiting in [m for m in self._posted if m.source == channel]:
-            self._posted.remove(waiting)
-            self._learned[waiting] = self._receive_header(waiting)
-            self._start(waiting, self._learned[waiting])
-            if waiting == message:
+        """Start what was posted on a channel, in that order, until this message is started."""
+        queue = self._posted.get(message.source, deque())
+        while message not in self._incoming and message in queue:
+            self._start_gradients(queue)
+            if message not in self._incoming and message in queue:
+                self._start_next(queue)
+
+    def _start_gradients(self, queue: deque[Message]) -> None:
+        """Start what comes first in a queue as far as no header has to be waited for."""
+        while queue and not queue[0].is_forward:
+            form = self._find_form(queue[0])
+            # What never went there has no gradient, and neither end has a message for it.
+            if form is None and _activation_of(queue[0]) not in self._missing:
                 return
-        raise PipelineError(f"{message} was not posted")
+            if form is not None:
+                self._start(queue[0], form)
+            queue.popleft()
+
+    def _start_next(self, queue: deque[Message]) -> None:
+        """Wait for the header of the activation that comes first in a queue, and start it."""
+        message = queue[0]
+        if not message.is_forward:
+            raise PipelineError(f"{message} is waited for before its activation was sent")
+        if message not in self._learned:
+            form = self._receive_header(message)
+            if form is None:
+                self._missing.add(queue.popleft())
+                raise PeerFailedError(f"rank {message.source} failed before it could send")
+            self._learned[message] = form
+        # If there is no memory, the message stays in the queue, to be taken off the wire.
+        self._start(message, self._learned[message])
+        queue.popleft()
 
     def _start(self, message: Message, form: Format) -> None:
-        buffers = [leaf.empty(self._wire_device) for leaf in form.tensors]
-        works = [self._irecv(message, buffer) for buffer in buffers]
-        self._incoming[message] = _Incoming(works, buffers, form)
+        buffers = [leaf.empty(self._channels.device) for leaf in form.tensors]
+        number = self._channels.number_to_receive(message)
+        works = [self._channels.receive(message, buffer) for buffer in buffers if buffer.numel()]
+        self._incoming[message] = _Incoming(works, buffers, form, number)
+        if self._has_labels and not (message.is_forward and self._known is None):
+            self._unlabelled.setdefault(message.source, deque()).append(message)
+
+    def _receive_header(self, message: Message) -> Format | None:
+        """Wait for the form of an activation; None if there will be none."""
+        started = self._unlabelled.get(message.source)
+        if started:
+            # Labels meet by order too, so those of what was started before come first.
+            self._compare_labels(started[-1])
+        label = self._labels.receive(message)
+        if not self._has_tags:
+            number = self._channels.number_to_receive(message)
+            label.require(Label(number, message, label.digest))
+        return None if label.form_bytes == NO_PACKET else self._labels.receive_form(label)
+
+    def _compare_labels(self, message: Message) -> None:
+        """Hold what was started on a channel against its labels, up to this message."""
+        queue = self._unlabelled.get(message.source, deque())
+        while message in queue:
+            started = queue.popleft()
+            incoming = self._incoming[started]
+            expected = Label(incoming.number, started, digest_of_form(incoming.format))
+            self._labels.receive(started).require(expected)
 
     def _hold(self, message: Message, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
         """Keep what is being sent alive, and let go of what has left."""
         channel = self._outgoing.setdefault(message.destination, deque())
         channel.append((works, buffers))
-        # While shapes are being learned a receiver posts late, so no send may be waited for.
-        while self._known is not None and len(channel) > _SENDS_AHEAD:
+        # A receiver that learns or compares does so late, and then no send may be waited for.
+        is_steady = self._known is not None and not self._has_labels
+        while is_steady and len(channel) > _SENDS_AHEAD:
             _wait(channel.popleft()[0])
 
-    def _isend(self, message: Message, buffer: torch.Tensor) -> dist.Work:
-        try:
-            if self._has_tags:
-                return self._gloo.send([buffer], message.destination, _data_tag(message))
-            channel = self._channels[message.source, message.destination]
-            return channel.send([buffer], _RECEIVER, 0)
-        except RuntimeError as error:
-            raise LinkLostError(str(error)) from error
-
-    def _irecv(self, message: Message, buffer: torch.Tensor) -> dist.Work:
-        try:
-            if self._has_tags:
-                return self._gloo.recv([buffer], message.source, _data_tag(message))
-            channel = self._channels[message.source, message.destination]
-            return channel.recv([buffer], _SENDER, 0)
-        except RuntimeError as error:
-            raise LinkLostError(str(error)) from error
-
-    def _send_header(self, message: Message, header: bytes | None) -> None:
-        parts = [torch.tensor([_FAILED if header is None else len(header)])]
-        if header is not None:
-            parts.append(torch.frombuffer(bytearray(header), dtype=torch.uint8))
-        tag, peer = _header_tag(message), message.destination
-        try:
-            works = [self._gloo.send([part], peer, tag) for part in parts]
-        except RuntimeError as error:
-            raise LinkLostError(str(error)) from error
-        self._hold(message, works, parts)
-
-    def _receive_header(self, message: Message) -> Format:
-        length = torch.empty(1, dtype=torch.int64)
-        self._receive_part(message, length)
-        if length.item() == _FAILED:
-            raise PeerFailedError(f"rank {message.source} failed before it could send")
-        header = torch.empty(int(length.item()), dtype=torch.uint8)
-        self._receive_part(message, header)
-        return Format.from_bytes(bytes(header.tolist()))
-
-    def _receive_part(self, message: Message, buffer: torch.Tensor) -> None:
-        try:
-            self._gloo.recv([buffer], message.source, _header_tag(message)).wait()
-        except RuntimeError as error:
-            raise LinkLostError(str(error)) from error
-
     def _outbound(self, tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.detach().contiguous()
-        if not self._has_tags or tensor.device.type == "cpu":
-            return tensor
-        staged = torch.empty_like(tensor, device="cpu", pin_memory=True)
-        return staged.copy_(tensor)
+        value = dense_value(tensor)
+        if value.device == self._channels.device:
+            return value
+        if self._channels.device.type != "cpu":
+            return value.to(self._channels.device)
+        staged = torch.empty_like(value, device="cpu", pin_memory=True)
+        return staged.copy_(value)
 
     def _inbound(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer if buffer.device == self._device else buffer.to(self._device)
+
+
+def _activation_of(gradient: Message) -> Message:
+    """The message that a gradient is the answer to."""
+    return gradient._replace(
+        is_forward=True, source=gradient.destination, destination=gradient.source
+    )
 
 
 def _wait(works: list[dist.Work]) -> None:
@@ -273,11 +344,3 @@ def _wait(works: list[dist.Work]) -> None:
             work.wait()
     except RuntimeError as error:
         raise LinkLostError(str(error)) from error
-
-
-def _data_tag(message: Message) -> int:
-    return 4 * (message.edge * 65536 + message.microbatch) + message.is_forward
-
-
-def _header_tag(message: Message) -> int:
-    return _data_tag(message) + 2

@@ -19,6 +19,8 @@ _DTYPES = {
     if isinstance(value, torch.dtype)
 }
 
+# The structure of gradients, which are a plain list.
+_NO_TREE = json.dumps("")
 # Torch counts elements and strides in 64 bits; no tensor of a real message comes near.
 _MOST_ELEMENTS = 2**48
 
@@ -74,9 +76,9 @@ class Format:
         return loaded
 
     @property
-    def gradient_formats(self) -> tuple[TensorFormat, ...]:
-        """The tensors for which gradients come back."""
-        return tuple(leaf for leaf in self.tensors if leaf.requires_grad)
+    def of_gradients(self) -> "Format":
+        """The form of the gradients that come back."""
+        return Format(_NO_TREE, tuple(leaf for leaf in self.tensors if leaf.requires_grad))
 
 
 def _read_leaf(leaf: object) -> TensorFormat:

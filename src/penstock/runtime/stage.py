@@ -22,6 +22,7 @@ from penstock.runtime.own_pass import run_own_pass
 from penstock.runtime.parallel import Meshes, take_local_parts
 from penstock.runtime.replica import Replica
 from penstock.runtime.tree import Structure, flatten, unflatten
+from penstock.runtime.values import plain_value, require_plain
 from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = ["Packet", "Stage"]
@@ -237,6 +238,8 @@ class Stage:
         still reads.
         """
         trees = [take_local_parts(*flatten(tree)) for tree in _share_out(output, parts)]
+        for part, (_, tensors) in zip(parts, trees, strict=True):
+            require_plain(tensors, self.index, part)
         if microbatch in self._flights:
             self._flights[microbatch].edges = [
                 [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
@@ -328,7 +331,9 @@ def _share_out(output: Any, parts: Sequence[int]) -> list[Any]:
 
 
 def _cut(tensor: torch.Tensor, uses: int) -> torch.Tensor:
-    cut = tensor.detach() if uses == 1 else tensor.detach().clone()
+    cut = plain_value(tensor.detach())
+    if uses > 1:
+        cut = cut.clone()
     return cut.requires_grad_(tensor.requires_grad)
 
 

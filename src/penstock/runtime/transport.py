@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from penstock.runtime.stage import Packet
+from penstock.runtime.values import plain_value
 
 __all__ = ["LocalTransport", "Message", "Transport"]
 
@@ -41,10 +42,10 @@ class Transport(Protocol):
         """Send a packet; its tensors must not be written to afterwards."""
 
     def send_failure(self, message: Message) -> None:
-        """Send, in place of a packet, the news that there will be none."""
+        """Send, in place of a packet, the news that there will be none; nothing if it was sent."""
 
     def post_receive(self, message: Message) -> None:
-        """Be ready for a message."""
+        """Be ready for a message; doing so again changes nothing."""
 
     def receive(self, message: Message) -> Packet:
         """Wait for a message that was posted, and take it."""
@@ -111,4 +112,4 @@ class LocalTransport:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return plain_value(tensor.detach()).clone().requires_grad_(tensor.requires_grad)

@@ -103,7 +103,8 @@ def gather_crew(
     except Exception as error:
         tell_failure(GroupTransport(group, torch.device("cpu")), error)
         raise
-    members = GroupTransport(group, part.device)
+    by_order = disturbance is not None and disturbance.by_order
+    members = GroupTransport(group, part.device, by_order=by_order)
     agree(members, facts)
     agree_where_known(members, known)
     members.open_channels(_pairs(part.schedule))
