@@ -33,6 +33,7 @@ from penstock.dropin._metadata import (
 from penstock.dropin._recv_info import _RecvInfo
 from penstock.dropin._told import compare_with_told, insist
 from penstock.errors import ArgumentError, PipelineError
+from penstock.runtime.values import plain_value
 
 __all__ = ["StageTraffic", "StageUseError", "as_tuple", "find_edge"]
 
@@ -330,7 +331,7 @@ class StageTraffic(ABC):
 
     def _send(self, tensor: torch.Tensor, stage: int) -> dist.P2POp:
         peer = self._resolve_peer_global_rank(stage)
-        return dist.P2POp(dist.isend, tensor.contiguous(), peer, self.group)
+        return dist.P2POp(dist.isend, plain_value(tensor).contiguous(), peer, self.group)
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """The sends of the gradients of a microbatch's inputs."""

@@ -17,6 +17,7 @@ from penstock.errors import ModelError
 from penstock.ir.placement import Placement
 from penstock.runtime.hang_up import Connections
 from penstock.runtime.own_groups import OwnGroup, open_like
+from penstock.runtime.values import dense_value
 from penstock.splitting.pipe import Pipe
 
 __all__ = [
@@ -196,7 +197,10 @@ def _start_with_one_value(tie: Tie, group: OwnGroup | None) -> None:
     """What is one parameter starts with one value: that of the first rank that holds it."""
     value = _local(tie.parameter.detach())
     if group is not None:
-        group.broadcast(value, 0).wait()
+        # Memory is sent, so it must hold the same numbers in the same order on all ranks.
+        told = dense_value(value)
+        group.broadcast(told, 0).wait()
+        value.copy_(told)
     for other in tie.others:
         _local(other.detach()).copy_(value)
 
@@ -204,6 +208,9 @@ def _start_with_one_value(tie: Tie, group: OwnGroup | None) -> None:
 def _sum_gradients(tie: Tie, group: OwnGroup | None) -> None:
     if tie.parameter.grad is None:
         tie.parameter.grad = torch.zeros_like(tie.parameter)
+    if not isinstance(tie.parameter.grad, DTensor):
+        # A gradient of a complex parameter may be lazily conjugated on some ranks only.
+        tie.parameter.grad = dense_value(tie.parameter.grad)
     total = _local(tie.parameter.grad)
     for other in tie.others:
         if other.grad is not None:
