@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -30,8 +31,8 @@ TRAINING_FAMILIES = [name for name in FAMILY_NAMES if name != "ForwardOnly"]
 EQUAL = [6] * 9
 DIFFERENT = [6, 3, 8, 5, 7, 4, 9, 2, 6]
 
-# Rows of the batch, and how the step is to fail, if it is. Every form comes first where nothing is
-# known of it, then once where it is known but not proven, and again after other forms and failures.
+# Rows of the batch, and how the step is to fail, if it is. Every form comes where nothing is known
+# of it, where it is known but not proven, and again after other forms and failures.
 STEPS = [
     (8, None),
     (8, None),
@@ -90,7 +91,7 @@ class Model(nn.Module):
 
     def __init__(self, widths: Sequence[int], flow: ps.Dataflow | None = None) -> None:
         super().__init__()
-        pairs = zip(widths[:-1], widths[1:], strict=True)
+        pairs = pairwise(widths)
         self.layers = [Fragile(a, b, seed) for seed, (a, b) in enumerate(pairs)]
         self.held = nn.ModuleList(self.layers)
         self.flow = ps.Dataflow.chain(len(self.layers)) if flow is None else flow

@@ -1,6 +1,6 @@
 """Between real processes a boundary is crossed by values, and by nothing else.
 
-What a tensor lazily stands for arrives as numbers; what cannot cross, or cannot be made ready, is an
+What a tensor lazily means arrives as numbers; what cannot cross, or cannot be made ready, is an
 error of the step on every rank, and the next step works.
 """
 
@@ -24,6 +24,7 @@ from tests.processes import Processes
 
 WIDTH = 4
 Make = Callable[[torch.Tensor], Any]
+Losses = list[float | None]
 
 
 def same(z: torch.Tensor) -> Any:
@@ -105,7 +106,7 @@ def make_complex_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return both[0].clone(), both[1].clone()
 
 
-def cross(rank: int, *, by_order: bool) -> dict[str, Any]:
+def cross(rank: int, by_order: bool) -> dict[str, Any]:
     """Where gradients differ from those of the unsplit model, in any of three steps."""
     del rank
     wrong: dict[str, Any] = {}
@@ -140,11 +141,7 @@ def cross(rank: int, *, by_order: bool) -> dict[str, Any]:
 def test_lazy_and_odd_tensors_cross_as_the_numbers_that_they_mean(
     by_order: bool, two_processes: Processes
 ) -> None:
-    assert two_processes.run(cross_job, by_order) == [{}, {}]
-
-
-def cross_job(rank: int, by_order: bool) -> dict[str, Any]:
-    return cross(rank, by_order=by_order)
+    assert two_processes.run(cross, by_order) == [{}, {}]
 
 
 # ---- what is refused, and what cannot be made ready
@@ -178,7 +175,7 @@ def square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple[str, list[float]]:
+def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple[str, Losses]:
     """The error of a step in which stage 1 hands on something else, and a loss after it."""
     del rank
     stages = [Switch() for _ in range(4)]
@@ -191,7 +188,10 @@ def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple
         disturbance=Disturbance(by_order=by_order),
     )
     batch = torch.ones(4, WIDTH, dtype=torch.float64)
-    step = lambda: pipeline.step(batch, target=torch.zeros_like(batch)).loss  # noqa: E731
+
+    def step() -> float | None:
+        return pipeline.step(batch, target=torch.zeros_like(batch)).loss
+
     for _ in range(steps_before):
         step()
     stages[0].make = make
@@ -351,7 +351,8 @@ def train_tied(rank: int) -> list[complex]:
 def test_tied_weight_sums_gradients_of_which_one_is_lazily_conjugated(
     two_processes: Processes,
 ) -> None:
-    # Ranks summed memory, though one gradient was still to be conjugated and the other was not.
+    # The memory of gradients is summed over ranks; one that was still to be conjugated was given
+    # to that as it was.
     weight = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128))
     batch = torch.tensor([[1 - 1j, 2 + 0.5j]], dtype=torch.complex128)
     torch.autograd.backward(distance(batch * weight.conj() * weight, torch.zeros_like(batch)))

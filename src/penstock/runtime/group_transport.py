@@ -5,13 +5,15 @@ what comes, and receives are posted ahead. Gradients need no header: they have t
 sent.
 
 The order of the messages of a channel is that of the lowered schedule, the same on both sides.
-Receives are started in the order in which they were posted, also while shapes are learned: what was
-posted behind a message whose header has not come waits for it. Where messages have no tags, all
-that meets could be something else, so there a step that learns, the next one of its kind and the
-next one after a failure have a label with every message:
+Receives are started in the order in which they were posted, also while shapes are learned: what
+was posted behind an activation is not started before the header of that activation has come.
 
-    channel (tensors)      activation    gradient    activation
-    beside it (labels)     0 F edge 0    1 B edge 1  2 F edge 0     compared before a tensor is used
+Where messages have no tags nothing else tells them apart. So every message has a label there in
+each step that learns shapes, in the first step after it with the same shapes, and in the first
+after a failure. Labels are compared before a tensor is used:
+
+    channel (tensors)    activation            gradient              activation
+    beside it (labels)   0, F0 along edge 0    1, B0 along edge 1    2, F1 along edge 0
 
 All of it goes over connections that are the transport's own. Another thread can hang them up; then
 every wait ends with a `LinkLostError`, as it does when a connection breaks.
@@ -50,7 +52,7 @@ _SIGNATURES = 64
 
 @dataclass(slots=True)
 class _Incoming:
-    """A receive that is under way, the `number`-th of its channel."""
+    """A receive that is under way; its `number` on its channel, where that is compared."""
 
     works: list[dist.Work]
     buffers: list[torch.Tensor]
@@ -104,6 +106,7 @@ class GroupTransport:
         self._known = self._formats.get(signature)
         is_proven = signature in self._proven and not self._is_after_failure
         self._has_labels = not (self._has_tags or is_proven)
+        self._is_steady = self._known is not None and not self._has_labels
         self._learned: dict[Message, Format] = {}
         # Activations of which there was only the news that they will not come.
         self._missing: set[Message] = set()
@@ -111,7 +114,7 @@ class GroupTransport:
         self._posted: dict[int, deque[Message]] = {}
         self._unlabelled: dict[int, deque[Message]] = {}
         self._incoming: dict[Message, _Incoming] = {}
-        self._sent: set[Message] = set()
+        self._sent: list[Message] = []
         self._outgoing: dict[int, deque[_Outgoing]] = {}
 
     def begin_step(self, signature: bytes) -> None:
@@ -159,14 +162,15 @@ class GroupTransport:
             self._learned[message] = form
         works = [self._channels.send(message, buffer) for buffer in buffers if buffer.numel()]
         self._hold(message, works, buffers)
-        self._sent.add(message)
+        self._sent.append(message)
 
     def _find_form(self, message: Message) -> Format | None:
         """The form of a message as far as it is known without a header of its own."""
-        known = self._learned if self._known is None else self._known
+        if self._known is not None:
+            return self._known[message]
         if message.is_forward:
-            return known.get(message)
-        form = known.get(_activation_of(message))
+            return self._learned.get(message)
+        form = self._learned.get(_answered_by(message))
         return None if form is None else form.of_gradients
 
     def post_receive(self, message: Message) -> None:
@@ -174,9 +178,7 @@ class GroupTransport:
         if message in self._incoming:
             return
         if self._known is not None:
-            form = self._find_form(message)
-            assert form is not None, "a signature seen before has the same messages"
-            self._start(message, form)
+            self._start(message, self._known[message])
             return
         queue = self._posted.setdefault(message.source, deque())
         if message not in queue:
@@ -235,7 +237,8 @@ class GroupTransport:
             return
         if len(self._formats) == _SIGNATURES:
             self._forget(next(iter(self._formats)))
-        self._formats[self._signature] = self._learned
+        gradients = {_answered_by(m): form.of_gradients for m, form in self._learned.items()}
+        self._formats[self._signature] = self._learned | gradients
 
     def forget_shapes(self) -> None:
         """Learn anew what this signature stands for; called by all ranks or by none."""
@@ -259,7 +262,7 @@ class GroupTransport:
         while queue and not queue[0].is_forward:
             form = self._find_form(queue[0])
             # What never went there has no gradient, and neither end has a message for it.
-            if form is None and _activation_of(queue[0]) not in self._missing:
+            if form is None and _answered_by(queue[0]) not in self._missing:
                 return
             if form is not None:
                 self._start(queue[0], form)
@@ -282,7 +285,7 @@ class GroupTransport:
 
     def _start(self, message: Message, form: Format) -> None:
         buffers = [leaf.empty(self._channels.device) for leaf in form.tensors]
-        number = self._channels.number_to_receive(message)
+        number = self._channels.number_to_receive(message) if self._has_labels else 0
         works = [self._channels.receive(message, buffer) for buffer in buffers if buffer.numel()]
         self._incoming[message] = _Incoming(works, buffers, form, number)
         if self._has_labels and not (message.is_forward and self._known is None):
@@ -314,8 +317,7 @@ class GroupTransport:
         channel = self._outgoing.setdefault(message.destination, deque())
         channel.append((works, buffers))
         # A receiver that learns or compares does so late, and then no send may be waited for.
-        is_steady = self._known is not None and not self._has_labels
-        while is_steady and len(channel) > _SENDS_AHEAD:
+        while self._is_steady and len(channel) > _SENDS_AHEAD:
             _wait(channel.popleft()[0])
 
     def _outbound(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -331,11 +333,10 @@ class GroupTransport:
         return buffer if buffer.device == self._device else buffer.to(self._device)
 
 
-def _activation_of(gradient: Message) -> Message:
-    """The message that a gradient is the answer to."""
-    return gradient._replace(
-        is_forward=True, source=gradient.destination, destination=gradient.source
-    )
+def _answered_by(message: Message) -> Message:
+    """The gradient that comes back for an activation, or the activation of a gradient."""
+    is_forward, edge, microbatch, source, destination = message
+    return Message(not is_forward, edge, microbatch, destination, source)
 
 
 def _wait(works: list[dist.Work]) -> None:

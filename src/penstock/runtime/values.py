@@ -1,11 +1,12 @@
 """Tensors as values: what crosses a boundary is what a tensor means, not the memory that it is on.
 
-A tensor may be a recipe rather than numbers in memory: to be conjugated or negated when read, still
-on its way from a collective, sparse, nested. Recipes with one plain meaning are carried out before
-anything is sent; the others are refused.
+A tensor may be a recipe rather than numbers in memory: to be conjugated or negated when read,
+still on its way from a collective, sparse, nested. Recipes with one plain meaning are carried out
+before anything is sent; the others are refused.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -21,9 +22,12 @@ def plain_value(tensor: torch.Tensor) -> torch.Tensor:
     >>> plain_value(torch.tensor([1j]).conj()).is_conj()
     False
     """
-    if isinstance(tensor, AsyncCollectiveTensor):
-        tensor = tensor.trigger_wait()
-    return tensor.resolve_conj().resolve_neg()
+    if type(tensor) is AsyncCollectiveTensor:
+        tensor = cast(torch.Tensor, tensor.trigger_wait())  # type: ignore[no-untyped-call]  # untyped upstream
+    # Asked first, since resolving costs more even where there is nothing to do.
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor
 
 
 def dense_value(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +79,7 @@ def _find_reason(tensor: torch.Tensor) -> str | None:
 
 def _find_reason_of_class(tensor: torch.Tensor) -> str | None:
     """Say the same of a tensor of another class; one whose values are plain is let through."""
-    if isinstance(tensor, AsyncCollectiveTensor) or type(tensor.detach()) is torch.Tensor:
+    if type(tensor) is AsyncCollectiveTensor or type(tensor.detach()) is torch.Tensor:
         return None
     return (
         f"of the class {type(tensor).__name__}, which another rank would get as a plain tensor; "
