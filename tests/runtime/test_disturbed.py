@@ -280,6 +280,16 @@ def test_lost_rank_ends_on_the_spot() -> None:
             "delay_seconds is a number from 0 up (got nan)",
         ),
         (
+            lambda: Disturbance(by_order=True, reorders=True),
+            "messages that meet by order must not overtake one another (by_order: True, "
+            "reorders: True); leave out one of them",
+        ),
+        (
+            lambda: DisturbedTransport(LocalTransport(2), Disturbance(by_order=True)),
+            "messages between ranks of one process always have names; leave out by_order, or give "
+            "every rank a process",
+        ),
+        (
             lambda: Drop(rank=0, after=-1),
             "ranks and messages are numbered from 0 (rank: 0, after: -1)",
         ),

@@ -1,5 +1,6 @@
-"""Messages between processes."""
+"""Messages between processes, found by their tags and by their order."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BoundaryError
-from penstock.runtime.faults import PeerFailedError
+from penstock.runtime.faults import LinkLostError, PeerFailedError
 from penstock.runtime.group_transport import GroupTransport
 from penstock.runtime.stage import Packet
 from penstock.runtime.transport import Message
@@ -15,10 +16,15 @@ from penstock.runtime.tree import flatten, unflatten
 from tests.processes import Processes
 
 
-def open_transport() -> GroupTransport:
+def open_transport(by_order: bool) -> GroupTransport:
     group = dist.group.WORLD
     assert group is not None
-    return GroupTransport(group, torch.device("cpu"))
+    transport = GroupTransport(group, torch.device("cpu"), by_order=by_order)
+    transport.open_channels([(0, 1), (1, 0)])
+    return transport
+
+
+both_ways = pytest.mark.parametrize("by_order", [False, True])
 
 
 def activation(microbatch: int, edge: int = 0) -> Message:
@@ -53,9 +59,9 @@ TREE = {
 }
 
 
-def exchange_tree(rank: int) -> list[Any]:
+def exchange_tree(rank: int, by_order: bool) -> list[Any]:
     """What rank 1 gets in two steps of which only the first has headers."""
-    transport = open_transport()
+    transport = open_transport(by_order)
     received = []
     for _ in range(2):
         transport.begin_step(b"tree")
@@ -69,8 +75,9 @@ def exchange_tree(rank: int) -> list[Any]:
     return received
 
 
-def test_tree_of_anything_arrives_as_it_was_sent(two_processes: Processes) -> None:
-    first, second = two_processes.run(exchange_tree)[1]
+@both_ways
+def test_tree_of_anything_arrives_as_it_was_sent(by_order: bool, two_processes: Processes) -> None:
+    first, second = two_processes.run(exchange_tree, by_order)[1]
     for received in (first, second):
         assert list(received) == list(TREE)
         for name, value in TREE.items():
@@ -81,9 +88,9 @@ def test_tree_of_anything_arrives_as_it_was_sent(two_processes: Processes) -> No
                 assert received[name] == value
 
 
-def exchange_gradients(rank: int) -> list[Any]:
+def exchange_gradients(rank: int, by_order: bool) -> list[Any]:
     """Only what requires a gradient gets one, and no header goes before it."""
-    transport = open_transport()
+    transport = open_transport(by_order)
     results: list[Any] = []
     for number in range(2):
         transport.begin_step(b"gradients")
@@ -101,16 +108,19 @@ def exchange_gradients(rank: int) -> list[Any]:
     return results
 
 
-def test_gradients_come_back_for_what_requires_one(two_processes: Processes) -> None:
-    assert two_processes.run(exchange_gradients) == [
+@both_ways
+def test_gradients_come_back_for_what_requires_one(
+    by_order: bool, two_processes: Processes
+) -> None:
+    assert two_processes.run(exchange_gradients, by_order) == [
         [[[5.0, 5.0]], [[6.0, 6.0]]],
         [[True, False], [True, False]],
     ]
 
 
-def receive_in_another_order(rank: int) -> list[float]:
+def receive_in_another_order(rank: int, by_order: bool) -> list[float]:
     """Messages of two edges and three microbatches, taken in another order than they were sent."""
-    transport = open_transport()
+    transport = open_transport(by_order)
     order = [(microbatch, edge) for microbatch in range(3) for edge in range(2)]
     received: list[float] = []
     for _ in range(2):
@@ -130,13 +140,21 @@ def receive_in_another_order(rank: int) -> list[float]:
     return received
 
 
-def test_messages_may_be_taken_in_any_order(two_processes: Processes) -> None:
-    assert two_processes.run(receive_in_another_order)[1] == [2.0, 1.0, 0.0, 12.0, 11.0, 10.0]
+@both_ways
+def test_messages_may_be_taken_in_any_order(by_order: bool, two_processes: Processes) -> None:
+    assert two_processes.run(receive_in_another_order, by_order)[1] == [
+        2.0,
+        1.0,
+        0.0,
+        12.0,
+        11.0,
+        10.0,
+    ]
 
 
-def fail_to_send(rank: int) -> list[str]:
+def fail_to_send(rank: int, by_order: bool) -> list[str]:
     """A failure before any shape is known is told; later there are zeros in its place."""
-    transport = open_transport()
+    transport = open_transport(by_order)
     ends = []
     for number in range(4):
         transport.begin_step(b"failure")
@@ -159,8 +177,9 @@ def fail_to_send(rank: int) -> list[str]:
     return ends
 
 
-def test_failure_takes_the_place_of_a_message(two_processes: Processes) -> None:
-    assert two_processes.run(fail_to_send)[1] == [
+@both_ways
+def test_failure_takes_the_place_of_a_message(by_order: bool, two_processes: Processes) -> None:
+    assert two_processes.run(fail_to_send, by_order)[1] == [
         "rank 0 failed before it could send",
         "[1.0, 1.0]",
         "[0.0, 0.0]",
@@ -168,9 +187,9 @@ def test_failure_takes_the_place_of_a_message(two_processes: Processes) -> None:
     ]
 
 
-def discard_messages(rank: int) -> str:
+def discard_messages(rank: int, by_order: bool) -> str:
     """Discarding takes what was posted, told or not, and leaves the next message alone."""
-    transport = open_transport()
+    transport = open_transport(by_order)
     transport.begin_step(b"discard")
     if rank == 0:
         transport.send(activation(0), pack(torch.ones(2)))
@@ -187,12 +206,15 @@ def discard_messages(rank: int) -> str:
     return value
 
 
-def test_messages_that_nobody_wants_are_taken_off_the_wire(two_processes: Processes) -> None:
-    assert two_processes.run(discard_messages) == ["", "[2.0, 2.0]"]
+@both_ways
+def test_messages_that_nobody_wants_are_taken_off_the_wire(
+    by_order: bool, two_processes: Processes
+) -> None:
+    assert two_processes.run(discard_messages, by_order) == ["", "[2.0, 2.0]"]
 
 
-def change_form(rank: int) -> str:
-    transport = open_transport()
+def change_form(rank: int, by_order: bool) -> str:
+    transport = open_transport(by_order)
     transport.begin_step(b"form")
     if rank == 0:
         transport.send(activation(0), pack(torch.ones(2)))
@@ -208,15 +230,18 @@ def change_form(rank: int) -> str:
     return str(caught.value).partition(":")[0]
 
 
-def test_form_that_changes_under_a_known_signature_is_refused(two_processes: Processes) -> None:
-    assert two_processes.run(change_form)[0] == (
+@both_ways
+def test_form_that_changes_under_a_known_signature_is_refused(
+    by_order: bool, two_processes: Processes
+) -> None:
+    assert two_processes.run(change_form, by_order)[0] == (
         "what edge 0 carries has changed its form, though the batch has not"
     )
 
 
-def remember_many(rank: int) -> list[int]:
+def remember_many(rank: int, by_order: bool) -> list[int]:
     """Steps with more forms than are remembered, then one of the first and one of the last."""
-    transport = open_transport()
+    transport = open_transport(by_order)
     sizes = [*range(1, 101), 1, 100]
     received = []
     for size in sizes:
@@ -230,5 +255,104 @@ def remember_many(rank: int) -> list[int]:
     return received
 
 
-def test_forms_that_were_forgotten_are_learned_again(two_processes: Processes) -> None:
-    assert two_processes.run(remember_many)[1] == [*range(1, 101), 1, 100]
+@both_ways
+def test_forms_that_were_forgotten_are_learned_again(
+    by_order: bool, two_processes: Processes
+) -> None:
+    assert two_processes.run(remember_many, by_order)[1] == [*range(1, 101), 1, 100]
+
+
+# ---- what goes in one order on both sides
+
+
+def mix_both_kinds(rank: int, by_order: bool) -> list[list[float]]:
+    """Activations and gradients on one channel, all posted before one is waited for."""
+    transport = open_transport(by_order)
+    there, back = activation(0), activation(1)._replace(edge=1, source=1, destination=0)
+    answer = back._replace(is_forward=False, source=0, destination=1)
+    received = []
+    for _ in range(3):
+        transport.begin_step(b"mixed")
+        value = torch.full((2,), 1.0 + rank, requires_grad=True)
+        if rank == 1:
+            transport.send(back, pack(value))
+            transport.post_receive(there)
+            transport.post_receive(answer)
+            received += [transport.receive(m).tensors[0].tolist() for m in (answer, there)]
+        else:
+            transport.post_receive(back)
+            transport.receive(back)
+            transport.send(there, pack(value))
+            transport.send(answer, Packet("", [torch.full((2,), 5.0)]))
+        end(transport)
+    return received
+
+
+@both_ways
+def test_gradient_behind_an_activation_is_not_taken_for_it(
+    by_order: bool, two_processes: Processes
+) -> None:
+    # A gradient's receive was started at once, an activation's when somebody waited for it: by
+    # order alone each got what was meant for the other.
+    assert two_processes.run(mix_both_kinds, by_order)[1] == [[5.0, 5.0], [1.0, 1.0]] * 3
+
+
+def swap_in_step(rank: int, swapped: int) -> str:
+    """What rank 1 says when it is ready for two messages in another order than they come."""
+    transport = open_transport(by_order=True)
+    sent = [activation(0), activation(1)]
+    for number in range(swapped + 1):
+        transport.begin_step(b"swap")
+        if rank == 0:
+            for message in sent:
+                transport.send(message, pack(torch.ones(2)))
+            if number == swapped:
+                return ""
+        else:
+            posted = sent[::-1] if number == swapped else sent
+            for message in posted:
+                transport.post_receive(message)
+            try:
+                for message in sent:
+                    transport.receive(message)
+            except LinkLostError as error:
+                return str(error)
+        end(transport)
+    return "nothing was found"
+
+
+@pytest.mark.parametrize("swapped", [0, 1])
+def test_messages_that_changed_places_are_named(swapped: int, two_processes: Processes) -> None:
+    number = 2 * swapped
+    assert re.fullmatch(
+        f"the next message from rank 0 to rank 1 must be number {number}, the activation of "
+        rf"microbatch 1 on edge 0 with form \w+ \(got number {number}, the activation of "
+        r"microbatch 0 on edge 0 with form \w+\); the two ranks do not have one order of "
+        "messages, which is a defect of penstock: report it",
+        two_processes.run(swap_in_step, swapped)[1],
+    )
+
+
+def send_another_form(rank: int) -> str:
+    """Rank 0 counts on a gradient of two numbers, and is sent one."""
+    transport = open_transport(by_order=True)
+    transport.begin_step(b"form")
+    if rank == 1:
+        transport.post_receive(activation(0))
+        transport.receive(activation(0))
+        transport.send(gradient(0), Packet("", [torch.ones(1)]))
+        return ""
+    transport.send(activation(0), pack(torch.ones(2, requires_grad=True)))
+    transport.post_receive(gradient(0))
+    with pytest.raises(LinkLostError) as caught:
+        transport.receive(gradient(0))
+    return str(caught.value)
+
+
+def test_message_of_another_form_is_refused_where_order_alone_counts(
+    two_processes: Processes,
+) -> None:
+    assert two_processes.run(send_another_form)[0].startswith(
+        "the next message from rank 1 to rank 0 must be number 0, the gradient of microbatch 0 on "
+        "edge 0 with form "
+    )

@@ -279,10 +279,10 @@ def count_steps(rank: int) -> list[int]:
         model.layers[1].begin(None)
 
     first, second, third = (count_sends(step) for _ in range(3))
-    hundred = count_sends(lambda: [step() for _ in range(100)])
+    twenty = count_sends(lambda: [step() for _ in range(20)])
     fail()
     after_failure = [count_sends(step) for _ in range(3)]
-    return [first, second, third, hundred, *after_failure]
+    return [first, second, third, twenty, *after_failure]
 
 
 def test_labels_go_with_the_first_two_steps_of_a_form_and_after_a_failure(
@@ -290,7 +290,7 @@ def test_labels_go_with_the_first_two_steps_of_a_form_and_after_a_failure(
 ) -> None:
     # 8 tensors a step, each with a label; the 4 activations among them are described as well.
     learning, checking, steady = 8 + 8 + 4, 8 + 8, 8
-    expected = [learning, checking, steady, 100 * steady, learning, checking, steady]
+    expected = [learning, checking, steady, 20 * steady, learning, checking, steady]
     assert two_processes.run(count_steps) == [expected] * 2
 
 

@@ -144,6 +144,36 @@ def test_lazy_and_odd_tensors_cross_as_the_numbers_that_they_mean(
     assert two_processes.run(cross, by_order) == [{}, {}]
 
 
+class LookUp(nn.Module):
+    """Takes rows of what it receives, for which autograd makes a sparse gradient."""
+
+    def forward(self, table: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(torch.tensor([2, 0, 2, 1]), table, sparse=True)
+
+
+def look_up(rank: int) -> Any:
+    del rank
+    first = nn.Linear(WIDTH, WIDTH, bias=False)
+    nn.init.eye_(first.weight)
+    group = dist.group.WORLD if dist.is_initialized() else None
+    pipeline = ps.Pipeline([first, LookUp()], "1F1B", microbatches=1, loss=square, group=group)
+    batch = torch.arange(4.0 * WIDTH).reshape(4, WIDTH)
+    pipeline.step(batch, target=torch.zeros(4, WIDTH))
+    return None if first.weight.grad is None else first.weight.grad.tolist()
+
+
+def test_sparse_gradient_comes_back_as_the_numbers_that_it_means(
+    two_processes: Processes,
+) -> None:
+    # The gradient was given to the backend as it was, which takes dense memory only.
+    weight = torch.eye(WIDTH, requires_grad=True)
+    batch = torch.arange(4.0 * WIDTH).reshape(4, WIDTH)
+    torch.autograd.backward(square((batch @ weight.T)[[2, 0, 2, 1]], torch.zeros(4, WIDTH)))
+    assert weight.grad is not None
+    assert two_processes.run(look_up) == [weight.grad.tolist(), None]
+    assert look_up(0) == weight.grad.tolist()
+
+
 # ---- what is refused, and what cannot be made ready
 
 

@@ -50,10 +50,10 @@ class Channels(Protocol):
         """Start to receive a tensor."""
 
     def number_to_send(self, message: Message) -> int:
-        """How many tensors were sent on this message's channel since it was opened."""
+        """Return how many tensors were sent on this message's channel since it was opened."""
 
     def number_to_receive(self, message: Message) -> int:
-        """How many receives were started on this message's channel since it was opened."""
+        """Return how many receives were started on this message's channel since it was opened."""
 
     def abort(self) -> None:
         """End what is under way, as far as hanging up does not; any thread may call this."""
@@ -85,12 +85,12 @@ class TaggedChannels:
             raise LinkLostError(str(error)) from error
 
     def number_to_send(self, message: Message) -> int:
-        """Nobody counts where messages have names."""
+        """Return 0: nobody counts where messages have names."""
         del message
         return 0
 
     def number_to_receive(self, message: Message) -> int:
-        """Nobody counts where messages have names."""
+        """Return 0: nobody counts where messages have names."""
         del message
         return 0
 
@@ -158,11 +158,11 @@ class OrderedChannels:
             raise LinkLostError(str(error)) from error
 
     def number_to_send(self, message: Message) -> int:
-        """How many tensors were sent on this message's channel since it was opened."""
+        """Return how many tensors were sent on this message's channel since it was opened."""
         return self._sent[message.destination]
 
     def number_to_receive(self, message: Message) -> int:
-        """How many receives were started on this message's channel since it was opened."""
+        """Return how many receives were started on this message's channel since it was opened."""
         return self._received[message.source]
 
     def abort(self) -> None:
@@ -191,5 +191,5 @@ def _data_tag(message: Message) -> int:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as bytes: not every backend knows every dtype."""
+    """Return the same memory as bytes, since not every backend knows every dtype."""
     return tensor.view(-1).view(torch.uint8)

@@ -108,9 +108,9 @@ class GroupTransport:
         self._has_labels = not (self._has_tags or is_proven)
         self._is_steady = self._known is not None and not self._has_labels
         self._learned: dict[Message, Format] = {}
-        # Activations of which there was only the news that they will not come.
+        # Activations that one of the two ranks has given up.
         self._missing: set[Message] = set()
-        # By source: posted but not started; started but not yet held against their labels.
+        # By source: posted but not started; started but not yet compared with their labels.
         self._posted: dict[int, deque[Message]] = {}
         self._unlabelled: dict[int, deque[Message]] = {}
         self._incoming: dict[Message, _Incoming] = {}
@@ -135,11 +135,12 @@ class GroupTransport:
         self._send_all(message, form, buffers)
 
     def send_failure(self, message: Message) -> None:
-        """Keep the protocol going with zeros, or with a header that tells; not after `send`."""
+        """Keep the protocol going with zeros, or with a header that says why nothing comes."""
         if message in self._sent:
             return
         if message.is_forward and self._known is None:
             self._missing.add(message)
+            self._sent.append(message)
             number = self._channels.number_to_send(message)
             self._hold(message, *self._labels.start(Label(number, message, 0, NO_PACKET), b""))
             return
@@ -165,7 +166,7 @@ class GroupTransport:
         self._sent.append(message)
 
     def _find_form(self, message: Message) -> Format | None:
-        """The form of a message as far as it is known without a header of its own."""
+        """Return the form of a message, if it is known without a header of its own."""
         if self._known is not None:
             return self._known[message]
         if message.is_forward:
@@ -241,7 +242,7 @@ class GroupTransport:
         self._formats[self._signature] = self._learned | gradients
 
     def forget_shapes(self) -> None:
-        """Learn anew what this signature stands for; called by all ranks or by none."""
+        """Learn the shapes of this signature anew; called by all ranks or by none."""
         self._is_after_failure = True
         self._forget(self._signature)
 
@@ -304,7 +305,7 @@ class GroupTransport:
         return None if label.form_bytes == NO_PACKET else self._labels.receive_form(label)
 
     def _compare_labels(self, message: Message) -> None:
-        """Hold what was started on a channel against its labels, up to this message."""
+        """Compare what was started on a channel with its labels, up to this message."""
         queue = self._unlabelled.get(message.source, deque())
         while message in queue:
             started = queue.popleft()
@@ -334,7 +335,7 @@ class GroupTransport:
 
 
 def _answered_by(message: Message) -> Message:
-    """The gradient that comes back for an activation, or the activation of a gradient."""
+    """Return the gradient that comes back for an activation, or the activation of a gradient."""
     is_forward, edge, microbatch, source, destination = message
     return Message(not is_forward, edge, microbatch, destination, source)
 

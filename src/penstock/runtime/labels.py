@@ -1,6 +1,6 @@
 """What is told of a message before it comes: its number on its channel, its name and its form.
 
-Where messages meet by order alone, the receiver holds the label against what it has started to
+Where messages meet by order alone, the receiver compares the label with what it has started to
 receive under that number. So two messages that changed places are found before they are used.
 """
 

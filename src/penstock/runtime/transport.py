@@ -112,4 +112,6 @@ class LocalTransport:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return plain_value(tensor.detach()).clone().requires_grad_(tensor.requires_grad)
+    value = plain_value(tensor.detach())
+    copy = value.clone() if value.layout is torch.strided else value.to_dense()
+    return copy.requires_grad_(tensor.requires_grad)
