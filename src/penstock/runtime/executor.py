@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from penstock.errors import PipelineError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.clock import run_in_order
 from penstock.ir.graph import build_graph
@@ -17,7 +16,7 @@ from penstock.ir.schedule import Schedule
 from penstock.runtime.clocks import Clock, NoClock
 from penstock.runtime.faults import LinkLostError, StepFailedError
 from penstock.runtime.logbook import Log, NoLog, Note
-from penstock.runtime.parallel import as_whole
+from penstock.runtime.loss_contract import require_graph, require_number
 from penstock.runtime.stage import Packet, Stage
 from penstock.runtime.transport import Message, Transport
 from penstock.runtime.tree import map_tensors
@@ -297,7 +296,7 @@ class Executor:
         batch = self._current()
         output, added = stage.forward(microbatch, received, args, kwargs)
         weight = batch.row_weights[microbatch]
-        for loss in map(as_whole, added):
+        for loss in added:
             stage.add_root(microbatch, loss, weight * batch.gradient_scale)
             self._results.losses.append((_keep_loss(loss), weight))
         return output
@@ -316,26 +315,25 @@ class Executor:
         """At the end of the model: the loss, and the output if it is asked for."""
         batch = self._current()
         if self._loss is not None and batch.targets:
-            self._take_loss(stage, microbatch, self._loss(output, batch.targets[microbatch]))
+            loss = self._loss(output, batch.targets[microbatch])
+            # A model that makes its own loss makes none where it is given no labels.
+            if loss is not None or self._is_training or batch.targets[microbatch] is not None:
+                self._take_loss(stage, microbatch, require_number(loss), output)
         if batch.keeps_outputs:
             self._results.outputs[microbatch] = map_tensors(torch.Tensor.detach, output)
 
-    def _take_loss(self, stage: Stage, microbatch: int, loss: torch.Tensor | None) -> None:
+    def _take_loss(
+        self, stage: Stage, microbatch: int, loss: torch.Tensor, output: Any
+    ) -> None:
         batch = self._current()
         weight = batch.loss_weights[microbatch]
-        if loss is None:
-            if self._is_training:
-                raise PipelineError(
-                    "the loss function gave None; there is nothing to train for (a model that "
-                    "makes its own loss wants its labels)"
-                )
+        # A mean over nothing is not a number, and counts for nothing.
+        if weight == 0:
             return
-        loss = as_whole(loss)
         if self._is_training:
+            require_graph(loss, output, stage.module)
             stage.add_root(microbatch, loss, weight * batch.gradient_scale)
-        if weight:
-            # A mean over nothing is no number, and counts for nothing.
-            self._results.losses.append((_keep_loss(loss), weight))
+        self._results.losses.append((_keep_loss(loss), weight))
 
     def _bind_backward(
         self,

@@ -5,6 +5,7 @@ from contextvars import ContextVar
 import torch
 
 from penstock.errors import PipelineError
+from penstock.runtime.loss_contract import require_number
 
 __all__ = ["add_loss", "collect_losses"]
 
@@ -21,17 +22,14 @@ def add_loss(loss: torch.Tensor) -> None:
     collected = _current.get()
     if collected is None:
         return
-    if loss.numel() != 1:
-        raise PipelineError(
-            f"an added loss is one number (got shape {tuple(loss.shape)}); take its mean or sum"
-        )
+    number = require_number(loss, "an added loss")
     if not torch.is_grad_enabled():
         raise PipelineError(
             "a loss was added where no gradient is recorded (under no_grad, or in a checkpoint "
             "with use_reentrant=True) and would have no effect; add it outside, or set "
             "use_reentrant=False"
         )
-    collected.append(loss)
+    collected.append(number)
 
 
 class collect_losses:  # noqa: N801  # a context manager, written for speed

@@ -28,7 +28,8 @@ class BatchFacts:
     """What a rank was given for a step, as plain values.
 
     `rows` has the number of rows of each microbatch, where this rank knows them; `error` says
-    what is wrong with the batch already on this rank.
+    what is wrong with the batch already on this rank; `no_graph` names the context, if any, in
+    which a training step would record no graph.
     """
 
     is_training: bool
@@ -38,6 +39,7 @@ class BatchFacts:
     has_inputs: bool
     has_target: bool
     error: str | None = None
+    no_graph: str | None = None
 
 
 def describe_batch(
@@ -67,7 +69,15 @@ def describe_batch(
         bool(args or kwargs),
         target is not None or not needs_target,
         error,
+        _name_context() if is_training else None,
     )
+
+
+def _name_context() -> str | None:
+    """The context that keeps autograd from recording, if this thread is in one."""
+    if torch.is_inference_mode_enabled():
+        return "torch.inference_mode()"
+    return None if torch.is_grad_enabled() else "torch.no_grad()"
 
 
 def try_split(facts: BatchFacts, values: Iterable[Any]) -> BatchFacts:

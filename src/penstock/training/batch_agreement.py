@@ -77,6 +77,11 @@ class BatchAgreement:
             if facts.is_training != everyone[0].is_training:
                 calls = [("eval", "step")[f.is_training] for f in (everyone[0], facts)]
                 raise BatchError(f"rank 0 calls {calls[0]}, rank {rank} calls {calls[1]}")
+            if facts.no_graph is not None:
+                raise PipelineError(
+                    f"step must run where gradients are recorded (rank {rank} calls it under "
+                    f"{facts.no_graph}); leave that context, or call eval"
+                )
             if facts.error is not None:
                 raise BatchError(f"rank {rank}: {facts.error}")
             unknown = sorted(set(facts.keywords) - self._keywords)
