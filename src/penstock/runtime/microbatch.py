@@ -12,9 +12,20 @@ from typing import Any
 import torch
 
 from penstock.errors import BatchError
+from penstock.runtime.aliases import Aliases
 from penstock.runtime.tree import flatten, unflatten
 
-__all__ = ["Along", "Ready", "Shared", "count_rows", "merge_outputs", "share_out", "split_batch"]
+__all__ = [
+    "Along",
+    "Ready",
+    "Shared",
+    "count_rows",
+    "item_rows",
+    "merge_outputs",
+    "ready_parts",
+    "share_out",
+    "split_batch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +45,21 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A value that is split already: one item per microbatch, of any sizes and types."""
+    """A value that is split already: one item per microbatch, of any sizes and types.
+
+    Items need not be alike: one may be None, and each may have rows of its own or none at all. The
+    tensors of an item are given as they are, in `Shared` or not.
+    """
 
     items: Sequence[Any]
 
 
-def split_batch(value: Any, microbatches: int) -> list[Any]:
+def split_batch(value: Any, microbatches: int, aliases: Aliases | None = None) -> list[Any]:
     """Split one argument into microbatches: (3, 3, 2, 2) rows of ten for four.
 
     Dicts, lists and tuples are split inside; tensors without dimensions are shared. The parts
-    are views. No part is ever empty: fewer rows than microbatches are refused, as are tensors
+    lie in the memory of the whole, and may be written to; `aliases` is given to all arguments
+    of a step. No part is ever empty: fewer rows than microbatches are refused, as are tensors
     with different numbers of rows.
 
     >>> split_batch(torch.arange(3), 2)
@@ -61,7 +77,7 @@ def split_batch(value: Any, microbatches: int) -> list[Any]:
                 f"a tensor of shape {shape} has {rows} rows for {microbatches} microbatches; use "
                 f"at most {rows} microbatches, or wrap it in Shared"
             )
-    return _split(value, microbatches, 0)
+    return _split(value, microbatches, 0, Aliases() if aliases is None else aliases)
 
 
 def share_out(total: int, parts: int) -> list[int]:
@@ -74,29 +90,75 @@ def share_out(total: int, parts: int) -> list[int]:
     return [size + 1] * larger + [size] * (parts - larger)
 
 
-def _split(value: Any, microbatches: int, dim: int) -> list[Any]:
+def _split(value: Any, microbatches: int, dim: int, aliases: Aliases) -> list[Any]:
     match value:
         case torch.Tensor() if value.dim():
-            return list(torch.split(value, share_out(value.shape[dim], microbatches), dim))
+            return aliases.split(value, share_out(value.shape[dim], microbatches), dim)
         case Ready():
             if len(value.items) != microbatches:
                 raise BatchError(
                     f"{len(value.items)} ready microbatches were given for {microbatches}"
                 )
-            return list(value.items)
+            return [_unwrap(item) for item in value.items]
         case Along():
-            return _split(value.value, microbatches, value.dim)
+            return _split(value.value, microbatches, value.dim, aliases)
         case Shared():
             return [value.value] * microbatches
         case Mapping():
-            columns = [_split(item, microbatches, dim) for item in value.values()]
+            columns = [_split(item, microbatches, dim, aliases) for item in value.values()]
             return [dict(zip(value, row, strict=True)) for row in _rows(columns, microbatches)]
         case tuple() | list():
-            columns = [_split(item, microbatches, dim) for item in value]
+            columns = [_split(item, microbatches, dim, aliases) for item in value]
             make = _maker_of(value)
             return [make(row) for row in _rows(columns, microbatches)]
         case _:
             return [value] * microbatches
+
+
+def _unwrap(item: Any) -> Any:
+    """A ready-made item without the wrappers in it, which say nothing more there."""
+    match item:
+        case Shared() | Along():
+            return _unwrap(item.value)
+        case dict():
+            inner = {key: _unwrap(part) for key, part in item.items()}
+            return item if all(inner[key] is item[key] for key in item) else inner
+        case tuple() | list():
+            parts = [_unwrap(part) for part in item]
+            is_plain = all(a is b for a, b in zip(parts, item, strict=True))
+            return item if is_plain else _maker_of(item)(tuple(parts))
+        case _:
+            return item
+
+
+def ready_parts(value: Any, dim: int = 0) -> Iterator[tuple[Ready, int]]:
+    """The ready-made parts of an argument, and along which dimension their items have rows."""
+    match value:
+        case Ready():
+            yield value, dim
+        case Along():
+            yield from ready_parts(value.value, value.dim)
+        case Mapping():
+            for part in value.values():
+                yield from ready_parts(part, dim)
+        case tuple() | list():
+            for part in value:
+                yield from ready_parts(part, dim)
+        case _:
+            return
+
+
+def item_rows(item: Any, dim: int = 0) -> int | None:
+    """The rows of a ready-made item, if it has tensors and they agree.
+
+    >>> item_rows({"tokens": torch.ones(3, 2), "length": 7})
+    3
+    """
+    try:
+        found = {shape[along] for shape, along in _split_shapes(item, dim)}
+    except BatchError:
+        return None
+    return found.pop() if len(found) == 1 else None
 
 
 def _rows(columns: Sequence[Sequence[Any]], microbatches: int) -> list[tuple[Any, ...]]:

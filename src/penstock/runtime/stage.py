@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import ArgumentError, BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
 from penstock.runtime.backward import LayerRecorder, Root, run_backward
 from penstock.runtime.captured import StageGraphs
+from penstock.runtime.checkpointed import CheckpointedModule
 from penstock.runtime.layer_random import StageRandom
 from penstock.runtime.losses import collect_losses
 from penstock.runtime.own_pass import run_own_pass
@@ -74,7 +74,7 @@ class Stage:
         self._recorder: LayerRecorder | None = None
         self._graphs: StageGraphs | None = None
         self._random: StageRandom | None = None
-        self._is_checkpointed = False
+        self._checkpointed: CheckpointedModule | None = None
         self._meshes = Meshes(module)
         # Whether the module writes in place to what it receives; found out in the first forward.
         self._writes: bool | None = None
@@ -100,7 +100,7 @@ class Stage:
 
     def checkpoint(self) -> None:
         """Hold inputs only, and run the module again in the backward."""
-        self._is_checkpointed = True
+        self._checkpointed = CheckpointedModule(self.module)
 
     def draw_from(self, random: StageRandom) -> None:
         """Take random numbers from streams of our own, which are the same for every layout."""
@@ -108,7 +108,7 @@ class Stage:
 
     def capture_graphs(self) -> None:
         """Run as CUDA graphs from the second step on; after `prepare_split`, if that is due."""
-        if self._is_checkpointed:
+        if self._checkpointed is not None:
             raise ArgumentError(
                 f"stage {self.index} is checkpointed, and running it again cannot be captured; "
                 "leave cuda_graphs out"
@@ -216,8 +216,8 @@ class Stage:
     def _run_module(
         self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._is_checkpointed:
-            return checkpoint(self.module, *arguments, *args, use_reentrant=False, **kwargs)
+        if self._checkpointed is not None:
+            return self._checkpointed.run((*arguments, *args), kwargs)
         return self.module(*arguments, *args, **kwargs)
 
     def _record(self) -> AbstractContextManager[None]:

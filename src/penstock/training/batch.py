@@ -10,7 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import BatchError
-from penstock.runtime.microbatch import Along, Ready, Shared, count_rows, share_out, split_batch
+from penstock.runtime.aliases import Aliases
+from penstock.runtime.microbatch import Along, Ready, Shared, split_batch
+from penstock.training.batch_rows import RowClaims, claim_rows, settle_rows
 
 __all__ = [
     "Accepted",
@@ -27,13 +29,13 @@ __all__ = [
 class BatchFacts:
     """What a rank was given for a step, as plain values.
 
-    `rows` has the number of rows of each microbatch, where this rank knows them; `error` says
+    `claims` are what its arguments say of the rows of each microbatch; `error` says
     what is wrong with the batch already on this rank; `no_graph` names the context, if any, in
     which a training step would record no graph.
     """
 
     is_training: bool
-    rows: list[int] | None
+    claims: RowClaims
     shapes: list[str]
     keywords: list[str]
     has_inputs: bool
@@ -55,15 +57,16 @@ def describe_batch(
     named = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
     if target is not None:
         named["target"] = target
-    rows, error = None, None
+    claims, error = RowClaims(microbatches, (), ()), None
     try:
-        rows = _rows(named, microbatches)
+        claims = claim_rows(named, microbatches)
+        settle_rows(claims)
     except BatchError as wrong:
         error = str(wrong)
     shapes = [f"{name}: {_shape(value)}" for name, value in named.items()]
     return BatchFacts(
         is_training,
-        rows,
+        claims,
         shapes,
         sorted(kwargs),
         bool(args or kwargs),
@@ -82,35 +85,14 @@ def _name_context() -> str | None:
 
 def try_split(facts: BatchFacts, values: Iterable[Any]) -> BatchFacts:
     """The facts, with an error if one of the values cannot be split as its rows say."""
-    if facts.error is None and facts.rows is not None:
+    settled = settle_rows(facts.claims) if facts.error is None else None
+    if settled is not None:
         try:
             for value in values:
-                split_batch(value, len(facts.rows))
+                split_batch(value, len(settled.rows))
         except BatchError as wrong:
             return replace(facts, error=str(wrong))
     return facts
-
-
-def _rows(named: Mapping[str, Any], microbatches: int) -> list[int] | None:
-    """The rows of each microbatch: as given ready-made, else as nearly equal as can be."""
-    found: dict[str, list[int]] = {}
-    for name, value in named.items():
-        if isinstance(value, Ready):
-            found[name] = [count_rows(item) or 1 for item in value.items]
-        elif (total := count_rows(value)) is not None:
-            found[name] = share_out(total, min(microbatches, max(total, 1)))
-    if not found:
-        return None
-    (first, rows), *others = found.items()
-    for name, other in others:
-        if other != rows:
-            raise BatchError(
-                f"{first} has {sum(rows)} rows in {len(rows)} microbatches, {name} has "
-                f"{sum(other)} in {len(other)}; wrap what is not split by rows in Shared or Along"
-            )
-    if sum(rows) == 0:
-        raise BatchError(f"{first} has no rows; a step needs at least one")
-    return rows
 
 
 def _shape(value: Any) -> str:
@@ -166,10 +148,13 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def split_keywords(
-    kwargs: Mapping[str, Any], accepted: Mapping[int, Accepted], microbatches: int
+    kwargs: Mapping[str, Any],
+    accepted: Mapping[int, Accepted],
+    microbatches: int,
+    aliases: Aliases | None = None,
 ) -> dict[int, Sequence[dict[str, Any]]]:
     """For each stage and microbatch, the keywords that the stage takes."""
-    columns = {name: split_batch(value, microbatches) for name, value in kwargs.items()}
+    columns = {name: split_batch(value, microbatches, aliases) for name, value in kwargs.items()}
     result: dict[int, Sequence[dict[str, Any]]] = {}
     for stage, takes in accepted.items():
         own = {name: c for name, c in columns.items() if takes.takes_all or name in takes.names}

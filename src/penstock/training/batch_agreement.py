@@ -1,7 +1,7 @@
 """All ranks agree on a step's batch before anything of it is sent, or refuse it together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from hashlib import sha256
 from typing import Any
 
@@ -10,6 +10,7 @@ from penstock.ir.schedule import Schedule
 from penstock.runtime.transport import Transport
 from penstock.training.agreement import gather_values
 from penstock.training.batch import Accepted, BatchFacts, try_split
+from penstock.training.batch_rows import RowClaims, Rows, merge_claims, settle_rows
 from penstock.training.data_agreement import compare_data
 
 __all__ = ["BatchAgreement"]
@@ -34,7 +35,7 @@ class BatchAgreement:
         self._transport = transport
         self._schedule = schedule
         self._keywords = _gather_keywords(transport, list(accepted))
-        self._agreed: dict[bytes, list[int]] = {}
+        self._agreed: dict[bytes, Rows] = {}
         # How many steps from now on have their data compared, whatever their form.
         self._steps_to_compare = _FIRST_STEPS
         self._compares_data = compares_data
@@ -47,7 +48,7 @@ class BatchAgreement:
         *,
         mode: object,
         is_recorded: bool,
-    ) -> tuple[list[int], bytes]:
+    ) -> tuple[Rows, bytes]:
         """The rows of each microbatch, agreed by all ranks, and a name for what was agreed.
 
         `named` has the values by their names, None for those that were left out. `mode` is
@@ -61,7 +62,7 @@ class BatchAgreement:
         is_new = rows is None
         if rows is None:
             told = gather_values(self._transport, astuple(try_split(facts, values)))
-            rows = self._compare([BatchFacts(*theirs) for theirs in told])
+            rows = self._compare([_from_plain(theirs) for theirs in told])
         if self._compares_data and len(everyone) > 1 and (is_new or self._steps_to_compare):
             compare_data(self._transport, named)
             self._steps_to_compare = max(0, self._steps_to_compare - 1)
@@ -71,7 +72,7 @@ class BatchAgreement:
             self._agreed[signature] = rows
         return rows, signature
 
-    def _compare(self, everyone: Sequence[BatchFacts]) -> list[int]:
+    def _compare(self, everyone: Sequence[BatchFacts]) -> Rows:
         """Refuse, on every rank alike, a batch that does not fit together."""
         for rank, facts in enumerate(everyone):
             if facts.is_training != everyone[0].is_training:
@@ -103,17 +104,17 @@ class BatchAgreement:
                 raise BatchError(f"rank {rank} holds the last stage {stage}, but has no target")
 
 
-def _compare_rows(everyone: Sequence[BatchFacts]) -> list[int]:
-    known = {rank: facts.rows for rank, facts in enumerate(everyone) if facts.rows}
-    if not known:
+def _compare_rows(everyone: Sequence[BatchFacts]) -> Rows:
+    rows = settle_rows(merge_claims([facts.claims for facts in everyone]))
+    if rows is None:
         raise BatchError("no rank knows the rows of the batch; pass a tensor, or Ready parts")
-    first = next(iter(known))
-    for rank, rows in known.items():
-        if rows != known[first]:
-            raise BatchError(
-                f"rank {first} has microbatches of {known[first]} rows, rank {rank} of {rows}"
-            )
-    return known[first]
+    return rows
+
+
+def _from_plain(told: Sequence[Any]) -> BatchFacts:
+    """The facts that a rank has sent as plain values."""
+    facts = BatchFacts(*told)
+    return replace(facts, claims=RowClaims.of_plain(told[1]))
 
 
 def _compare_recording(is_recorded: list[bool]) -> None:

@@ -37,6 +37,7 @@ from penstock.splitting.pipe import Pipe
 from penstock.training.agreement import together
 from penstock.training.batch import accepted_keywords, unwrap
 from penstock.training.batch_agreement import BatchAgreement
+from penstock.training.batch_rows import Rows
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.crew import Modules, gather_crew
 from penstock.training.loss import takes_target, with_target
@@ -350,7 +351,7 @@ class Pipeline:
         log.begin_step()
         log.start(AGREEMENT)
         rows, signature = self._agree(request)
-        lowered, program = self._program(len(rows), request.is_training)
+        lowered, program = self._program(len(rows.rows), request.is_training)
         results, recording, merged, failure = Results(), None, None, None
         self._begin_step(signature, request.is_training)
         log.end()
@@ -407,7 +408,7 @@ class Pipeline:
             program.run(batch, results)
         return None
 
-    def _agree(self, request: Request) -> tuple[list[int], bytes]:
+    def _agree(self, request: Request) -> tuple[Rows, bytes]:
         """The rows of each microbatch, agreed by all ranks, and a name for what was agreed."""
         return self._agreement.agree(
             request.describe(self._needs_target),
@@ -423,7 +424,7 @@ class Pipeline:
         cast_to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return bytes(parameter.requires_grad for parameter in self._parameters), cast_to
 
-    def _split(self, request: Request, rows: list[int], program: Executor) -> Microbatches:
+    def _split(self, request: Request, rows: Rows, program: Executor) -> Microbatches:
         """This rank's microbatches; a batch that cannot be split fails the step on every rank."""
         try:
             return request.split(rows, self._accepted, self._reduction, self._needs_target)

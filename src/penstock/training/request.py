@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.runtime.aliases import Aliases
 from penstock.runtime.executor import Microbatches
 from penstock.runtime.microbatch import split_batch
 from penstock.training.batch import Accepted, BatchFacts, describe_batch, split_keywords
+from penstock.training.batch_rows import Rows
 from penstock.training.weights import Reduction, weigh_losses, weigh_rows
 
 __all__ = ["Request"]
@@ -49,21 +51,21 @@ class Request:
 
     def split(
         self,
-        rows: list[int],
+        rows: Rows,
         accepted: Mapping[int, Accepted],
         reduction: Reduction,
         needs_target: bool,
     ) -> Microbatches:
-        """This rank's microbatches, of so many rows each; `accepted` is what each stage takes."""
-        count = len(rows)
-        columns = [split_batch(value, count) for value in self.args]
-        targets = [] if self.target is None else split_batch(self.target, count)
+        """Split the batch into this rank's microbatches; `accepted` is what each stage takes."""
+        count, aliases = len(rows.rows), Aliases()
+        columns = [split_batch(value, count, aliases) for value in self.args]
+        targets = [] if self.target is None else split_batch(self.target, count, aliases)
         return Microbatches(
             args=list(zip(*columns, strict=True)) if columns else [()] * count,
-            kwargs=split_keywords(self.kwargs, accepted, count),
+            kwargs=split_keywords(self.kwargs, accepted, count, aliases),
             targets=targets or ([] if needs_target else [None] * count),
-            loss_weights=weigh_losses(reduction, targets, rows),
-            row_weights=weigh_rows(rows),
+            loss_weights=weigh_losses(reduction, targets, rows.rows),
+            row_weights=weigh_rows(rows.rows),
             gradient_scale=self.gradient_scale,
             keeps_outputs=self.keeps_outputs,
         )
