@@ -1,7 +1,7 @@
 """Runs a lowered schedule: each row is bound once to what it will call, then a step is a loop."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
@@ -20,6 +20,7 @@ from penstock.runtime.loss_contract import require_graph, require_number
 from penstock.runtime.stage import Packet, Stage
 from penstock.runtime.transport import Message, Transport
 from penstock.runtime.tree import map_tensors
+from penstock.runtime.weigher import Weigher
 
 __all__ = [
     "Around",
@@ -43,7 +44,7 @@ class Microbatches:
     args: Sequence[tuple[Any, ...]]
     kwargs: Mapping[int, Sequence[dict[str, Any]]]
     targets: Sequence[Any]
-    loss_weights: Sequence[float]
+    weigher: Weigher
     row_weights: Sequence[float]
     gradient_scale: float = 1.0
     keeps_outputs: bool = False
@@ -276,7 +277,9 @@ class Executor:
             received = [self._take(message) for message in incoming]
             self._started = self._clock.mark()
             args = () if incoming else batch.args[microbatch]
-            output = run(stage, microbatch, received, args, batch.kwargs[stage.index][microbatch])
+            kwargs = batch.kwargs[stage.index][microbatch]
+            with nullcontext() if outgoing else batch.weigher.watch_stage(stage.module):
+                output = run(stage, microbatch, received, args, kwargs)
             if outgoing:
                 packets = stage.depart(microbatch, output, fed)
                 self._held.update(zip(outgoing, packets, strict=True))
@@ -315,7 +318,8 @@ class Executor:
         """At the end of the model: the loss, and the output if it is asked for."""
         batch = self._current()
         if self._loss is not None and batch.targets:
-            loss = self._loss(output, batch.targets[microbatch])
+            with batch.weigher.watch_loss():
+                loss = self._loss(output, batch.targets[microbatch])
             # A model that makes its own loss makes none where it is given no labels.
             if loss is not None or self._is_training or batch.targets[microbatch] is not None:
                 self._take_loss(stage, microbatch, require_number(loss), output)
@@ -326,14 +330,19 @@ class Executor:
         self, stage: Stage, microbatch: int, loss: torch.Tensor, output: Any
     ) -> None:
         batch = self._current()
-        weight = batch.loss_weights[microbatch]
+        share = batch.weigher.weigh(microbatch, loss)
         # A mean over nothing is not a number, and counts for nothing.
-        if weight == 0:
+        if share.weight == 0:
             return
         if self._is_training:
             require_graph(loss, output, stage.module)
-            stage.add_root(microbatch, loss, weight * batch.gradient_scale)
-        self._results.losses.append((_keep_loss(loss), weight))
+            stage.add_root(microbatch, loss, share.weight * batch.gradient_scale)
+        self._results.losses.append((_keep_loss(loss), share.weight))
+        for part in share.parts:
+            self._results.losses.append((part.value, part.weight))
+            if part.edge is not None:
+                weight = part.weight * batch.gradient_scale
+                stage.add_root(microbatch, part.value, weight, part.edge)
 
     def _bind_backward(
         self,

@@ -251,16 +251,19 @@ class Stage:
             for structure, tensors in trees
         ]
 
-    def add_root(self, microbatch: int, loss: torch.Tensor, weight: float) -> None:
+    def add_root(
+        self, microbatch: int, loss: torch.Tensor, weight: float, edge: GradientEdge | None = None
+    ) -> None:
         """Let the backward of this microbatch start from a loss too, with this weight.
 
-        A loss of weight zero is left out: a mean over nothing is no number, but asks for nothing.
+        `edge` is its place in the graph if the tensor has none of its own. A loss of weight zero
+        is left out: a mean over nothing is not a number, but asks for nothing.
         """
-        if loss.requires_grad and weight != 0:
+        if edge is None and loss.requires_grad:
+            edge = get_gradient_edge(loss)
+        if edge is not None and weight != 0:
             gradient = _constant(weight, loss.dtype, loss.device)
-            if loss.dim():
-                gradient = gradient.expand_as(loss)
-            self._flights[microbatch].roots.append((get_gradient_edge(loss), gradient))
+            self._flights[microbatch].roots.append((edge, gradient))
 
     def backward(
         self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]

@@ -10,7 +10,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import BatchError
-from penstock.runtime.aliases import Aliases
 from penstock.runtime.microbatch import Along, Ready, Shared, split_batch
 from penstock.training.batch_rows import RowClaims, claim_rows, settle_rows
 
@@ -18,8 +17,8 @@ __all__ = [
     "Accepted",
     "BatchFacts",
     "accepted_keywords",
+    "deal_keywords",
     "describe_batch",
-    "split_keywords",
     "try_split",
     "unwrap",
 ]
@@ -147,14 +146,10 @@ def unwrap(module: nn.Module) -> nn.Module:
                 return module
 
 
-def split_keywords(
-    kwargs: Mapping[str, Any],
-    accepted: Mapping[int, Accepted],
-    microbatches: int,
-    aliases: Aliases | None = None,
+def deal_keywords(
+    columns: Mapping[str, Sequence[Any]], accepted: Mapping[int, Accepted], microbatches: int
 ) -> dict[int, Sequence[dict[str, Any]]]:
     """For each stage and microbatch, the keywords that the stage takes."""
-    columns = {name: split_batch(value, microbatches, aliases) for name, value in kwargs.items()}
     result: dict[int, Sequence[dict[str, Any]]] = {}
     for stage, takes in accepted.items():
         own = {name: c for name, c in columns.items() if takes.takes_all or name in takes.names}

@@ -1,7 +1,7 @@
 """All ranks agree on a step's batch before anything of it is sent, or refuse it together."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from hashlib import sha256
 from typing import Any
 
@@ -12,13 +12,27 @@ from penstock.training.agreement import gather_values
 from penstock.training.batch import Accepted, BatchFacts, try_split
 from penstock.training.batch_rows import RowClaims, Rows, merge_claims, settle_rows
 from penstock.training.data_agreement import compare_data
+from penstock.training.labels import LABELS
 
-__all__ = ["BatchAgreement"]
+__all__ = ["Agreed", "BatchAgreement"]
 
 # How many steps have their data compared at the start, when loaders are most often set up wrong.
 _FIRST_STEPS = 3
 # How many forms of a batch are remembered as fitting; the oldest go first.
 _SIGNATURES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks know of a step's batch.
+
+    `keywords` are those that any rank was given; `lacks_labels` says that a rank which makes the
+    loss was given no `labels`, but another was.
+    """
+
+    rows: Rows
+    keywords: frozenset[str]
+    lacks_labels: bool
 
 
 class BatchAgreement:
@@ -35,7 +49,7 @@ class BatchAgreement:
         self._transport = transport
         self._schedule = schedule
         self._keywords = _gather_keywords(transport, list(accepted))
-        self._agreed: dict[bytes, Rows] = {}
+        self._agreed: dict[bytes, Agreed] = {}
         # How many steps from now on have their data compared, whatever their form.
         self._steps_to_compare = _FIRST_STEPS
         self._compares_data = compares_data
@@ -48,8 +62,8 @@ class BatchAgreement:
         *,
         mode: object,
         is_recorded: bool,
-    ) -> tuple[Rows, bytes]:
-        """The rows of each microbatch, agreed by all ranks, and a name for what was agreed.
+    ) -> tuple[Agreed, bytes]:
+        """What all ranks know of the batch, and a name for it.
 
         `named` has the values by their names, None for those that were left out. `mode` is
         whatever else the values between stages depend on.
@@ -58,21 +72,21 @@ class BatchAgreement:
         everyone = self._transport.gather(mine + bytes([is_recorded]))
         _compare_recording([bool(told[-1]) for told in everyone])
         signature = sha256(b"".join(told[:-1] for told in everyone)).digest()
-        rows = self._agreed.get(signature)
-        is_new = rows is None
-        if rows is None:
+        agreed = self._agreed.get(signature)
+        is_new = agreed is None
+        if agreed is None:
             told = gather_values(self._transport, astuple(try_split(facts, values)))
-            rows = self._compare([_from_plain(theirs) for theirs in told])
+            agreed = self._compare([_from_plain(theirs) for theirs in told])
         if self._compares_data and len(everyone) > 1 and (is_new or self._steps_to_compare):
             compare_data(self._transport, named)
             self._steps_to_compare = max(0, self._steps_to_compare - 1)
         if is_new:
             if len(self._agreed) == _SIGNATURES:
                 del self._agreed[next(iter(self._agreed))]
-            self._agreed[signature] = rows
-        return rows, signature
+            self._agreed[signature] = agreed
+        return agreed, signature
 
-    def _compare(self, everyone: Sequence[BatchFacts]) -> Rows:
+    def _compare(self, everyone: Sequence[BatchFacts]) -> Agreed:
         """Refuse, on every rank alike, a batch that does not fit together."""
         for rank, facts in enumerate(everyone):
             if facts.is_training != everyone[0].is_training:
@@ -91,7 +105,15 @@ class BatchAgreement:
                     f"rank {rank} passes {unknown[0]!r}, which no stage's forward takes"
                 )
         self._require_inputs(everyone)
-        return _compare_rows(everyone)
+        keywords = frozenset(name for facts in everyone for name in facts.keywords)
+        return Agreed(_compare_rows(everyone), keywords, self._lacks_labels(everyone))
+
+    def _lacks_labels(self, everyone: Sequence[BatchFacts]) -> bool:
+        """Whether a rank with a last stage was given no labels, but another was."""
+        flow, holder = self._schedule.dataflow, self._schedule.placement.rank_of_stage
+        last = {rank for stage, rank in enumerate(holder) if not flow.consumers(stage)}
+        has_labels = [LABELS in facts.keywords for facts in everyone]
+        return any(has_labels) and not all(has_labels[r] for r in last if r < len(everyone))
 
     def _require_inputs(self, everyone: Sequence[BatchFacts]) -> None:
         """The first stages need a batch, and the last ones a target to train."""

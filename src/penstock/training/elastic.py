@@ -64,7 +64,7 @@ class Job:
     rows: int
     microbatches: int
     steps: int
-    reduction: Reduction = "mean"
+    reduction: Reduction = "auto"
     costs: Sequence[Piece] | None = None
     memory: float | None = None
     seed: int | None = None

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
-from penstock.errors import PipelineError
+from penstock.errors import PenstockError, PipelineError
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
@@ -36,8 +37,7 @@ from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
 from penstock.training.agreement import together
 from penstock.training.batch import accepted_keywords, unwrap
-from penstock.training.batch_agreement import BatchAgreement
-from penstock.training.batch_rows import Rows
+from penstock.training.batch_agreement import Agreed, BatchAgreement
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.crew import Modules, gather_crew
 from penstock.training.loss import takes_target, with_target
@@ -57,6 +57,7 @@ from penstock.training.ties import (
     names_of_shared,
     ties_of,
 )
+from penstock.training.weighing import Weighing
 from penstock.training.weights import Reduction
 from penstock.training.whole_state import copy_state, gather_state, guard_original
 
@@ -92,8 +93,9 @@ class Pipeline:
     True
 
     `loss(output, target)` gives the loss of a microbatch, or `loss(output)` where the model makes
-    its own; `reduction` says how these make up that of the batch: a mean over rows, a sum, or a
-    mean over what a function of the target counts.
+    its own. `reduction` says how these make up that of the batch: "auto" finds out what the unsplit
+    model computes on it, "mean" is a mean over rows, "sum" a sum, and a function a mean over what
+    it counts in the target, or in the `labels`, of one microbatch.
     `around` maps a kind of action to a function that is called in its place, with the action and
     with what it would do. `merge` puts the microbatches' outputs together, one tensor of each at
     a time; without it they are joined along dimension 0. `ties` names parameters that are one and
@@ -115,7 +117,7 @@ class Pipeline:
         *,
         microbatches: int | None = None,
         loss: LossFunction | None = None,
-        reduction: Reduction = "mean",
+        reduction: Reduction = "auto",
         group: dist.ProcessGroup | DeviceMesh | None = None,
         ranks: int | None = None,
         device: torch.device | str | None = None,
@@ -130,7 +132,7 @@ class Pipeline:
     ) -> None:
         self._loss = None if loss is None else with_target(loss)
         self._needs_target = loss is None or takes_target(loss)
-        self._reduction = reduction
+        self._weighing = Weighing(reduction, makes_own=not self._needs_target)
         self._around = dict(around or {})
         self._merge = merge
         process_group = find_group(group)
@@ -350,14 +352,15 @@ class Pipeline:
         log = self._guard.log
         log.begin_step()
         log.start(AGREEMENT)
-        rows, signature = self._agree(request)
-        lowered, program = self._program(len(rows.rows), request.is_training)
+        agreed, signature = self._agree(request)
+        lowered, program = self._program(len(agreed.rows.rows), request.is_training)
         results, recording, merged, failure = Results(), None, None, None
         self._begin_step(signature, request.is_training)
         log.end()
         try:
-            batch = self._split(request, rows, program)
+            batch = self._split(request, agreed, program)
             recording = self._execute(program, batch, results, request.is_recorded)
+            self._check_weights(batch)
             merged = self._merge_outputs(results)
         except StepFailedError as error:
             failure = error
@@ -408,8 +411,8 @@ class Pipeline:
             program.run(batch, results)
         return None
 
-    def _agree(self, request: Request) -> tuple[Rows, bytes]:
-        """The rows of each microbatch, agreed by all ranks, and a name for what was agreed."""
+    def _agree(self, request: Request) -> tuple[Agreed, bytes]:
+        """What all ranks know of the batch, and a name for it."""
         return self._agreement.agree(
             request.describe(self._needs_target),
             request.values,
@@ -424,10 +427,17 @@ class Pipeline:
         cast_to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return bytes(parameter.requires_grad for parameter in self._parameters), cast_to
 
-    def _split(self, request: Request, rows: Rows, program: Executor) -> Microbatches:
+    def _split(self, request: Request, agreed: Agreed, program: Executor) -> Microbatches:
         """This rank's microbatches; a batch that cannot be split fails the step on every rank."""
         try:
-            return request.split(rows, self._accepted, self._reduction, self._needs_target)
+            labels = request.split_labels(len(agreed.rows.rows)) if agreed.lacks_labels else None
+            told = self._weighing.ask_for_counts(self._transport, agreed, labels)
+            weigh = partial(
+                self._weighing.make, agreed, told=told, is_training=request.is_training
+            )
+            return request.split(agreed, self._accepted, weigh, self._needs_target)
+        except LinkLostError:
+            raise
         except Exception as error:
             program.abandon()
             raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
@@ -438,6 +448,13 @@ class Pipeline:
         try:
             return merge_outputs(outputs, self._merge) if outputs else None
         except Exception as error:
+            raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
+
+    def _check_weights(self, batch: Microbatches) -> None:
+        """Fail the step on every rank if a loss was weighed wrongly."""
+        try:
+            batch.weigher.check()
+        except PenstockError as error:
             raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
 
     def _program(self, count: int, is_training: bool) -> tuple[Schedule, Executor]:

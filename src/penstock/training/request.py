@@ -1,15 +1,17 @@
 """What the user asked of one step: described for the other ranks, and split into microbatches."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.runtime.aliases import Aliases
 from penstock.runtime.executor import Microbatches
 from penstock.runtime.microbatch import split_batch
-from penstock.training.batch import Accepted, BatchFacts, describe_batch, split_keywords
-from penstock.training.batch_rows import Rows
-from penstock.training.weights import Reduction, weigh_losses, weigh_rows
+from penstock.runtime.weigher import Weigher
+from penstock.training.batch import Accepted, BatchFacts, deal_keywords, describe_batch
+from penstock.training.batch_agreement import Agreed
+from penstock.training.labels import LABELS
+from penstock.training.weights import weigh_rows
 
 __all__ = ["Request"]
 
@@ -49,23 +51,34 @@ class Request:
             needs_target=needs_target,
         )
 
+    def split_labels(self, microbatches: int) -> list[Any] | None:
+        """Split the labels that a model makes its own loss from, if it was given any here."""
+        labels = self.kwargs.get(LABELS)
+        return None if labels is None else split_batch(labels, microbatches)
+
     def split(
         self,
-        rows: Rows,
+        agreed: Agreed,
         accepted: Mapping[int, Accepted],
-        reduction: Reduction,
+        weigh: Callable[[Mapping[str, Sequence[Any]]], Weigher],
         needs_target: bool,
     ) -> Microbatches:
-        """Split the batch into this rank's microbatches; `accepted` is what each stage takes."""
-        count, aliases = len(rows.rows), Aliases()
-        columns = [split_batch(value, count, aliases) for value in self.args]
+        """Split the batch into this rank's microbatches; `accepted` is what each stage takes.
+
+        `weigh` gets the arguments by name, one value per microbatch.
+        """
+        count, aliases = len(agreed.rows.rows), Aliases()
+        args = [split_batch(value, count, aliases) for value in self.args]
+        kwargs = {k: split_batch(value, count, aliases) for k, value in self.kwargs.items()}
         targets = [] if self.target is None else split_batch(self.target, count, aliases)
+        named = {"target": targets} if targets else {}
+        named |= kwargs | {f"argument {number}": column for number, column in enumerate(args)}
         return Microbatches(
-            args=list(zip(*columns, strict=True)) if columns else [()] * count,
-            kwargs=split_keywords(self.kwargs, accepted, count, aliases),
+            args=list(zip(*args, strict=True)) if args else [()] * count,
+            kwargs=deal_keywords(kwargs, accepted, count),
             targets=targets or ([] if needs_target else [None] * count),
-            loss_weights=weigh_losses(reduction, targets, rows.rows),
-            row_weights=weigh_rows(rows.rows),
+            weigher=weigh(named),
+            row_weights=weigh_rows(agreed.rows.rows),
             gradient_scale=self.gradient_scale,
             keeps_outputs=self.keeps_outputs,
         )

@@ -6,37 +6,22 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.errors import BatchError
 
-__all__ = ["Reduction", "weigh_losses", "weigh_rows"]
+__all__ = ["Reduction", "share_counts", "weigh_rows"]
 
-# "mean" over rows, "sum", or a function of a microbatch's target that counts what it averages.
-Reduction: TypeAlias = Literal["mean", "sum"] | Callable[[Any], float]
+# "auto" for what the unsplit model computes, "mean" over rows, "sum", or a function of a
+# microbatch's target or labels that counts what it averages.
+Reduction: TypeAlias = Literal["auto", "mean", "sum"] | Callable[[Any], float]
 
 
-def weigh_losses(
-    reduction: Reduction, targets: Sequence[Any], rows: Sequence[float]
-) -> list[float]:
-    """The factor of each microbatch's loss, so that their sum is the loss of the whole batch.
+def share_counts(counts: Sequence[float]) -> list[float]:
+    """Each microbatch's share of what the loss of the batch is a mean over.
 
-    A microbatch that counts nothing has weight zero: its loss, a mean over nothing, is to be left
-    out. On a rank without targets there are no losses to weigh, and rows stand in for counts.
+    A microbatch that counts nothing has weight zero: its loss, a mean over nothing, is left out.
 
-    >>> weigh_losses("mean", [], [3, 3, 2, 2])
-    [0.3, 0.3, 0.2, 0.2]
-    >>> weigh_losses(len, ["abc", "d"], [1, 1])
-    [0.75, 0.25]
+    >>> share_counts([3, 0, 1])
+    [0.75, 0.0, 0.25]
     """
-    match reduction:
-        case "sum":
-            return [1.0] * len(rows)
-        case "mean":
-            return weigh_rows(rows)
-        case _ if callable(reduction):
-            counts = [float(reduction(target)) for target in targets]
-            return _share(counts, "counts") if counts else weigh_rows(rows)
-        case _:
-            raise BatchError(
-                f"reduction is 'mean', 'sum' or a function of the target (got {reduction!r})"
-            )
+    return _share(counts, "counts")
 
 
 def weigh_rows(rows: Sequence[float]) -> list[float]:
@@ -47,8 +32,8 @@ def weigh_rows(rows: Sequence[float]) -> list[float]:
 def _share(numbers: Sequence[float], name: str) -> list[float]:
     if not all(0 <= number < math.inf for number in numbers) or not any(numbers):
         raise BatchError(
-            f"the {name} of the microbatches are {list(numbers)}; one at least must be positive, "
-            "and none negative or infinite"
+            f"the {name} of the microbatches must be finite, none negative and not all of them "
+            f"zero (got {list(numbers)}); leave out a batch that has nothing to count"
         )
     total = math.fsum(numbers)
     return [number / total for number in numbers]

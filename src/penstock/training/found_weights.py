@@ -1,0 +1,295 @@
+"""Weights of microbatches that are found out: what makes up the loss of the unsplit model.
+
+A mean over labels that count (`cross_entropy`, `nll_loss`) is weighed by the labels that count in
+each microbatch, a sum by one, and everything else by rows:
+
+    loss of a microbatch   =  factor * cross_entropy  +  rest
+    its part of the batch  =  factor * cross_entropy * labels here / labels
+                              +  rest * rows here / rows
+
+The calls are watched while the loss is made. A loss function is watched always, which costs next to
+nothing; a model that makes its own loss, until it is known to be the result of one call.
+"""
+
+import math
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import nn
+
+from penstock.errors import BatchError
+from penstock.runtime.weigher import Part, Share
+from penstock.training.labels import Source
+from penstock.training.loss_calls import Labelled, LossCall, LossWatch
+from penstock.training.loss_form import LossForm, find_form, name_top
+from penstock.training.loss_memory import KnownForm, LossMemory, Reading, Term
+from penstock.training.term_weights import ADVICE, Given, TermWeights, is_close
+
+__all__ = ["FoundWeights"]
+
+# Operations that keep what they have counted.
+_COUNTING = ("NllLossBackward", "NllLoss2DBackward")
+# Tops of graphs that do not show how a loss was made.
+_OPAQUE = ("CompiledFunction", "_Replay")
+
+
+class FoundWeights:
+    """The weights of one step's losses."""
+
+    def __init__(self, memory: LossMemory, given: Given) -> None:
+        self._memory = memory
+        self._given = given
+        self._weights = TermWeights(given)
+        self._habit = memory.begin_step((given.names, given.is_training))
+        self._inside: LossWatch | None = None
+        self._outside: LossWatch | None = None
+
+    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+        """Watch the calls of loss functions in a last stage, unless it is known what it does."""
+        habit = self._habit
+        if not self._given.makes_own or self._is_alone:
+            return nullcontext()
+        if not habit.is_settled:
+            habit.is_opaque = _is_compiled(module)
+        elif not habit.must_watch and (habit.is_opaque or not habit.is_due):
+            return nullcontext()
+        self._inside = LossWatch(is_safe=habit.is_mixed or not habit.is_settled)
+        return _watching(self._inside)
+
+    def watch_loss(self) -> AbstractContextManager[object]:
+        """Watch the calls in a loss function."""
+        if self._is_alone:
+            return nullcontext()
+        self._outside = LossWatch(is_safe=self._habit.is_mixed or self._habit.is_due)
+        return self._outside
+
+    def check(self) -> None:
+        """Refuse the step if a loss has counted something else than the labels said."""
+        self._weights.check()
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is one microbatch, whose loss is that of the batch."""
+        return self._weights.num_microbatches == 1
+
+    def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
+        """Return what a loss counts for."""
+        if self._is_alone:
+            return Share(1.0)
+        inside, outside = self._inside, self._outside
+        self._inside = self._outside = None
+        calls = [call for watch in (inside, outside) if watch for call in watch.calls]
+        if self._habit.single is not None and not calls:
+            return self._repeat(self._habit.single, microbatch, loss)
+        form = self._find_form(loss, calls)
+        used = [calls[number] for number in form.used]
+        terms = self._find_terms(used, microbatch, form, loss)
+        self._learn(used, terms, form, loss, None if inside is None else len(inside.calls))
+        weights = [
+            0.0 if term is None else self._weights.of_one(number, term, call, microbatch)
+            for number, (call, term) in enumerate(zip(used, terms, strict=True))
+        ]
+        return self._join(microbatch, loss, used, terms, weights, form)
+
+    def _repeat(self, term: Term, microbatch: int, loss: torch.Tensor) -> Share:
+        """The share of a loss that was made as in an earlier microbatch, as far as can be seen."""
+        habit, weights, top = self._habit, self._weights.of_all(term), name_top(loss)
+        if weights is None:
+            habit.forget()
+            raise BatchError(
+                "the labels of a step must be given like those of the steps before it (they were "
+                f"{term.source}); repeat the step, which looks again, or {ADVICE}"
+            )
+        if top.startswith(_COUNTING):
+            self._weights.expect(term, microbatch, loss.grad_fn._saved_total_weight)  # type: ignore[union-attr]  # it has a graph
+        is_same = top == habit.top or top.startswith(_OPAQUE)
+        if not is_same and not self._weights.is_even(weights):
+            before = habit.top
+            habit.forget()
+            raise BatchError(
+                f"all microbatches must make their losses alike (this one by {top}, earlier ones "
+                f"by {before}); repeat the step, which looks again, or {ADVICE}"
+            )
+        return Share(weights[microbatch])
+
+    def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
+        if self._given.is_training and loss.requires_grad:
+            form = find_form(loss, [call.edge for call in calls])
+            known = self._memory.forms.get(self._given.names)
+            if known is None or known.form != form or known.num_calls != len(calls):
+                self._memory.forms[self._given.names] = KnownForm(len(calls), form)
+            return form
+        known = self._memory.forms.get(self._given.names)
+        if known is not None and known.num_calls == len(calls):
+            return known.form
+        # Without a graph, a loss that is the result of a call is known by its value.
+        same = [number for number, call in enumerate(calls) if _is_value(call, loss)]
+        if same:
+            return LossForm((same[-1],), has_rest=False, is_linear=True, is_scaled=False)
+        used = tuple(number for number, call in enumerate(calls) if call.value.numel() == 1)
+        return LossForm(used, has_rest=True, is_linear=True, is_scaled=True)
+
+    def _find_terms(
+        self, used: Sequence[LossCall], microbatch: int, form: LossForm, loss: torch.Tensor
+    ) -> Sequence[Term | None]:
+        """What each call counts; None if that is nothing, which teaches nothing."""
+        known = self._habit.terms
+        is_like = len(known) == len(used) and all(map(Term.is_like, known, used))
+        if not is_like or self._habit.is_due:
+            sources = [term.source for term in known] if is_like else [None] * len(used)
+            terms: list[Term | None] = []
+            for call, source in zip(used, sources, strict=True):
+                taken = [term.source for term in terms if term is not None and term.source]
+                reading = self._read(call, form, loss)
+                terms.append(self._find_term(call, microbatch, reading, source, taken))
+            return terms
+        for term, call in zip(known, used, strict=True):
+            # A mean is one always; a sum may be divided by one thing now, by another then.
+            if call.reduction != "mean" and self._read(call, form, loss) != term.reading:
+                self._habit.forget()
+                raise BatchError(f"all microbatches must make their losses alike; {ADVICE}")
+        return known
+
+    def _find_term(
+        self,
+        call: LossCall,
+        microbatch: int,
+        reading: Reading,
+        known: Source | None,
+        taken: Collection[Source],
+    ) -> Term | None:
+        if reading != "mean":
+            return Term(call.reduction, reading, call.mean, None)
+        source = self._weights.find_source(call, microbatch, known, taken)
+        term = Term(call.reduction, reading, call.mean, source)
+        if call.count():
+            return term
+        # If nothing counts in the whole batch, this says so.
+        self._weights.of_all(term)
+        return None
+
+    def _read(self, call: LossCall, form: LossForm, loss: torch.Tensor) -> Reading:
+        """What a call comes to; one that is divided by what counts is a mean over that."""
+        if call.reduction == "mean":
+            return "mean"
+        is_alone = len(form.used) == 1 and not form.has_rest and form.is_linear
+        is_labelled = isinstance(call.mean, Labelled)
+        if call.reduction == "sum" and is_alone and not form.is_scaled:
+            return "sum"
+        if call.reduction == "sum" and is_labelled and self._given.adds_up:
+            return "sum"
+        return "mean" if is_alone and is_labelled and _is_mean(call, loss) else "rest"
+
+    def _learn(
+        self,
+        used: Sequence[LossCall],
+        terms: Sequence[Term | None],
+        form: LossForm,
+        loss: torch.Tensor,
+        num_inside: int | None,
+    ) -> None:
+        """Keep what was seen; a model whose loss is one known call need not be watched again."""
+        learned = tuple(term for term in terms if term is not None)
+        habit = self._habit
+        if len(learned) < len(terms):
+            return
+        habit.terms = learned
+        habit.is_mixed = form.has_rest or len(learned) > 1
+        if num_inside is not None:
+            is_inside = any(number < num_inside for number in form.used)
+            is_single = is_inside and form.is_linear and not habit.is_mixed
+            is_left = is_single and self._can_be_left(used[0], learned[0], name_top(loss))
+            habit.single = learned[0] if is_left else None
+            habit.must_watch = is_inside and not is_left
+            habit.top, habit.is_settled = name_top(loss), True
+
+    def _can_be_left(self, call: LossCall, term: Term, top: str) -> bool:
+        """Whether a call that is the loss is known well enough without being watched."""
+        if term.reading == "sum":
+            return True
+        is_checked = self._given.is_training and top.startswith(_COUNTING) and not call.is_hooked
+        return term.source is not None and (is_checked or self._habit.is_opaque)
+
+    def _join(
+        self,
+        microbatch: int,
+        loss: torch.Tensor,
+        used: Sequence[LossCall],
+        terms: Sequence[Term | None],
+        weights: Sequence[float],
+        form: LossForm,
+    ) -> Share:
+        """Weigh each call by what it counts, and the rest by rows."""
+        is_rest = [term is not None and term.reading == "rest" for term in terms]
+        if not all(is_rest) and not form.has_rest and len(set(weights)) == 1 and form.is_linear:
+            return Share(weights[0])
+        is_known = any(term is None or isinstance(term.mean, Labelled) for term in terms)
+        base = self._weights.by_rows(microbatch, is_known=is_known and not all(is_rest))
+        if all(is_close(weight, base) for weight in weights):
+            return Share(base)
+        if not form.is_linear:
+            raise BatchError(
+                "a loss whose parts count differently must be a sum of them, each by a factor "
+                f"(this one is another function of a cross entropy); {ADVICE}"
+            )
+        return Share(base, self._make_parts(loss, used, [weight - base for weight in weights]))
+
+    def _make_parts(
+        self, loss: torch.Tensor, used: Sequence[LossCall], extra: Sequence[float]
+    ) -> list[Part]:
+        """What each call counts for beside the weight of the whole loss."""
+        known = self._memory.forms.get(self._given.names)
+        if self._given.is_training and known is not None:
+            edges = [call.edge for call in used if call.edge is not None]
+            found = torch.autograd.grad(loss, edges, retain_graph=True)
+            factors = tuple(float(factor) for factor in found)
+            known = KnownForm(known.num_calls, known.form, factors)
+            self._memory.forms[self._given.names] = known
+        if known is None or len(known.factors) != len(used):
+            raise BatchError(
+                "how the loss is put together must be known from a training step before eval, "
+                f"since its parts count differently; call step first, or {ADVICE}"
+            )
+        return [
+            Part(call.value, call.edge, factor * weight)
+            for call, factor, weight in zip(used, known.factors, extra, strict=True)
+            if weight
+        ]
+
+
+def _is_value(call: LossCall, loss: torch.Tensor) -> bool:
+    if call.value.numel() != 1:
+        return False
+    value, given = call.value.double().reshape(()), loss.detach().double()
+    return bool(torch.isclose(value, given, rtol=0, atol=0, equal_nan=True))
+
+
+def _is_mean(call: LossCall, loss: torch.Tensor) -> bool:
+    """Whether a loss is the sum of a call's result, divided by what counts and nothing else."""
+    count, size = call.count(), call.target.numel()
+    if not count:
+        return True
+    total, found = float(call.value.double().sum()), float(loss)
+    accuracy = 16 * torch.finfo(call.value.dtype).eps
+    is_mean = math.isclose(total, found * count, rel_tol=accuracy)
+    return is_mean and (count == size or not math.isclose(total, found * size, rel_tol=accuracy))
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was asked for the module or for some of it."""
+    return any(
+        inner._compiled_call_impl is not None or hasattr(inner, "_orig_mod")
+        for inner in module.modules()
+    )
+
+
+@contextmanager
+def _watching(watch: LossWatch) -> Iterator[None]:
+    """Watch a stage, and run compiled code as it was written, since it would not be seen."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(watch)
+        yield

@@ -1,0 +1,218 @@
+"""The calls of torch's loss functions that a loss is made by, and what each is a mean over."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeAlias
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["HINTED_IGNORE_INDEX", "Elementwise", "Labelled", "LossCall", "LossWatch", "Mean"]
+
+# The label that torch and transformers ignore unless they are asked for another.
+HINTED_IGNORE_INDEX = -100
+# Losses that are a mean over the labels that count, which may be few in one microbatch.
+_COUNTED = {"cross_entropy", "linear_cross_entropy", "nll_loss"}
+# The same as operations of a traced graph, and their reductions, which are numbers there.
+_OPERATIONS = {
+    "cross_entropy_loss": "cross_entropy",
+    "nll_loss": "nll_loss",
+    "nll_loss_nd": "nll_loss",
+    "nll_loss2d": "nll_loss",
+}
+_REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labelled:
+    """A mean over labels: those of a class, but for one index, each by the weight of its class.
+
+    Labels that are probabilities count once per position.
+    """
+
+    ignore_index: int | None = HINTED_IGNORE_INDEX
+    class_weights: torch.Tensor | None = None
+    classes: int | None = None
+
+    def count(self, target: torch.Tensor) -> torch.Tensor | float:
+        """Return the number that a mean over these labels is divided by."""
+        if target.is_floating_point():
+            classes = target.shape[1] if target.dim() > 1 else target.shape[0]
+            return target.numel() / max(classes, 1)
+        is_counted = self.find_counted(target)
+        if self.class_weights is None:
+            return is_counted.sum()
+        weights = self.class_weights.detach().double()[target.where(is_counted, 0)]
+        return weights.where(is_counted, 0).sum()
+
+    def find_counted(self, target: torch.Tensor) -> torch.Tensor:
+        """Return which labels count; one that is not a class must become the ignored one."""
+        is_counted = torch.ones_like(target, dtype=torch.bool)
+        if self.ignore_index is not None:
+            is_counted = target != self.ignore_index
+        if self.classes is not None:
+            is_counted = is_counted & (target >= 0) & (target < self.classes)
+        return is_counted
+
+    def is_like(self, other: "Mean") -> bool:
+        """Whether both count alike."""
+        return (
+            isinstance(other, Labelled)
+            and self.class_weights is other.class_weights
+            and (self.ignore_index, self.classes) == (other.ignore_index, other.classes)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """A mean over all numbers of a target."""
+
+    def count(self, target: torch.Tensor) -> torch.Tensor | float:
+        """Return how many numbers there are."""
+        return float(target.numel())
+
+    def is_like(self, other: "Mean") -> bool:
+        """Whether both count alike."""
+        return isinstance(other, Elementwise)
+
+
+Mean: TypeAlias = Labelled | Elementwise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossCall:
+    """One call: what it was given and what it gave, as it was right after the call.
+
+    `mean` is what the function averages if it is asked for a mean; `size` the numbers it is given;
+    `is_hooked` says that what its backward needs is not simply kept, but made again, say.
+    """
+
+    reduction: str
+    target: torch.Tensor
+    size: int
+    mean: Mean
+    value: torch.Tensor
+    edge: GradientEdge | None
+    is_hooked: bool
+
+    def count(self) -> float:
+        """Return how much this call counts for."""
+        if isinstance(self.mean, Elementwise):
+            return float(self.size)
+        return float(self.mean.count(self.target))
+
+
+class LossWatch(TorchFunctionMode):
+    """Notes the calls of loss functions in this thread.
+
+    With `is_safe`, a mean over no labels gives zero instead of what is not a number, so that other
+    parts of the loss keep their values.
+    """
+
+    def __init__(self, *, is_safe: bool) -> None:
+        super().__init__()
+        self._is_safe = is_safe
+        self.calls: list[LossCall] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ARG002  # torch's form
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, and note it if it is a loss."""
+        result = func(*args, **(kwargs or {}))
+        signature = _signature_of(func)
+        if signature is not None and isinstance(result, torch.Tensor):
+            bound = signature.bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            call = _note(func, bound.arguments, result)
+            if call is not None and self._is_safe and call.reduction == "mean" and not call.count():
+                bound.arguments["reduction"] = _SUMS[type(bound.arguments["reduction"])]
+                result = func(*bound.args, **bound.kwargs)
+                call = _note(func, {**bound.arguments, "reduction": "mean"}, result)
+            if call is not None:
+                self.calls.append(call)
+        return result
+
+
+_SUMS: dict[type, Any] = {str: "sum", int: 2}
+
+
+def _note(
+    func: Callable[..., Any], given: Mapping[str, Any], result: torch.Tensor
+) -> LossCall | None:
+    target, reduction = given.get("target"), given["reduction"]
+    reduction = _REDUCTIONS.get(reduction, reduction)
+    if not isinstance(target, torch.Tensor) or not isinstance(reduction, str):
+        return None
+    mean: Mean = Elementwise()
+    if _is_counted(func):
+        mean = Labelled(given["ignore_index"], given["weight"], _count_classes(given))
+    edge = get_gradient_edge(result) if result.requires_grad else None
+    # A copy, since the caller may add to its loss in place.
+    value = result.detach().clone() if result.numel() == 1 else result.detach()
+    size = max(part.numel() for part in given.values() if isinstance(part, torch.Tensor))
+    is_hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    return LossCall(reduction, target, size, mean, value, edge, is_hooked)
+
+
+def _count_classes(given: Mapping[str, Any]) -> int | None:
+    """How many classes a call tells apart, if its scores say so."""
+    scores = given.get("input", given.get("self"))
+    if "linear_weight" in given or not isinstance(scores, torch.Tensor):
+        return None
+    return scores.shape[1 if scores.dim() > 1 else 0]
+
+
+def _is_counted(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "").split(".")[0]
+    return _OPERATIONS.get(name, name) in _COUNTED
+
+
+@lru_cache(maxsize=4096)
+def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a loss function with a choice of reduction; None for anything else."""
+    if isinstance(func, torch._ops.OpOverload):
+        return _signature_of_operation(func)
+    name = getattr(func, "__name__", "")
+    if getattr(functional, name, None) is not func or name not in _LOSSES:
+        return None
+    return inspect.signature(func)
+
+
+def _signature_of_operation(func: torch._ops.OpOverload) -> inspect.Signature | None:
+    name = func._schema.name.removeprefix("aten::")
+    if name not in _OPERATIONS:
+        return None
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                argument.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=argument.default_value
+                if argument.has_default_value()
+                else inspect.Parameter.empty,
+            )
+            for argument in func._schema.arguments
+        ]
+    )
+
+
+def _names_of_losses() -> frozenset[str]:
+    """The functions of `torch.nn.functional` that take a target and a reduction."""
+    names = set()
+    for name, value in vars(functional).items():
+        if inspect.isfunction(value) and not name.startswith("_"):
+            parameters = inspect.signature(value).parameters
+            if {"target", "reduction"} <= parameters.keys():
+                names.add(name)
+    return frozenset(names)
+
+
+_LOSSES = _names_of_losses()

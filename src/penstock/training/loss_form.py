@@ -1,0 +1,109 @@
+"""How a loss is put together from the results of loss functions, read off its graph."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch.autograd.graph import GradientEdge, Node
+
+__all__ = ["LossForm", "find_form", "name_top"]
+
+# Operations whose result is a sum of their inputs, each by a factor of its own.
+_LINEAR = {
+    "AddBackward0",
+    "AddBackward1",
+    "SubBackward0",
+    "SubBackward1",
+    "NegBackward0",
+    "CloneBackward0",
+    "AliasBackward0",
+    "ToCopyBackward0",
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "UnsqueezeBackward0",
+    "StackBackward0",
+    "CatBackward0",
+    "SelectBackward0",
+    "UnbindBackward0",
+    "SumBackward0",
+    "SumBackward1",
+    "MeanBackward0",
+    "MeanBackward1",
+}
+# Operations that are linear in one input as long as no gradient goes to the other.
+_LINEAR_IN_ONE = {"MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"}
+
+
+@dataclass(frozen=True, slots=True)
+class LossForm:
+    """Which calls a loss is a sum of, and whether there is anything else in it.
+
+    `used` are the numbers of the calls that it depends on, `is_linear` says whether it is a sum of
+    them and of the rest, each by a factor; `is_scaled` whether there is any operation in between.
+    """
+
+    used: tuple[int, ...]
+    has_rest: bool
+    is_linear: bool
+    is_scaled: bool
+
+
+@dataclass(slots=True)
+class _Walk:
+    """What was met on the way down from the loss."""
+
+    calls: Mapping[Node, int]
+    used: set[int] = field(default_factory=set)
+    has_rest: bool = False
+    is_linear: bool = True
+    is_scaled: bool = False
+
+    def descend(self, node: Node) -> None:
+        """Go on to what a node's result is a sum of."""
+        if node in self.calls:
+            self.used.add(self.calls[node])
+            return
+        inputs = [inner for inner, _ in node.next_functions if inner is not None]
+        name = node.name()
+        if name in _LINEAR or (name in _LINEAR_IN_ONE and len(inputs) == 1):
+            self.is_scaled = True
+            for inner in inputs:
+                self.descend(inner)
+            return
+        reached = _find_below(node, self.calls)
+        self.used |= reached
+        self.is_linear = self.is_linear and not reached
+        self.has_rest = True
+
+
+def find_form(loss: torch.Tensor, edges: Sequence[GradientEdge | None]) -> LossForm:
+    """Find which calls a loss is made of, by the edges of their results."""
+    calls = {edge.node: number for number, edge in enumerate(edges) if edge is not None}
+    walk = _Walk(calls)
+    assert loss.grad_fn is not None, "a loss has a graph"
+    walk.descend(loss.grad_fn)
+    return LossForm(tuple(sorted(walk.used)), walk.has_rest, walk.is_linear, walk.is_scaled)
+
+
+def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:
+    """The calls anywhere below a node; whatever is older than all of them cannot depend on one."""
+    oldest = min((call._sequence_nr() for call in calls), default=0)
+    found, seen, stack = set[int](), {node}, [node]
+    while stack:
+        for inner, _ in stack.pop().next_functions:
+            if inner is None or inner in seen or inner._sequence_nr() < oldest:
+                continue
+            seen.add(inner)
+            if inner in calls:
+                found.add(calls[inner])
+            else:
+                stack.append(inner)
+    return found
+
+
+def name_top(loss: torch.Tensor) -> str:
+    """The operation that has made a loss, by which another way of making it is noticed."""
+    return "nothing" if loss.grad_fn is None else loss.grad_fn.name()

@@ -1,0 +1,129 @@
+"""How a pipeline weighs the losses of its microbatches, as its `reduction` says."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from penstock.errors import ArgumentError, BatchError
+from penstock.runtime.transport import Transport
+from penstock.runtime.weigher import KnownWeights, Weigher
+from penstock.training.batch_agreement import Agreed
+from penstock.training.found_weights import FoundWeights
+from penstock.training.labels import LABELS, Labels, Relation, derive
+from penstock.training.loss_calls import Labelled
+from penstock.training.loss_memory import LossMemory
+from penstock.training.term_weights import Given
+from penstock.training.weights import Reduction, share_counts, weigh_rows
+
+__all__ = ["Weighing"]
+
+# The keyword by which a model is given the count of the whole batch, so that its losses add up.
+_NUM_ITEMS = "num_items_in_batch"
+# Stands for a count that could not be made.
+_UNKNOWN = float("nan")
+
+
+class Weighing:
+    """The weights of losses, step by step; what was learned of the loss is kept."""
+
+    def __init__(self, reduction: Reduction, *, makes_own: bool) -> None:
+        if not callable(reduction) and reduction not in ("auto", "mean", "sum"):
+            raise ArgumentError(
+                "reduction must be 'auto', 'mean', 'sum' or a function of the target or labels "
+                f"(got {reduction!r})"
+            )
+        self._reduction = reduction
+        self._makes_own = makes_own
+        self._memory = LossMemory()
+
+    def ask_for_counts(
+        self, transport: Transport, agreed: Agreed, labels: Sequence[Any] | None
+    ) -> Mapping[Relation, Sequence[float]] | None:
+        """Share the counts of labels with a rank that needs them; all ranks do this together.
+
+        `labels` are this rank's, one per microbatch. Nothing is sent if the labels are where they
+        are needed, or are not needed at all.
+        """
+        if not agreed.lacks_labels or isinstance(self._reduction, str) and self._reduction != "auto":
+            return None
+        count = len(agreed.rows.rows)
+        mine = [_UNKNOWN] * 2 * count if labels is None else self._count_labels(labels)
+        form = struct.Struct(f"!?{2 * count}d")
+        everyone = [form.unpack(told) for told in transport.gather(form.pack(bool(labels), *mine))]
+        counts = next((told for has_labels, *told in everyone if has_labels), None)
+        if counts is None:
+            return None
+        return {Relation.SAME: counts[:count], Relation.SHIFTED: counts[count:]}
+
+    def _count_labels(self, labels: Sequence[Any]) -> list[float]:
+        """Count one rank's labels in both ways; what cannot be counted is not a number."""
+        return [
+            self._count_one(label, relation) for relation in Relation for label in labels
+        ]
+
+    def _count_one(self, labels: Any, relation: Relation) -> float:
+        if callable(self._reduction):
+            return float(self._reduction(labels))
+        if labels is None:
+            return 0.0
+        if not isinstance(labels, torch.Tensor) or labels.is_floating_point():
+            return _UNKNOWN
+        return float(Labelled().count(derive(labels, relation)))
+
+    def make(
+        self,
+        agreed: Agreed,
+        columns: Mapping[str, Sequence[Any]],
+        told: Mapping[Relation, Sequence[float]] | None,
+        *,
+        is_training: bool,
+    ) -> Weigher:
+        """Return what weighs the losses of a step; `columns` are its arguments by microbatch."""
+        rows = agreed.rows.rows
+        match self._reduction:
+            case "sum":
+                return KnownWeights([1.0] * len(rows))
+            case "mean":
+                return KnownWeights(weigh_rows(rows))
+            case "auto":
+                given = Given(
+                    rows,
+                    Labels(columns),
+                    told,
+                    agreed.rows.doubt,
+                    adds_up=_NUM_ITEMS in agreed.keywords,
+                    makes_own=self._makes_own,
+                    is_training=is_training,
+                    names=tuple(sorted(agreed.keywords)),
+                )
+                return FoundWeights(self._memory, given)
+            case count:
+                labels = columns.get("target", columns.get(LABELS))
+                if labels is not None:
+                    return KnownWeights(share_counts([float(count(part)) for part in labels]))
+                if told is not None:
+                    return KnownWeights(share_counts(told[Relation.SAME]))
+                return _MissingCounts()
+
+
+class _MissingCounts:
+    """Refuses to weigh a loss, on the rank that has one, since there is nothing to count."""
+
+    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
+        return nullcontext()
+
+    def watch_loss(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def check(self) -> None:
+        return
+
+    def weigh(self, microbatch: int, loss: torch.Tensor) -> NoReturn:  # noqa: ARG002  # Weigher's form
+        raise BatchError(
+            "a reduction that is a function needs something to count (got neither target= nor "
+            "labels=); pass what the loss is a mean over as target="
+        )
