@@ -21,6 +21,7 @@ from penstock.runtime.executor import (
 from penstock.runtime.faults import StepFailedError
 from penstock.runtime.replica import replica_of
 from penstock.runtime.stage import Stage
+from penstock.runtime.weigher import KnownWeights
 from penstock.runtime.transport import LocalTransport
 from tests.strategies import dag_schedules
 from tests.tables import read_schedule
@@ -82,7 +83,7 @@ class Run:
             args=[(ones * (number + 1),) for number in range(count)],
             kwargs={stage: [{}] * count for stage in range(2)},
             targets=[ones] * count,
-            loss_weights=[0.5] * count,
+            weigher=KnownWeights([0.5] * count),
             row_weights=[0.5] * count,
             keeps_outputs=keeps_outputs,
         )

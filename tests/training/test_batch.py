@@ -9,10 +9,11 @@ from penstock.training.batch import (
     Accepted,
     BatchFacts,
     accepted_keywords,
+    deal_keywords,
     describe_batch,
-    split_keywords,
     try_split,
 )
+from penstock.training.batch_rows import RowClaims, SplitRows, settle_rows
 
 
 def describe(
@@ -25,7 +26,7 @@ def test_facts_of_a_batch_name_all_that_shapes_depend_on() -> None:
     facts = describe(torch.ones(10, 2), target=torch.ones(10).long(), mask=None, scale=0.5)
     assert facts == BatchFacts(
         is_training=True,
-        rows=[3, 3, 2, 2],
+        claims=RowClaims(4, (SplitRows("argument 0", 10), SplitRows("target", 10)), ()),
         shapes=[
             "argument 0: (10, 2) torch.float32",
             "mask: None",
@@ -39,7 +40,7 @@ def test_facts_of_a_batch_name_all_that_shapes_depend_on() -> None:
 
 
 def test_rank_without_a_batch_knows_no_rows() -> None:
-    assert describe() == BatchFacts(True, None, [], [], False, False)
+    assert describe() == BatchFacts(True, RowClaims(4, (), ()), [], [], False, False)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,8 @@ def test_rank_without_a_batch_knows_no_rows() -> None:
 def test_rows_of_the_microbatches_follow_from_the_value(
     value: object, rows: list[int] | None
 ) -> None:
-    assert describe(value).rows == rows
+    settled = settle_rows(describe(value).claims)
+    assert (settled and settled.rows) == rows
 
 
 @pytest.mark.parametrize(
@@ -86,10 +88,9 @@ def test_batches_whose_shapes_may_differ_have_different_facts(one: object, other
 def test_values_with_different_rows_are_an_error() -> None:
     facts = describe(torch.ones(8, 2), target=torch.ones(4))
     assert facts.error == (
-        "argument 0 has 8 rows in 4 microbatches, target has 4 in 4; wrap what is not split by "
-        "rows in Shared or Along"
+        "all arguments that are split must have the same number of rows (argument 0 has 8, target "
+        "has 4); wrap what is not split by rows in Shared, Along or Ready"
     )
-    assert facts.rows is None
 
 
 def test_batch_without_rows_is_an_error() -> None:
@@ -139,7 +140,7 @@ def test_keywords_are_seen_through_a_compiled_module() -> None:
 
 def test_each_stage_gets_the_keywords_that_it_takes_for_each_microbatch() -> None:
     accepted = {0: Accepted(frozenset({"n"}), False), 2: Accepted(frozenset(), True)}
-    split = split_keywords({"n": 3, "items": ps.Ready(["a", "b"])}, accepted, 2)
+    split = deal_keywords({"n": [3, 3], "items": ["a", "b"]}, accepted, 2)
     assert split == {
         0: [{"n": 3}, {"n": 3}],
         2: [{"n": 3, "items": "a"}, {"n": 3, "items": "b"}],

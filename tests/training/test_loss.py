@@ -54,7 +54,7 @@ def test_evaluation_without_labels_has_no_loss() -> None:
 
 def test_training_without_a_loss_says_so() -> None:
     pipeline = Pipeline(stages(), "1F1B", microbatches=2, loss=own_loss)
-    with pytest.raises(PipelineError, match="gave None; there is nothing to train for"):
+    with pytest.raises(PipelineError, match=r"must be one real number \(got None\)"):
         pipeline.step(torch.randn(4, 4, dtype=torch.float64))
 
 

@@ -169,8 +169,8 @@ def test_batch_may_be_split_along_another_dimension_and_outputs_are_merged_in_or
         (
             (BATCH,),
             {"target": TARGET[:8]},
-            "rank 0: argument 0 has 16 rows in 4 microbatches, target has 8 in 4; wrap what is "
-            "not split by rows in Shared or Along",
+            "rank 0: all arguments that are split must have the same number of rows (argument 0 "
+            "has 16, target has 8); wrap what is not split by rows in Shared, Along or Ready",
         ),
         (
             (BATCH,),
@@ -382,8 +382,8 @@ def test_error_in_the_counting_of_a_target_fails_the_step() -> None:
     with pytest.raises(ps.PipelineError) as caught:
         pipeline.step(BATCH, target=TARGET)
     assert str(caught.value) == (
-        "rank 0: BatchError: the counts of the microbatches are [0.0, 0.0, 0.0, 0.0]; one at "
-        "least must be positive, and none negative or infinite"
+        "rank 0: BatchError: the counts of the microbatches must be finite, none negative and not "
+        "all of them zero (got [0.0, 0.0, 0.0, 0.0]); leave out a batch that has nothing to count"
     )
 
 

@@ -482,9 +482,10 @@ def test_batch_that_does_not_fit_is_refused_on_every_rank(two_processes: Process
     message = [
         "rank 1 holds the last stage 1, but has no target",
         "rank 0 holds the first stage 0, but has no batch",
-        "rank 1: argument 0 has 16 rows in 4 microbatches, target has 8 in 4; wrap what is not "
-        "split by rows in Shared or Along",
-        "rank 0 has microbatches of [4, 4, 4, 4] rows, rank 1 of [2, 2, 2, 2]",
+        "rank 1: all arguments that are split must have the same number of rows (argument 0 has "
+        "16, target has 8); wrap what is not split by rows in Shared, Along or Ready",
+        "all arguments that are split must have the same number of rows (rank 0: argument 0 has "
+        "16, rank 1: argument 0 has 8); wrap what is not split by rows in Shared, Along or Ready",
         "rank 1 passes 'colour', which no stage's forward takes",
         "rank 0 calls eval, rank 1 calls step",
         "rank 1: tensors of shapes (16, 16) and (15, 16) would be split together, but have 16 and "

@@ -1,7 +1,6 @@
 """Weights of the microbatches' losses."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,23 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BatchError
-from penstock.training.weights import weigh_losses, weigh_rows
+from penstock.training.weights import share_counts, weigh_rows
 
 
 def test_a_mean_weighs_by_rows() -> None:
-    assert weigh_losses("mean", [], [3, 3, 2, 2]) == [0.3, 0.3, 0.2, 0.2]
+    assert weigh_rows([3, 3, 2, 2]) == [0.3, 0.3, 0.2, 0.2]
 
 
-def test_a_sum_weighs_nothing() -> None:
-    assert weigh_losses("sum", [], [3, 3, 2]) == [1.0, 1.0, 1.0]
-
-
-def test_counts_weigh_by_what_is_counted_in_the_targets() -> None:
-    assert weigh_losses(len, ["abc", "", "d"], [1, 1, 1]) == [0.75, 0.0, 0.25]
-
-
-def test_without_targets_rows_stand_in_for_counts() -> None:
-    assert weigh_losses(len, [], [1, 3]) == [0.25, 0.75]
+def test_a_microbatch_that_counts_nothing_weighs_nothing() -> None:
+    assert share_counts([3, 0, 1]) == [0.75, 0.0, 0.25]
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=20))
@@ -42,7 +33,7 @@ def test_weighed_token_means_add_up_to_the_mean_over_all_tokens() -> None:
     target[[0, 1, 3, 6]] = 0
     expected = F.cross_entropy(logits, target)
     targets = torch.split(target, sizes)
-    weights = weigh_losses(lambda part: int((part != -100).sum()), targets, sizes)
+    weights = share_counts([int((part != -100).sum()) for part in targets])
     parts = [
         weight * F.cross_entropy(part, answer)
         for weight, part, answer in zip(weights, torch.split(logits, sizes), targets, strict=True)
@@ -51,25 +42,16 @@ def test_weighed_token_means_add_up_to_the_mean_over_all_tokens() -> None:
     torch.testing.assert_close(torch.stack(parts).sum(), expected, rtol=1e-12, atol=1e-12)
 
 
-def _always(count: float) -> Any:
-    return lambda _: count
-
-
 @pytest.mark.parametrize("count", [0.0, -1.0, math.nan, math.inf])
 def test_counts_that_weigh_nothing_are_refused(count: float) -> None:
     with pytest.raises(BatchError) as caught:
-        weigh_losses(_always(count), ["a", "b"], [1, 1])
+        share_counts([count, count])
     assert str(caught.value) == (
-        f"the counts of the microbatches are {[count, count]}; one at least must be positive, "
-        "and none negative or infinite"
+        "the counts of the microbatches must be finite, none negative and not all of them zero "
+        f"(got {[count, count]}); leave out a batch that has nothing to count"
     )
 
 
 def test_a_batch_without_rows_is_refused() -> None:
-    with pytest.raises(BatchError, match=r"the rows of the microbatches are \[0, 0\]"):
+    with pytest.raises(BatchError, match=r"not all of them zero \(got \[0, 0\]\)"):
         weigh_rows([0, 0])
-
-
-def test_another_reduction_is_refused() -> None:
-    with pytest.raises(BatchError, match="got 'median'"):
-        weigh_losses("median", [], [1])  # type: ignore[arg-type]  # what is tested

@@ -51,6 +51,7 @@ def describe_batch(
     microbatches: int,
     is_training: bool,
     needs_target: bool = True,
+    uses_target: bool = True,
 ) -> BatchFacts:
     """What this rank was given; what is wrong with it is part of the answer, for all to know."""
     named = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
@@ -62,6 +63,8 @@ def describe_batch(
         settle_rows(claims)
     except BatchError as wrong:
         error = str(wrong)
+    if target is not None and not uses_target:
+        error = "target has no effect, since the loss takes the output alone; leave it out"
     shapes = [f"{name}: {_shape(value)}" for name, value in named.items()]
     return BatchFacts(
         is_training,

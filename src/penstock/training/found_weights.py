@@ -23,14 +23,12 @@ from penstock.errors import BatchError
 from penstock.runtime.weigher import Part, Share
 from penstock.training.labels import Source
 from penstock.training.loss_calls import Labelled, LossCall, LossWatch
-from penstock.training.loss_form import LossForm, find_form, name_top
+from penstock.training.loss_form import COUNTING, LossForm, find_form, name_top, read_count
 from penstock.training.loss_memory import KnownForm, LossMemory, Reading, Term
 from penstock.training.term_weights import ADVICE, Given, TermWeights, is_close
 
 __all__ = ["FoundWeights"]
 
-# Operations that keep what they have counted.
-_COUNTING = ("NllLossBackward", "NllLoss2DBackward")
 # Tops of graphs that do not show how a loss was made.
 _OPAQUE = ("CompiledFunction", "_Replay")
 
@@ -49,20 +47,19 @@ class FoundWeights:
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
         """Watch the calls of loss functions in a last stage, unless it is known what it does."""
         habit = self._habit
-        if not self._given.makes_own or self._is_alone:
+        if self._is_alone or not self._given.makes_own or not habit.is_watched:
             return nullcontext()
-        if not habit.is_settled:
+        if not habit.top:
             habit.is_opaque = _is_compiled(module)
-        elif not habit.must_watch and (habit.is_opaque or not habit.is_due):
-            return nullcontext()
-        self._inside = LossWatch(is_safe=habit.is_mixed or not habit.is_settled)
+        self._inside = LossWatch(is_safe=habit.is_mixed)
         return _watching(self._inside)
 
     def watch_loss(self) -> AbstractContextManager[object]:
         """Watch the calls in a loss function."""
-        if self._is_alone:
+        # A stage that was watched may have settled what is to be watched.
+        if self._is_alone or not (self._habit.is_watched or self._inside):
             return nullcontext()
-        self._outside = LossWatch(is_safe=self._habit.is_mixed or self._habit.is_due)
+        self._outside = LossWatch(is_safe=self._habit.is_mixed)
         return self._outside
 
     def check(self) -> None:
@@ -78,41 +75,42 @@ class FoundWeights:
         """Return what a loss counts for."""
         if self._is_alone:
             return Share(1.0)
+        self._weights.begin_microbatch()
         inside, outside = self._inside, self._outside
         self._inside = self._outside = None
         calls = [call for watch in (inside, outside) if watch for call in watch.calls]
-        if self._habit.single is not None and not calls:
-            return self._repeat(self._habit.single, microbatch, loss)
+        if outside is None or (self._habit.single is not None and not calls):
+            return Share(self._repeat(microbatch, loss))
         form = self._find_form(loss, calls)
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
-        self._learn(used, terms, form, loss, None if inside is None else len(inside.calls))
+        self._learn(used, terms, form, loss)
         weights = [
             0.0 if term is None else self._weights.of_one(number, term, call, microbatch)
-            for number, (call, term) in enumerate(zip(used, terms, strict=True))
+            for number, call, term in zip(_number_alike(used), used, terms, strict=True)
         ]
         return self._join(microbatch, loss, used, terms, weights, form)
 
-    def _repeat(self, term: Term, microbatch: int, loss: torch.Tensor) -> Share:
-        """The share of a loss that was made as in an earlier microbatch, as far as can be seen."""
-        habit, weights, top = self._habit, self._weights.of_all(term), name_top(loss)
-        if weights is None:
-            habit.forget()
-            raise BatchError(
-                "the labels of a step must be given like those of the steps before it (they were "
-                f"{term.source}); repeat the step, which looks again, or {ADVICE}"
-            )
-        if top.startswith(_COUNTING):
-            self._weights.expect(term, microbatch, loss.grad_fn._saved_total_weight)  # type: ignore[union-attr]  # it has a graph
-        is_same = top == habit.top or top.startswith(_OPAQUE)
-        if not is_same and not self._weights.is_even(weights):
-            before = habit.top
+    def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
+        """Weigh a loss that was made as in an earlier microbatch, as far as can be seen."""
+        habit, top = self._habit, name_top(loss)
+        is_same = top == habit.top or habit.is_opaque or top.startswith(_OPAQUE)
+        if habit.single is None:
+            if not is_same:
+                habit.forget()
+            return self._weights.by_rows(microbatch, is_known=False)
+        weights = self._weights.of_all(habit.single)
+        if weights is None or not (is_same or self._weights.is_even(weights)):
+            before = f"{habit.top} of {habit.single.source}"
             habit.forget()
             raise BatchError(
                 f"all microbatches must make their losses alike (this one by {top}, earlier ones "
                 f"by {before}); repeat the step, which looks again, or {ADVICE}"
             )
-        return Share(weights[microbatch])
+        found = read_count(loss)
+        if found is not None:
+            self._weights.expect(habit.single, microbatch, found)
+        return weights[microbatch]
 
     def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
         if self._given.is_training and loss.requires_grad:
@@ -188,28 +186,24 @@ class FoundWeights:
         terms: Sequence[Term | None],
         form: LossForm,
         loss: torch.Tensor,
-        num_inside: int | None,
     ) -> None:
-        """Keep what was seen; a model whose loss is one known call need not be watched again."""
+        """Keep what was seen; a loss that is one known call need not be watched again."""
         learned = tuple(term for term in terms if term is not None)
         habit = self._habit
         if len(learned) < len(terms):
             return
         habit.terms = learned
-        habit.is_mixed = form.has_rest or len(learned) > 1
-        if num_inside is not None:
-            is_inside = any(number < num_inside for number in form.used)
-            is_single = is_inside and form.is_linear and not habit.is_mixed
-            is_left = is_single and self._can_be_left(used[0], learned[0], name_top(loss))
-            habit.single = learned[0] if is_left else None
-            habit.must_watch = is_inside and not is_left
-            habit.top, habit.is_settled = name_top(loss), True
+        habit.is_mixed = len(learned) + form.has_rest > 1
+        habit.top = name_top(loss)
+        habit.single = learned[0] if learned else None
+        is_simple = form.is_linear and not habit.is_mixed
+        habit.is_left = is_simple and (not learned or self._can_be_left(used[0], learned[0]))
 
-    def _can_be_left(self, call: LossCall, term: Term, top: str) -> bool:
+    def _can_be_left(self, call: LossCall, term: Term) -> bool:
         """Whether a call that is the loss is known well enough without being watched."""
-        if term.reading == "sum":
-            return True
-        is_checked = self._given.is_training and top.startswith(_COUNTING) and not call.is_hooked
+        if term.reading != "mean":
+            return term.reduction == "sum" and term.reading == "sum"
+        is_checked = self._given.is_training and self._habit.top in COUNTING and not call.is_hooked
         return term.source is not None and (is_checked or self._habit.is_opaque)
 
     def _join(
@@ -259,6 +253,14 @@ class FoundWeights:
         ]
 
 
+def _number_alike(calls: Sequence[LossCall]) -> list[int]:
+    """Number calls among those before them that are like them."""
+    return [
+        sum(c.reduction == call.reduction and c.mean.is_like(call.mean) for c in calls[:place])
+        for place, call in enumerate(calls)
+    ]
+
+
 def _is_value(call: LossCall, loss: torch.Tensor) -> bool:
     if call.value.numel() != 1:
         return False
@@ -271,7 +273,7 @@ def _is_mean(call: LossCall, loss: torch.Tensor) -> bool:
     count, size = call.count(), call.target.numel()
     if not count:
         return True
-    total, found = float(call.value.double().sum()), float(loss)
+    total, found = float(call.value.double().sum()), float(loss.detach())
     accuracy = 16 * torch.finfo(call.value.dtype).eps
     is_mean = math.isclose(total, found * count, rel_tol=accuracy)
     return is_mean and (count == size or not math.isclose(total, found * size, rel_tol=accuracy))

@@ -51,12 +51,14 @@ class Labelled:
 
     def find_counted(self, target: torch.Tensor) -> torch.Tensor:
         """Return which labels count; one that is not a class must become the ignored one."""
-        is_counted = torch.ones_like(target, dtype=torch.bool)
-        if self.ignore_index is not None:
-            is_counted = target != self.ignore_index
-        if self.classes is not None:
-            is_counted = is_counted & (target >= 0) & (target < self.classes)
-        return is_counted
+        ignored, classes = self.ignore_index, self.classes
+        if classes is None:
+            is_any = torch.ones_like(target, dtype=torch.bool)
+            return is_any if ignored is None else target != ignored
+        is_class = target.clamp(0, classes - 1) == target
+        if ignored is None or not 0 <= ignored < classes:
+            return is_class
+        return is_class & (target != ignored)
 
     def is_like(self, other: "Mean") -> bool:
         """Whether both count alike."""

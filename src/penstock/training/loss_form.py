@@ -6,8 +6,18 @@ from dataclasses import dataclass, field
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-__all__ = ["LossForm", "find_form", "name_top"]
+__all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count"]
 
+# Operations that keep what they have counted, or the target whose numbers they average.
+_COUNTERS = {"NllLossBackward0", "NllLoss2DBackward0"}
+_AVERAGES = {
+    "BinaryCrossEntropyBackward0",
+    "BinaryCrossEntropyWithLogitsBackward0",
+    "HuberLossBackward0",
+    "MseLossBackward0",
+    "SmoothL1LossBackward0",
+}
+COUNTING = frozenset(_COUNTERS | _AVERAGES)
 # Operations whose result is a sum of their inputs, each by a factor of its own.
 _LINEAR = {
     "AddBackward0",
@@ -107,3 +117,14 @@ def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:
 def name_top(loss: torch.Tensor) -> str:
     """The operation that has made a loss, by which another way of making it is noticed."""
     return "nothing" if loss.grad_fn is None else loss.grad_fn.name()
+
+
+def read_count(loss: torch.Tensor) -> torch.Tensor | float | None:
+    """What the operation that has made a loss has counted, if it keeps that."""
+    name, node = name_top(loss), loss.grad_fn
+    if name in _COUNTERS:
+        counted: torch.Tensor = node._saved_total_weight  # type: ignore[union-attr]  # it has that
+        return counted
+    if name in _AVERAGES:
+        return float(node._saved_target.numel())  # type: ignore[union-attr]  # it has that
+    return None

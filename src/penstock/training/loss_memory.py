@@ -32,27 +32,31 @@ class Term:
 class Habit:
     """How the loss of one kind of step is made.
 
-    `single` is the one call inside of the last stage that is the loss, if it is known to be all,
-    and `top` the operation that has made it; such a stage need not be watched every time.
+    `is_left` says that it need not be watched every time: it is the result of the call `single`,
+    or of none that says what it counts, and `top` is the operation that has made it.
     """
 
     steps: int = 0
-    is_settled: bool = False
+    is_left: bool = False
     is_opaque: bool = False
-    must_watch: bool = False
-    is_mixed: bool = False
+    is_mixed: bool = True
     single: Term | None = None
     top: str = ""
     terms: tuple[Term, ...] = ()
 
     @property
+    def is_watched(self) -> bool:
+        """Whether this step looks at how the loss is made: in steps 1, 2, 4, 8 and so on."""
+        return not self.is_left or (self.is_due and not self.is_opaque)
+
+    @property
     def is_due(self) -> bool:
-        """Whether this step looks again at how the loss is made: 1, 2, 4, 8 and so on."""
+        """Whether this step finds out anew what was known."""
         return self.steps & (self.steps - 1) == 0
 
     def forget(self) -> None:
-        """Look again in the next step."""
-        self.is_settled, self.single, self.terms = False, None, ()
+        """Look again from now on."""
+        self.is_left, self.single, self.terms = False, None, ()
 
 
 @dataclass(frozen=True, slots=True)

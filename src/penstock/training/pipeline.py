@@ -413,8 +413,9 @@ class Pipeline:
 
     def _agree(self, request: Request) -> tuple[Agreed, bytes]:
         """What all ranks know of the batch, and a name for it."""
+        uses_target = self._needs_target or self._weighing.counts_target
         return self._agreement.agree(
-            request.describe(self._needs_target),
+            request.describe(needs_target=self._needs_target, uses_target=uses_target),
             request.values,
             request.named,
             mode=self._mode(),

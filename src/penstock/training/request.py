@@ -40,8 +40,8 @@ class Request:
         positional = {f"argument {number}": value for number, value in enumerate(self.args)}
         return positional | self.kwargs | {"target": self.target}
 
-    def describe(self, needs_target: bool) -> BatchFacts:
-        """What the other ranks are told of it."""
+    def describe(self, *, needs_target: bool, uses_target: bool) -> BatchFacts:
+        """Describe it for the other ranks."""
         return describe_batch(
             self.args,
             self.kwargs,
@@ -49,6 +49,7 @@ class Request:
             microbatches=self.microbatches,
             is_training=self.is_training,
             needs_target=needs_target,
+            uses_target=uses_target,
         )
 
     def split_labels(self, microbatches: int) -> list[Any] | None:

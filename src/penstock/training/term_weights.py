@@ -20,6 +20,8 @@ from penstock.training.weights import share_counts, weigh_rows
 
 __all__ = ["ADVICE", "Given", "TermWeights", "is_close"]
 
+# How far sums of class weights may lie apart.
+_ACCURACY = 1e-4
 # The argument that a source has whose labels are on another rank, which has sent their counts.
 _TOLD = "labels on another rank"
 ADVICE = (
@@ -59,6 +61,15 @@ class _Counted:
     weights: list[float]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _First:
+    """A term as it was found first, and the row weights and counts it was seen with, if unknown."""
+
+    number: int
+    term: Term
+    seen: list[tuple[float, float]]
+
+
 class TermWeights:
     """The weights of one step's microbatches, for each part that a loss may have."""
 
@@ -67,7 +78,8 @@ class TermWeights:
         self._rows = weigh_rows(given.rows)
         self._known: list[_Counted] = []
         self._checks: list[tuple[int, float, torch.Tensor]] = []
-        self._first: dict[int, tuple[float, float]] = {}
+        self._first: list[_First] = []
+        self._num_weighed = 0
         self._has_looked = False
 
     @property
@@ -118,43 +130,68 @@ class TermWeights:
         return self._known[-1]
 
     def expect(self, term: Term, microbatch: int, found: torch.Tensor | float) -> None:
-        """Note what a loss has really counted, to be compared when the step is over."""
-        counted = None if term.source is None else self._find_counted(term.source, term.mean)
-        if counted is not None and term.reading == "mean":
-            actual = found if isinstance(found, torch.Tensor) else torch.tensor(found)
-            self._checks.append((microbatch, counted.counts[microbatch], actual.detach()))
+        """Compare what a loss has really counted; what is on a device, when the step is over."""
+        if term.source is None or term.reading != "mean":
+            return
+        counted = self._find_counted(term.source, term.mean)
+        if counted is None:
+            return
+        expected = counted.counts[microbatch]
+        if isinstance(found, torch.Tensor):
+            self._checks.append((microbatch, expected, found.detach()))
+        else:
+            _require_equal(microbatch, expected, found, 0.0)
+
+    def begin_microbatch(self) -> None:
+        """Note that one more loss is weighed."""
+        self._num_weighed += 1
 
     def check(self) -> None:
         """Refuse a step whose losses have counted something else than its labels said."""
-        if not self._checks:
-            return
+        if any(first.seen and len(first.seen) < self._num_weighed for first in self._first):
+            raise BatchError(
+                "a part of the loss that only some microbatches have must be read off an argument "
+                f"of the step, so that it is known what it counts; {ADVICE}"
+            )
         actual = fetch_numbers([found for _, _, found in self._checks])
         for (microbatch, expected, found), number in zip(self._checks, actual, strict=True):
-            accuracy = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
-            if not math.isclose(number, expected, rel_tol=2 * accuracy):
-                raise BatchError(
-                    f"the loss of microbatch {microbatch} must count what the labels of the step "
-                    f"say (got {number:g} instead of {expected:g}), but the model or the loss "
-                    f"function makes something else of them; {ADVICE}"
-                )
+            # Weights of classes are added in any order; counts only lose digits.
+            eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+            accuracy = 2 * eps if expected.is_integer() else _ACCURACY
+            _require_equal(microbatch, expected, number, accuracy)
 
     def of_one(self, number: int, term: Term, call: LossCall, microbatch: int) -> float:
-        """Weigh a term, the so numbered one of its loss, in a microbatch."""
-        weights = self.of_all(term)
+        """Weigh a term of a loss in a microbatch; `number` tells it from others that are like it.
+
+        What it was found to count in its first microbatch holds for the step, and is checked.
+        """
+        first = self._find_first(number, term, call)
+        weights = self.of_all(first.term)
         if weights is not None:
-            self.expect(term, microbatch, call.mean.count(call.target))
+            self.expect(first.term, microbatch, call.mean.count(call.target))
             return weights[microbatch]
-        row, count = self._rows[microbatch], call.count()
-        first_row, first_count = self._first.setdefault(number, (row, count))
+        first.seen.append((self._rows[microbatch], call.count()))
+        self._require_steady(first)
+        return self._rows[microbatch]
+
+    def _find_first(self, number: int, term: Term, call: LossCall) -> "_First":
+        for first in self._first:
+            if first.number == number and first.term.is_like(call):
+                return first
+        self._first.append(_First(number, term, []))
+        return self._first[-1]
+
+    def _require_steady(self, first: "_First") -> None:
+        """Accept that rows stand for counts that are not known, if both grow alike."""
+        (first_row, first_count), (row, count) = first.seen[0], first.seen[-1]
         # What is the same for every microbatch need not depend on the batch: say, a norm of weights.
-        is_constant = isinstance(call.mean, Elementwise) and count == first_count
+        is_constant = isinstance(first.term.mean, Elementwise) and count == first_count
         if not is_constant and not is_close(count * first_row, first_count * row):
             raise BatchError(
                 "what the loss counts must be known of all microbatches before the first "
                 "backward, but differs between them and is not read off an argument that the rank "
                 f"with the last stage was given; pass the labels there too, or {ADVICE}"
             )
-        return row
 
     def find_source(
         self, call: LossCall, microbatch: int, known: Source | None, taken: Collection[Source]
@@ -189,6 +226,15 @@ class TermWeights:
         if source.argument != _TOLD:
             return self._given.labels.count(source, mean)
         return None if self._given.told is None else self._given.told[source.relation]
+
+
+def _require_equal(microbatch: int, expected: float, found: float, accuracy: float) -> None:
+    if not math.isclose(found, expected, rel_tol=accuracy):
+        raise BatchError(
+            f"the loss of microbatch {microbatch} must count what the labels of the step say (got "
+            f"{found:g} instead of {expected:g}), but the model or the loss function makes "
+            f"something else of them; {ADVICE}"
+        )
 
 
 def is_close(one: float, other: float) -> bool:

@@ -40,6 +40,11 @@ class Weighing:
         self._makes_own = makes_own
         self._memory = LossMemory()
 
+    @property
+    def counts_target(self) -> bool:
+        """Whether a target is counted, even if the loss takes none."""
+        return callable(self._reduction)
+
     def ask_for_counts(
         self, transport: Transport, agreed: Agreed, labels: Sequence[Any] | None
     ) -> Mapping[Relation, Sequence[float]] | None:
@@ -48,7 +53,8 @@ class Weighing:
         `labels` are this rank's, one per microbatch. Nothing is sent if the labels are where they
         are needed, or are not needed at all.
         """
-        if not agreed.lacks_labels or isinstance(self._reduction, str) and self._reduction != "auto":
+        is_needed = self._makes_own and self._reduction not in ("mean", "sum")
+        if not agreed.lacks_labels or not is_needed:
             return None
         count = len(agreed.rows.rows)
         mine = [_UNKNOWN] * 2 * count if labels is None else self._count_labels(labels)

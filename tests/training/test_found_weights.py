@@ -1,0 +1,356 @@
+"""By default the loss of a batch, and its gradients, are what the unsplit model computes on it."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import nn
+
+import penstock as ps
+
+CLASSES = 6
+LENGTH = 8
+Loss = Callable[..., torch.Tensor]
+# Valid labels of each row; the third microbatch of two rows has none.
+UNEVEN = [1, 2, 8, 3, 0, 0, 7, 0]
+
+
+def make_labels(valid: Sequence[int], ignored: int = -100) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.randint(1, CLASSES, (len(valid), LENGTH), generator=generator)
+    for row, count in enumerate(valid):
+        labels[row, count:] = ignored
+    return labels
+
+
+def make_scores(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(*shape, CLASSES, generator=generator, dtype=torch.float64)
+
+
+def make_stages(family: str) -> list[nn.Module]:
+    torch.manual_seed(0)
+    count = 4 if family == "ZBV" else 2
+    return [nn.Linear(CLASSES, CLASSES, dtype=torch.float64) for _ in range(count)]
+
+
+def assert_like_unsplit(
+    loss: Loss, target: Any, *, family: str = "1F1B", batch: Any = None, **settings: Any
+) -> None:
+    """Compare three steps and evaluations with the unsplit model; steps look anew in 1 and 2."""
+    stages = make_stages(family)
+    plain = nn.Sequential(*deepcopy(stages))
+    x = make_scores(len(UNEVEN), LENGTH) if batch is None else batch
+    expected = loss(plain(x), target)
+    torch.autograd.backward(expected)
+    pipeline = ps.Pipeline(stages, family, ranks=2, microbatches=4, loss=loss, **settings)
+    for _ in range(3):
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+        result = pipeline.step(x, target=target)
+        assert result.loss == pytest.approx(expected.item(), rel=1e-12)
+        found = {str(i): p.grad for i, p in enumerate(pipeline.parameters())}
+        reference = {str(i): p.grad for i, p in enumerate(plain.parameters())}
+        torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-14)
+        assert pipeline.eval(x, target=target).loss == pytest.approx(expected.item(), rel=1e-12)
+
+
+def flat(loss: Loss) -> Loss:
+    return lambda output, target: loss(output.flatten(0, 1), target.flatten())
+
+
+def weights() -> torch.Tensor:
+    return torch.linspace(0.1, 2.0, CLASSES, dtype=torch.float64)
+
+
+def shifted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+
+
+def by_hand(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    total = F.cross_entropy(output, target, reduction="sum")
+    return total / (target != -100).sum().clamp(min=1)
+
+
+def masked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    each = F.cross_entropy(output, target, reduction="none")
+    return each.sum() / (target != -100).sum()
+
+
+def picked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output[target != -100], target[target != -100])
+
+
+def with_penalty(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(output, target)
+    loss += 0.1 * output.square().mean()
+    return loss
+
+
+def two_heads(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    whole = F.cross_entropy(output.flatten(0, 1), target.flatten())
+    return (whole + 3 * shifted(output, target)) / 2
+
+
+# The means of microbatches were averaged by rows, and one over nothing made the loss NaN.
+@pytest.mark.parametrize("family", ["1F1B", "ZBV"])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(flat(F.cross_entropy), id="function"),
+        pytest.param(flat(nn.CrossEntropyLoss()), id="module"),
+        pytest.param(flat(nn.CrossEntropyLoss(weight=weights())), id="class weights"),
+        pytest.param(flat(nn.CrossEntropyLoss(weight=weights(), label_smoothing=0.1)), id="smooth"),
+        pytest.param(flat(lambda a, b: F.nll_loss(a.log_softmax(-1), b)), id="nll"),
+        pytest.param(lambda a, b: F.cross_entropy(a.transpose(1, 2), b), id="two dimensions"),
+        pytest.param(flat(lambda a, b: 0.5 * F.cross_entropy(a, b)), id="scaled"),
+        pytest.param(flat(lambda a, b: F.cross_entropy(a, b).reshape(1)), id="one element"),
+        pytest.param(flat(lambda a, b: F.cross_entropy(a, b, reduction="sum")), id="sum"),
+        pytest.param(shifted, id="shifted"),
+        pytest.param(flat(by_hand), id="divided by hand"),
+        pytest.param(flat(masked), id="masked by hand"),
+        pytest.param(flat(picked), id="picked"),
+        pytest.param(flat(with_penalty), id="with a penalty"),
+        pytest.param(two_heads, id="two means"),
+    ],
+)
+def test_a_mean_over_labels_is_weighed_by_what_counts(loss: Loss, family: str) -> None:
+    assert_like_unsplit(loss, make_labels(UNEVEN), family=family)
+
+
+def test_another_index_may_be_ignored() -> None:
+    loss = flat(nn.CrossEntropyLoss(ignore_index=0))
+    assert_like_unsplit(loss, make_labels(UNEVEN, ignored=0))
+
+
+def test_labels_may_be_replaced_by_the_ignored_one_in_the_loss() -> None:
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target.masked_fill(target == -1, -100))
+
+    assert_like_unsplit(flat(loss), make_labels(UNEVEN, ignored=-1))
+
+
+def test_labels_may_be_probabilities() -> None:
+    target = make_scores(8).softmax(-1)
+    assert_like_unsplit(nn.CrossEntropyLoss(), target, batch=make_scores(8))
+
+
+def test_a_target_may_be_a_tree() -> None:
+    def loss(output: torch.Tensor, target: dict[str, Any]) -> torch.Tensor:
+        return F.cross_entropy(output.flatten(0, 1), target["labels"][0].flatten())
+
+    assert_like_unsplit(loss, {"weights": None, "labels": [make_labels(UNEVEN)]})
+
+
+def test_a_sum_of_squares_is_a_sum() -> None:
+    target = make_scores(8)
+    assert_like_unsplit(nn.MSELoss(reduction="sum"), target, batch=make_scores(8) + 1)
+
+
+def test_a_mean_over_elements_of_uneven_microbatches_is_one_over_all_of_them() -> None:
+    stages = make_stages("1F1B")
+    plain = nn.Sequential(*deepcopy(stages))
+    lengths = [1, 5, 2]
+    batches = [make_scores(2, length) for length in lengths]
+    targets = [make_scores(2, length) + 1 for length in lengths]
+    errors = [(plain(x) - y).flatten() for x, y in zip(batches, targets, strict=True)]
+    expected = torch.cat(errors).square().mean()
+    torch.autograd.backward(expected)
+    pipeline = ps.Pipeline(stages, "1F1B", microbatches=3, loss=nn.MSELoss())
+    result = pipeline.step(ps.Ready(batches), target=ps.Ready(targets))
+    assert result.loss == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(
+        [p.grad for p in pipeline.parameters()],
+        [p.grad for p in plain.parameters()],
+        rtol=1e-12,
+        atol=1e-14,
+    )
+
+
+def test_an_explicit_reduction_wins() -> None:
+    labels, x = make_labels(UNEVEN), make_scores(8, LENGTH)
+    stages = make_stages("1F1B")
+    loss = flat(lambda a, b: F.cross_entropy(a, b, reduction="sum"))
+    with torch.no_grad():
+        losses = [
+            loss(nn.Sequential(*stages)(part), label)
+            for part, label in zip(x.split(2), labels.split(2), strict=True)
+        ]
+    found = {
+        reduction: ps.Pipeline(
+            stages, "1F1B", microbatches=4, loss=loss, reduction=reduction
+        ).eval(x, target=labels)
+        for reduction in ("mean", "sum")
+    }
+    assert found["mean"].loss == pytest.approx(sum(losses).item() / 4)
+    assert found["sum"].loss == pytest.approx(sum(losses).item())
+
+
+def squared(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target) ** 2
+
+
+def own_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    is_valid = target != -100
+    scores = output.log_softmax(-1).gather(1, target.clamp(min=0)[:, None])[:, 0]
+    return -(scores * is_valid).sum() / is_valid.sum().clamp(min=1)
+
+
+def masked_squares(output: torch.Tensor, target: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    values, mask = target
+    return F.mse_loss(output[mask], values[mask])
+
+
+def random_target(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(output, target.masked_fill(target > 3, -100))
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (squared, "a loss whose parts count differently must be a sum of them"),
+        (own_entropy, "what counts in target is not spread evenly over the microbatches"),
+        (random_target, "what the loss counts must be known of all microbatches before the first"),
+    ],
+)
+def test_a_loss_that_cannot_be_known_is_refused_with_the_way_to_say_it(
+    loss: Loss, message: str
+) -> None:
+    pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(loss))
+    x, labels = make_scores(8, LENGTH), make_labels([8, 1, 2, 3, 4, 5, 6, 7])
+    with pytest.raises(ps.PipelineError) as caught:
+        pipeline.step(x, target=labels)
+    assert message in str(caught.value)
+    assert "say what it is with Pipeline(reduction=...)" in str(caught.value)
+    if loss is not random_target:
+        even = torch.full((8, LENGTH), 2)
+        assert pipeline.step(x, target=even).loss is not None
+
+
+def test_a_mask_that_picks_unevenly_is_refused() -> None:
+    pipeline = ps.Pipeline(
+        make_stages("1F1B"), "1F1B", microbatches=4, loss=masked_squares
+    )
+    x, values = make_scores(8), make_scores(8)
+    mask = torch.tensor([1, 1, 1, 0, 1, 1, 0, 1]).bool()
+    with pytest.raises(ps.PipelineError, match="must count what the labels of the step say"):
+        pipeline.step(x, target=(values, mask))
+    even = torch.tensor([1, 0, 1, 0, 0, 1, 0, 1]).bool()
+    expected = masked_squares(nn.Sequential(*make_stages("1F1B"))(x), (values, even))
+    assert pipeline.step(x, target=(values, even)).loss == pytest.approx(expected.item())
+
+
+def test_a_rule_that_held_in_the_first_microbatch_alone_is_noticed_in_the_same_step() -> None:
+    # Labels of 5 are ignored too, but the first microbatch has none of them.
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target.masked_fill(target == 5, -100))
+
+    labels = torch.full((8, LENGTH), 2)
+    labels[0, 0], labels[5, :3] = -100, 5
+    pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(loss))
+    with pytest.raises(ps.PipelineError, match="must"):
+        pipeline.step(make_scores(8, LENGTH), target=labels)
+
+
+def test_labels_that_the_loss_begins_to_change_later_are_noticed_at_the_end_of_the_step() -> None:
+    changes = False
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, target.masked_fill(target == 5, -100) if changes else target)
+
+    x, labels = make_scores(8, LENGTH), make_labels([8, 1, 2, 3, 4, 5, 6, 7])
+    pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(loss))
+    for _ in range(4):
+        pipeline.step(x, target=labels)
+    changes = True
+    with pytest.raises(ps.PipelineError, match="must count what the labels of the step say"):
+        pipeline.step(x, target=labels)
+
+
+def test_a_penalty_that_is_switched_on_later_is_weighed_by_rows() -> None:
+    is_on = False
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        entropy = F.cross_entropy(output, target)
+        return entropy + 0.1 * output.square().mean() if is_on else entropy
+
+    x, labels = make_scores(8, LENGTH), make_labels(UNEVEN)
+    stages = make_stages("1F1B")
+    plain = deepcopy(nn.Sequential(*stages))
+    pipeline = ps.Pipeline(stages, "1F1B", microbatches=4, loss=flat(loss))
+    for _ in range(4):
+        pipeline.step(x, target=labels)
+    is_on = True
+    expected = flat(loss)(plain(x), labels).item()
+    with pytest.raises(ps.PipelineError, match="all microbatches must make their losses alike"):
+        pipeline.step(x, target=labels)
+    assert pipeline.step(x, target=labels).loss == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("call", ["step", "eval"])
+def test_a_batch_in_which_nothing_counts_is_refused(call: str) -> None:
+    pipeline = ps.Pipeline(
+        make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(F.cross_entropy)
+    )
+    with pytest.raises(ps.PipelineError, match="leave out a batch that has nothing to count"):
+        getattr(pipeline, call)(make_scores(8, LENGTH), target=make_labels([0] * 8))
+
+
+def test_a_loss_is_known_by_its_value_where_there_is_no_graph() -> None:
+    pipeline = ps.Pipeline(
+        make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(F.cross_entropy)
+    )
+    x, labels = make_scores(8, LENGTH), make_labels(UNEVEN)
+    expected = flat(F.cross_entropy)(nn.Sequential(*make_stages("1F1B"))(x), labels)
+    assert pipeline.eval(x, target=labels).loss == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_a_loss_of_several_parts_must_be_trained_before_it_is_evaluated() -> None:
+    pipeline = ps.Pipeline(
+        make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(with_penalty)
+    )
+    x, labels = make_scores(8, LENGTH), make_labels(UNEVEN)
+    with pytest.raises(ps.PipelineError, match="call step first"):
+        pipeline.eval(x, target=labels)
+    step = pipeline.step(x, target=labels)
+    assert pipeline.eval(x, target=labels).loss == pytest.approx(step.loss, rel=1e-12)
+
+
+class WithLoss(nn.Module):
+    """A last stage that makes its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(CLASSES, CLASSES, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.layer(x).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on import
+@pytest.mark.parametrize("how", ["checkpointed", "compiled"])
+def test_a_loss_inside_of_a_stage_that_runs_in_another_way_is_weighed_too(how: str) -> None:
+    torch.manual_seed(0)
+    stages: list[nn.Module] = [nn.Linear(CLASSES, CLASSES, dtype=torch.float64), WithLoss()]
+    first, last = deepcopy(stages)
+    x, labels = make_scores(8, LENGTH), make_labels(UNEVEN)
+    expected = last(first(x), labels)
+    torch.autograd.backward(expected)
+    if how == "compiled":
+        stages[1].compile(backend="aot_eager")
+    pipeline = ps.Pipeline(stages, "1F1B", microbatches=4, loss=lambda output: output)
+    if how == "checkpointed":
+        pipeline._stages[1].checkpoint()
+    for _ in range(3):
+        for parameter in pipeline.parameters():
+            parameter.grad = None
+        assert pipeline.step(x, labels=labels).loss == pytest.approx(expected.item(), rel=1e-12)
+    torch.testing.assert_close(
+        [p.grad for p in pipeline.parameters()],
+        [p.grad for p in (*first.parameters(), *last.parameters())],
+        rtol=1e-12,
+        atol=1e-14,
+    )
