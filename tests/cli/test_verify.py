@@ -82,8 +82,8 @@ def adds_a_loss(num_stages):
     stages[0].append(Auxiliary())
     return stages, args, target, loss
 
-def sums(num_stages):
-    return make(num_stages, loss=nn.MSELoss(reduction="sum"))
+def takes_roots(num_stages):
+    return make(num_stages, loss=lambda output, target: (output - target).square().mean() ** 0.5)
 
 def too_few(num_stages):
     return make(num_stages - 1)
@@ -210,7 +210,7 @@ def test_loss_added_in_a_stage_counts() -> None:
         ("remembers", ["gradients", "loss"]),
         ("drops_out", ["gradients", "loss"]),
         ("hoards", ["peak activations"]),
-        ("sums", ["gradients", "loss"]),
+        ("takes_roots", ["gradients", "loss"]),
     ],
 )
 def test_wrong_model_ends_with_one(model: str, expected: list[str]) -> None:

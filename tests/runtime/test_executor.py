@@ -21,8 +21,8 @@ from penstock.runtime.executor import (
 from penstock.runtime.faults import StepFailedError
 from penstock.runtime.replica import replica_of
 from penstock.runtime.stage import Stage
-from penstock.runtime.weigher import KnownWeights
 from penstock.runtime.transport import LocalTransport
+from penstock.runtime.weigher import KnownWeights
 from tests.strategies import dag_schedules
 from tests.tables import read_schedule
 

@@ -85,9 +85,7 @@ def test_one_number_of_any_shape_is_a_loss_without_dimensions(shape: tuple[int, 
         ("1.0", "a str", "return a tensor that is computed from the output of the model"),
     ],
 )
-def test_anything_else_is_refused_with_what_to_return(
-    loss: object, got: str, advice: str
-) -> None:
+def test_anything_else_is_refused_with_what_to_return(loss: object, got: str, advice: str) -> None:
     with pytest.raises(PipelineError) as caught:
         require_number(loss)
     assert str(caught.value) == f"the loss must be one real number (got {got}); {advice}"

@@ -58,8 +58,8 @@ def test_a_batch_is_written_to_as_by_the_unsplit_model(family: str, how: str) ->
     stages: list[nn.Module] = [Normalize(), *(Scale() for _ in range(count - 1))]
     plain, expected, given = deepcopy(stages), make_values(), make_values()
     output: Any = plain[0](expected["x"], expected["bias"])
-    for stage in plain[1:]:
-        output = stage(output)
+    for module in plain[1:]:
+        output = module(output)
     value = loss(output, expected["target"])
     torch.autograd.backward(value)
     if how == "compiled":

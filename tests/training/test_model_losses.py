@@ -1,4 +1,4 @@
-"""Models of the transformers library that make their own loss: by default, that of the whole batch."""
+"""Models of the transformers library that make their own loss, by default that of the batch."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -38,9 +38,10 @@ def double_loss(
 def make_llama() -> nn.Module:
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     config = transformers.LlamaConfig(**SIZES, **tokens, num_key_value_heads=1, use_cache=False)
-    model: nn.Module = transformers.LlamaForCausalLM(config)
+    model = transformers.LlamaForCausalLM(config)
     model.loss_function = double_loss
-    return model
+    causal: nn.Module = model
+    return causal
 
 
 def make_masked() -> nn.Module:
@@ -199,7 +200,12 @@ def train_with_labels_on(
     stages = 4 if family == "ZBV" else 2
     pipe = ps.split(model, layers="model.layers", stages=stages)
     pipeline = ps.Pipeline(
-        pipe, family, microbatches=4, loss=ps.find_loss, group=dist.group.WORLD, reduction=reduction
+        pipe,
+        family,
+        microbatches=4,
+        loss=ps.find_loss,
+        group=dist.group.WORLD,
+        reduction=reduction,
     )
     own = inputs if rank in labelled else {}
     losses = []

@@ -326,9 +326,7 @@ class Executor:
         if batch.keeps_outputs:
             self._results.outputs[microbatch] = map_tensors(torch.Tensor.detach, output)
 
-    def _take_loss(
-        self, stage: Stage, microbatch: int, loss: torch.Tensor, output: Any
-    ) -> None:
+    def _take_loss(self, stage: Stage, microbatch: int, loss: torch.Tensor, output: Any) -> None:
         batch = self._current()
         share = batch.weigher.weigh(microbatch, loss)
         # A mean over nothing is not a number, and counts for nothing.

@@ -96,14 +96,22 @@ def merge_claims(everyone: Sequence[RowClaims]) -> RowClaims:
                 "all ranks must split the batch into the same number of microbatches (rank "
                 f"{first} has {counts[first]}, rank {rank} has {count})"
             )
-    named = [
-        (f"rank {rank}: " if len(everyone) > 1 else "", claims)
-        for rank, claims in enumerate(everyone)
-    ]
+    named = list(everyone)
+    if len(everyone) > 1:
+        named = [_add_rank(rank, claims) for rank, claims in enumerate(everyone)]
     return RowClaims(
         next(iter(counts.values()), everyone[0].microbatches),
-        tuple(replace(one, name=rank + one.name) for rank, claims in named for one in claims.split),
-        tuple(replace(one, name=rank + one.name) for rank, claims in named for one in claims.ready),
+        tuple(one for claims in named for one in claims.split),
+        tuple(one for claims in named for one in claims.ready),
+    )
+
+
+def _add_rank(rank: int, claims: RowClaims) -> RowClaims:
+    """The claims with the rank in the names of the arguments."""
+    return replace(
+        claims,
+        split=tuple(replace(one, name=f"rank {rank}: {one.name}") for one in claims.split),
+        ready=tuple(replace(one, name=f"rank {rank}: {one.name}") for one in claims.ready),
     )
 
 

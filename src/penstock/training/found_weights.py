@@ -7,8 +7,8 @@ each microbatch, a sum by one, and everything else by rows:
     its part of the batch  =  factor * cross_entropy * labels here / labels
                               +  rest * rows here / rows
 
-The calls are watched while the loss is made. A loss function is watched always, which costs next to
-nothing; a model that makes its own loss, until it is known to be the result of one call.
+The calls are watched while the loss is made, until it is known to be the result of one of them;
+from then on it is looked at again in steps 2, 4, 8 and so on, and what it counts in every step.
 """
 
 import math
@@ -78,10 +78,16 @@ class FoundWeights:
         self._weights.begin_microbatch()
         inside, outside = self._inside, self._outside
         self._inside = self._outside = None
-        calls = [call for watch in (inside, outside) if watch for call in watch.calls]
+        watches = [watch for watch in (inside, outside) if watch is not None]
+        calls = [call for watch in watches for call in watch.calls]
         if outside is None or (self._habit.single is not None and not calls):
             return Share(self._repeat(microbatch, loss))
         form = self._find_form(loss, calls)
+        if not form.used and any(loss is one for watch in watches for one in watch.sums):
+            raise BatchError(
+                "a loss that ends in a sum must say whether it adds up over the microbatches, or "
+                f"is a mean over them after all; {ADVICE}"
+            )
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
         self._learn(used, terms, form, loss)
@@ -216,18 +222,18 @@ class FoundWeights:
         form: LossForm,
     ) -> Share:
         """Weigh each call by what it counts, and the rest by rows."""
+        if not form.is_linear:
+            raise BatchError(
+                "a loss must be a sum of what is averaged over the batch, each by a factor (this "
+                f"one is another function of a loss of torch, such as its root); {ADVICE}"
+            )
         is_rest = [term is not None and term.reading == "rest" for term in terms]
-        if not all(is_rest) and not form.has_rest and len(set(weights)) == 1 and form.is_linear:
+        if not all(is_rest) and not form.has_rest and len(set(weights)) == 1:
             return Share(weights[0])
         is_known = any(term is None or isinstance(term.mean, Labelled) for term in terms)
         base = self._weights.by_rows(microbatch, is_known=is_known and not all(is_rest))
         if all(is_close(weight, base) for weight in weights):
             return Share(base)
-        if not form.is_linear:
-            raise BatchError(
-                "a loss whose parts count differently must be a sum of them, each by a factor "
-                f"(this one is another function of a cross entropy); {ADVICE}"
-            )
         return Share(base, self._make_parts(loss, used, [weight - base for weight in weights]))
 
     def _make_parts(

@@ -78,7 +78,7 @@ class Labels:
         return fetch_numbers(counts)
 
     def find_uneven(self) -> str | None:
-        """Find labels of -100, or a mask in a target, that are not spread evenly over microbatches.
+        """Find labels of -100, or a mask in a target, that are not spread evenly.
 
         They are signs of a mean that is not one over rows.
         """

@@ -119,31 +119,43 @@ class LossWatch(TorchFunctionMode):
         super().__init__()
         self._is_safe = is_safe
         self.calls: list[LossCall] = []
+        self.sums: list[torch.Tensor] = []
 
     def __torch_function__(
         self,
         func: Callable[..., Any],
-        types: Any,  # noqa: ARG002  # torch's form
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Call the function, and note it if it is a loss."""
         result = func(*args, **(kwargs or {}))
+        if func in _SUMMING and result.numel() == 1 and args[0].numel() > 1:
+            self.sums.append(result)
         signature = _signature_of(func)
-        if signature is not None and isinstance(result, torch.Tensor):
-            bound = signature.bind(*args, **(kwargs or {}))
-            bound.apply_defaults()
-            call = _note(func, bound.arguments, result)
-            if call is not None and self._is_safe and call.reduction == "mean" and not call.count():
-                bound.arguments["reduction"] = _SUMS[type(bound.arguments["reduction"])]
-                result = func(*bound.args, **bound.kwargs)
-                call = _note(func, {**bound.arguments, "reduction": "mean"}, result)
-            if call is not None:
-                self.calls.append(call)
+        if signature is None or not isinstance(result, torch.Tensor):
+            return result
+        bound = signature.bind(*args, **(kwargs or {}))
+        bound.apply_defaults()
+        return self._take(func, bound, result)
+
+    def _take(
+        self, func: Callable[..., Any], bound: inspect.BoundArguments, result: torch.Tensor
+    ) -> torch.Tensor:
+        """Note the call of a loss function; return what it gives, made safe if it is to be."""
+        call = _note(func, bound.arguments, result)
+        if call is None:
+            return result
+        if self._is_safe and call.reduction == "mean" and not call.count():
+            bound.arguments["reduction"] = _SUMS[type(bound.arguments["reduction"])]
+            result = func(*bound.args, **bound.kwargs)
+            call = _note(func, {**bound.arguments, "reduction": "mean"}, result) or call
+        self.calls.append(call)
         return result
 
 
 _SUMS: dict[type, Any] = {str: "sum", int: 2}
+_SUMMING = frozenset({torch.sum, torch.Tensor.sum, torch.ops.aten.sum.default})
 
 
 def _note(

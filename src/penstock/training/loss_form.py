@@ -43,8 +43,9 @@ _LINEAR = {
     "MeanBackward0",
     "MeanBackward1",
 }
-# Operations that are linear in one input as long as no gradient goes to the other.
-_LINEAR_IN_ONE = {"MulBackward0", "MulBackward1", "DivBackward0", "DivBackward1"}
+# Operations that are linear in an input that the others do not depend on.
+_PRODUCTS = {"MulBackward0", "MulBackward1"}
+_QUOTIENTS = {"DivBackward0", "DivBackward1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,8 @@ class _Walk:
         if node in self.calls:
             self.used.add(self.calls[node])
             return
-        inputs = [inner for inner, _ in node.next_functions if inner is not None]
-        name = node.name()
-        if name in _LINEAR or (name in _LINEAR_IN_ONE and len(inputs) == 1):
+        inputs = self._find_summands(node)
+        if inputs is not None:
             self.is_scaled = True
             for inner in inputs:
                 self.descend(inner)
@@ -88,13 +88,31 @@ class _Walk:
         self.is_linear = self.is_linear and not reached
         self.has_rest = True
 
+    def _find_summands(self, node: Node) -> list[Node] | None:
+        """What a node's result is a sum of, each by a factor; None if it is another function."""
+        inputs = [inner for inner, _ in node.next_functions]
+        given = [inner for inner in inputs if inner is not None]
+        if node.name() in _LINEAR:
+            return given
+        if node.name() not in _PRODUCTS | _QUOTIENTS:
+            return None
+        if len(given) > 1:
+            given = [inner for inner in given if inner in self.calls or self._reaches(inner)]
+        is_divisor = node.name() in _QUOTIENTS and given != inputs[:1]
+        return given if len(given) == 1 and not is_divisor else None
+
+    def _reaches(self, node: Node) -> bool:
+        return bool(_find_below(node, self.calls))
+
 
 def find_form(loss: torch.Tensor, edges: Sequence[GradientEdge | None]) -> LossForm:
     """Find which calls a loss is made of, by the edges of their results."""
     calls = {edge.node: number for number, edge in enumerate(edges) if edge is not None}
     walk = _Walk(calls)
-    assert loss.grad_fn is not None, "a loss has a graph"
-    walk.descend(loss.grad_fn)
+    if loss.grad_fn is None:
+        walk.has_rest = True
+    else:
+        walk.descend(loss.grad_fn)
     return LossForm(tuple(sorted(walk.used)), walk.has_rest, walk.is_linear, walk.is_scaled)
 
 

@@ -93,9 +93,9 @@ class Pipeline:
     True
 
     `loss(output, target)` gives the loss of a microbatch, or `loss(output)` where the model makes
-    its own. `reduction` says how these make up that of the batch: "auto" finds out what the unsplit
-    model computes on it, "mean" is a mean over rows, "sum" a sum, and a function a mean over what
-    it counts in the target, or in the `labels`, of one microbatch.
+    its own. `reduction` says how these make up that of the batch: "auto" finds out what the
+    unsplit model computes on it, "mean" is a mean over rows, "sum" a sum, and a function a mean
+    over what it counts in the target, or in the `labels`, of one microbatch.
     `around` maps a kind of action to a function that is called in its place, with the action and
     with what it would do. `merge` puts the microbatches' outputs together, one tensor of each at
     a time; without it they are joined along dimension 0. `ties` names parameters that are one and

@@ -63,7 +63,7 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _First:
-    """A term as it was found first, and the row weights and counts it was seen with, if unknown."""
+    """A term as it was found first; if it is unknown, the row weights and counts seen with it."""
 
     number: int
     term: Term
@@ -97,7 +97,8 @@ class TermWeights:
         `is_known` says that the rest of the loss explains any labels that do not count.
         """
         if self._given.doubt is not None:
-            raise BatchError(f"what the loss is a mean over is not known: {self._given.doubt}; {ADVICE}")
+            doubt = self._given.doubt
+            raise BatchError(f"what the loss is a mean over is not known: {doubt}; {ADVICE}")
         if not is_known and not self._has_looked:
             self._has_looked = True
             uneven = self._given.labels.find_uneven()
@@ -184,7 +185,7 @@ class TermWeights:
     def _require_steady(self, first: "_First") -> None:
         """Accept that rows stand for counts that are not known, if both grow alike."""
         (first_row, first_count), (row, count) = first.seen[0], first.seen[-1]
-        # What is the same for every microbatch need not depend on the batch: say, a norm of weights.
+        # What is the same for all microbatches need not depend on them: say, a norm of weights.
         is_constant = isinstance(first.term.mean, Elementwise) and count == first_count
         if not is_constant and not is_close(count * first_row, first_count * row):
             raise BatchError(

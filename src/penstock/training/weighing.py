@@ -67,9 +67,7 @@ class Weighing:
 
     def _count_labels(self, labels: Sequence[Any]) -> list[float]:
         """Count one rank's labels in both ways; what cannot be counted is not a number."""
-        return [
-            self._count_one(label, relation) for relation in Relation for label in labels
-        ]
+        return [self._count_one(label, relation) for relation in Relation for label in labels]
 
     def _count_one(self, labels: Any, relation: Relation) -> float:
         if callable(self._reduction):
