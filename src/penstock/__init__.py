@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from penstock.sim.hindsight import review
     from penstock.sim.timeline_file import read_timeline, write_timeline
     from penstock.sim.trace_reading import read_trace
+    from penstock.splitting.by_layers.hooks import here_only
     from penstock.splitting.doors import split
     from penstock.splitting.marks import SplitPoint, pipe_split
     from penstock.splitting.output_loss import find_loss
@@ -120,6 +121,7 @@ _LATE_NAMES = {
     "build_stage": "penstock.dropin",
     "find_loss": "penstock.splitting.output_loss",
     "get_schedule_class": "penstock.dropin.schedules",
+    "here_only": "penstock.splitting.by_layers.hooks",
     "measure": "penstock.training.measuring",
     "measure_closely": "penstock.training.measuring",
     "measure_layers": "penstock.training.layer_costs",
@@ -213,6 +215,7 @@ __all__ = [
     "find_loss",
     "find_problems",
     "get_schedule_class",
+    "here_only",
     "lower",
     "measure",
     "measure_closely",

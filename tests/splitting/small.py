@@ -334,23 +334,30 @@ class Views(nn.Module):
 
 
 class Leaking(nn.Module):
-    """Collects what is made inside of layers, by the back door."""
+    """Its layers keep what they have made inside, and it uses that, by the back door."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(4))
-        self.collected: list[torch.Tensor] = []
-        for layer in self.layers:
-            layer.get_submodule("linear").register_forward_hook(self._collect)
-
-    def _collect(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
-        self.collected.append(output)
+        self.layers = nn.ModuleList(Keeper() for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.collected.clear()
         for layer in self.layers:
             x = layer(x)
-        return x + torch.stack(self.collected).sum(0)
+        return x + torch.stack(
+            [layer.kept for layer in self.layers if layer.kept is not None]
+        ).sum(0)
+
+
+class Keeper(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+        self.kept: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.block(x)
+        self.kept = y * 2
+        return y
 
 
 class Pair(NamedTuple):
@@ -401,23 +408,28 @@ class Taker(nn.Module):
 
 
 class Collecting(nn.Module):
-    """Collects what its layers return by hooks, as an extra output."""
+    """Collects by hooks what its layers return, or what a part of each returns, and uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: str = "") -> None:
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
         self.collected: list[torch.Tensor] = []
         for layer in self.layers:
-            layer.register_forward_hook(self._collect)
+            layer.get_submodule(part).register_forward_hook(self.collect)
 
-    def _collect(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+    def collect(self, _module: nn.Module, _args: Any, output: torch.Tensor) -> None:
         self.collected.append(output)
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        self.collected.clear()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # A new list, which a hook of the original would not fill on a stage.
+        self.collected = []
         for layer in self.layers:
             x = layer(x)
-        return (x, *self.collected)
+        gathered = torch.stack([(n + 1) * state for n, state in enumerate(self.collected)])
+        result: torch.Tensor = self.head(x * self.collected[1]) + gathered.sum(0)
+        self.collected = []
+        return result
 
 
 class Named(nn.Module):

@@ -11,6 +11,7 @@ from torch import nn
 
 from penstock.ir.dataflow import Routed
 from penstock.splitting.by_layers.elsewhere import Elsewhere, Sometimes
+from penstock.splitting.by_layers.hooks import here_only
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.by_layers.standin import StandIn
 from penstock.splitting.pipe import Pipe
@@ -177,7 +178,7 @@ def test_the_model_s_code_may_look_at_modules_that_are_elsewhere() -> None:
 def test_a_module_that_several_stages_call_is_run_only_for_own_calls() -> None:
     model = small.Repeated()
     calls: list[torch.Tensor] = []
-    model.layers[0].register_forward_hook(lambda _m, args, _out: calls.append(args[0]))
+    model.layers[0].register_forward_hook(here_only(lambda _m, args, _out: calls.append(args[0])))
     pipe = split_layers(model, ["layers"], 4)
     assert isinstance(pipe.stages[3].get_submodule("layers.0"), Sometimes)
     pipe(X)

@@ -63,6 +63,7 @@ def test_notes_of_later_stages_have_those_of_earlier_ones() -> None:
             ["a", 0, "*", ["T1 torch.float32"], [""]],
             ["b", 0, "*", ["T2 torch.float32"], [""]],
         ],
+        "sides": [],
         "sent": [["b", 0, ""]],
     }
 

@@ -8,6 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.splitting.by_layers.hooks import (
+    GLOBAL_TABLES,
+    Given,
+    HookTables,
+    call_hooks,
+    call_pre_hooks,
+    tables_of,
+)
 from penstock.splitting.by_layers.outline import Outline
 from penstock.splitting.by_layers.replay import Replay
 from penstock.splitting.by_layers.standin import StandIn, stand_in
@@ -90,13 +98,30 @@ class Elsewhere(nn.Module):
             self._make_part(name, {})
             self._modules[name] = self._modules.pop(name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returned on its own stage, as far as it is known here."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returned on its own stage; its hooks are called here too."""
         if self._is_unit:
-            return self._replay.answer(self._path)
+            return call_elsewhere(self, self._path, self._replay, (args, kwargs))
         # A part of a unit, called by itself: nobody has noted what it returned.
+        stage, tables = self._replay.hooks, [self._outline.hooks]
+        args, kwargs = call_pre_hooks(self, self._path, tables, (args, kwargs), stage)
+        output = super().__call__(*args, **kwargs)
+        return call_hooks(self, self._path, tables, (args, kwargs), output, stage)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own code, with stand-ins for what it holds."""
         self._make_parts()
         return self._outline.kind.forward(self, *args, **kwargs)
+
+    def hook_tables(self) -> list[HookTables]:
+        """The hooks that were put on this stand-in, and those of the module itself."""
+        return [GLOBAL_TABLES, tables_of(self), self._outline.hooks]
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """All parts, while the model's code looks for modules to put hooks on."""
+        if self._replay.is_running:
+            self._make_parts()
+        return super().named_children()
 
     def __getattr__(self, name: str) -> Any:
         for state in ("_modules", "_parameters", "_buffers"):
@@ -157,11 +182,15 @@ class Sometimes(nn.Module):
         if not self._replay.is_running:
             return self._module(*args, **kwargs)
         if not self._replay.is_own_call(self._path):
-            return self._replay.answer(self._path)
+            return call_elsewhere(self, self._path, self._replay, (args, kwargs))
         self._replay.enter(self._path, (args, kwargs))
         output = self._module(*args, **kwargs)
         self._replay.leave(self._path, output)
         return output
+
+    def hook_tables(self) -> list[HookTables]:
+        """The hooks of the module itself; those that were put on this one are called anyway."""
+        return [tables_of(self._module, are_mirrored=True)]
 
     def __getattr__(self, name: str) -> Any:
         for state in ("_modules", "_parameters", "_buffers"):
@@ -177,6 +206,32 @@ class Sometimes(nn.Module):
         replay: Replay | None = self.__dict__.get("_replay")
         is_running = replay is not None and replay.is_running
         return type(self.__dict__["_module"]) if is_running else Sometimes
+
+
+def call_elsewhere(module: Elsewhere | Sometimes, path: str, replay: Replay, given: Given) -> Any:
+    """Answer a call that another stage makes, and call the hooks that look at it.
+
+    What hooks make of the output is known already, since it is what was sent; they are called for
+    what they do besides. Where they change it, they get what they got on the other stage.
+    """
+    answer, sides = replay.answer_with_sides(path)
+    stage, tables, output = replay.hooks, module.hook_tables(), answer
+    given = call_pre_hooks(module, path, tables, given, stage)
+    for place, (args, kwargs, made) in sides:
+        if place == path:
+            output = made
+            continue
+        part = module.get_submodule(place.removeprefix(f"{path}."))
+        inner = part.hook_tables() if isinstance(part, Elsewhere) else _tables_inside(part)
+        seen = call_pre_hooks(part, place, inner, (args, kwargs), stage)
+        call_hooks(part, place, inner, seen, made, stage)
+    call_hooks(module, path, tables, given, output, stage)
+    return answer
+
+
+def _tables_inside(part: nn.Module) -> list[HookTables]:
+    """The hooks of a module that this stage has, but does not call now."""
+    return [GLOBAL_TABLES, tables_of(part, are_mirrored=True)]
 
 
 def adapt_stand_ins(

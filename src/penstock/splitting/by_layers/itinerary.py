@@ -36,7 +36,8 @@ class Itinerary:
 
     def stage(self, path: str, call: int) -> int:
         """The stage on which a unit is called."""
-        return self.stage_of_call.get((path, call), self.stage_of_path[path])
+        known = self.stage_of_call.get((path, call))
+        return self.stage_of_path[path] if known is None else known
 
     @property
     def is_guessed(self) -> bool:

@@ -1,7 +1,7 @@
 """A stage of a model split by layers: the model's own code, with the layers of others left out."""
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +19,14 @@ from penstock.splitting.by_layers.elsewhere import (
     adapt_stand_ins,
     share_state,
 )
+from penstock.splitting.by_layers.hooks import HookTables, hook_state, tables_of
 from penstock.splitting.by_layers.inputs import parameter_names
 from penstock.splitting.by_layers.itinerary import Itinerary
 from penstock.splitting.by_layers.outline import Outline, outline_of, outline_tensor
+from penstock.splitting.by_layers.rebinding import StageHooks
+from penstock.splitting.by_layers.registrations import Registrations, next_number
 from penstock.splitting.by_layers.replay import Departure, Replay
+from penstock.splitting.by_layers.unit_watch import UnitWatch
 from penstock.splitting.by_layers.units import Unit, Units
 
 __all__ = ["FirstLayerStage", "LayerStage", "build_layer_stages"]
@@ -36,10 +40,12 @@ class _Body(nn.Module):
 
     _root: nn.Module
     _replay: Replay
-    _units: tuple[tuple[str, nn.Module], ...]
+    _units: tuple[tuple[str, nn.Module, bool], ...]
     _named: tuple[tuple[str, nn.Module], ...]
     _listeners: list[tuple[Callable[[str], None], Callable[[str], None]]]
-    _is_watched: bool
+    _watch: UnitWatch | None
+    _registrations: Registrations
+    _tables: tuple[HookTables, ...]
     _first: tuple[dict[str, nn.Parameter | None], str] | None
     _built_as: torch.dtype | None
     _now: tuple[torch.device, torch.dtype | None]
@@ -48,14 +54,16 @@ class _Body(nn.Module):
         self,
         root: nn.Module,
         replay: Replay,
-        units: Iterable[tuple[str, nn.Module]],
+        units: Iterable[tuple[str, nn.Module, bool]],
         named: Iterable[tuple[str, nn.Module]],
+        registrations: Registrations,
     ) -> None:
         super().__init__()
         # The copy of the model is no child, which would change all names; it shares its dicts.
         share_state(self, root)
-        vars(self).update(_root=root, _replay=replay, _units=tuple(units), _is_watched=False)
-        vars(self).update(_named=tuple(named), _listeners=[])
+        vars(self).update(_root=root, _replay=replay, _units=tuple(units), _watch=None)
+        vars(self).update(_named=tuple(named), _listeners=[], _registrations=registrations)
+        vars(self).update(_tables=())
         vars(self).update(
             _first=_find_first(self), _built_as=None, _now=(torch.device("cpu"), None)
         )
@@ -64,27 +72,46 @@ class _Body(nn.Module):
             vars(self).update(_built_as=first.dtype, _now=(first.device, first.dtype))
         self.training = root.training
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the watch, which a copy starts again with its own modules."""
+        return {**vars(self), "_watch": None, "_tables": ()}
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._is_watched:
-            self._watch()
+        if self._watch is None:
+            self._start_watch()
         while self._listeners:
             self._listen(*self._listeners.pop())
         self._root.training = self.training
         try:
-            with run_eagerly(self) if self._replay.is_watched else nullcontext():
+            eagerly = run_eagerly(self) if self._replay.is_watched else nullcontext()
+            with self._own_hooks(), eagerly:
                 output = self._root(*args, **kwargs)
         except Departure:
             return self._replay.pack()
         return self._replay.check_output(output)
 
-    def _watch(self) -> None:
-        """See what own units return; asked for late, so that it is what all other hooks leave."""
-        vars(self)["_is_watched"] = True
-        for path, module in self._units:
-            enter = leave_uncompiled(module, partial(_enter, self._replay, path))
-            leave = leave_uncompiled(module, partial(_leave, self._replay, path))
-            module.register_forward_pre_hook(enter, with_kwargs=True)
-            module.register_forward_hook(leave)
+    def _start_watch(self) -> None:
+        """See what own units return; asked for late, when modules are as they will be run."""
+        watch = UnitWatch(self._replay)
+        for path, module, tells_itself in self._units:
+            watch.add(path, module, tells_itself=tells_itself)
+        self._replay.attend = watch.attend
+        units = {module for _, module, _ in self._units}
+        others = [self._root, *(m for m in _modules_beside(self._root, units))]
+        tables = (*watch.tables(), *map(tables_of, others))
+        vars(self).update(_watch=watch, _tables=tables)
+
+    @contextmanager
+    def _own_hooks(self) -> Iterator[None]:
+        """Let hooks refer to this stage's copies, and see which ones a run registers."""
+        hooks, start = self._replay.hooks, next_number()
+        hooks.swap(table for table in self._tables if table.after or table.before)
+        try:
+            yield
+        finally:
+            hooks.restore()
+            if next_number() != start:
+                self._registrations.note(self._replay.index, start, self._tables, hooks.copies)
 
     def announce_layers(self, enter: Callable[[str], None], leave: Callable[[str], None]) -> None:
         """Call `enter` before and `leave` after every module that is dealt out as a whole.
@@ -162,14 +189,13 @@ def _find_first(
     return None
 
 
-def _enter(replay: Replay, path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-    if replay.is_running:
-        replay.enter(path, (args, kwargs))
-
-
-def _leave(replay: Replay, path: str, _module: nn.Module, _args: Any, output: Any) -> None:
-    if replay.is_running:
-        replay.leave(path, output)
+def _modules_beside(root: nn.Module, units: set[nn.Module]) -> Iterator[nn.Module]:
+    """The containers of a stage and what stands in them, besides units and what is elsewhere."""
+    for module in root._modules.values():
+        if module is not None and module not in units and not isinstance(module, Elsewhere):
+            yield module
+            if not isinstance(module, Sometimes):
+                yield from _modules_beside(module, units)
 
 
 def _call_with(function: Callable[[str], None], path: str, *_: object) -> None:
@@ -186,8 +212,11 @@ def build_layer_stages(
 ) -> list[FirstLayerStage | LayerStage]:
     """All stages; what is known of a unit everywhere is found out once."""
     outlines = {unit.path: outline_of(unit.module, unit.path) for unit in units.units}
-    stages = range(itinerary.num_stages)
-    return [_build_stage(model, units, itinerary, outlines, index) for index in stages]
+    registrations = Registrations(itinerary.num_stages)
+    return [
+        _build_stage(model, units, itinerary, outlines, registrations, index)
+        for index in range(itinerary.num_stages)
+    ]
 
 
 def _build_stage(
@@ -195,17 +224,23 @@ def _build_stage(
     units: Units,
     itinerary: Itinerary,
     outlines: Mapping[str, Outline],
+    registrations: Registrations,
     index: int,
 ) -> FirstLayerStage | LayerStage:
     """One stage: its own units, stand-ins for those of others, and copies of what is around."""
     held = [unit for unit in units.units if index in itinerary.callers(unit.path)]
     layers = [unit.path for unit in held if unit.layer is not None]
-    replay = Replay(index, itinerary, layers, parameter_names(model))
+    hooks = StageHooks(registrations.local)
+    replay = Replay(index, itinerary, layers, parameter_names(model), hooks)
     builder = _Builder(units, itinerary, outlines, replay)
     root = builder.clone("", model)
+    hooks.copies.update((m, c) for m, c in builder.clones.items() if m is not c)
+    hooks.modules = tuple(builder.clones.values())
+    hooks.meet(map(tables_of, model.modules()))
     # A module that several stages call tells of its calls itself.
-    watched = [(u.path, u.module) for u in held if len(itinerary.callers(u.path)) == 1]
-    return (LayerStage if index else FirstLayerStage)(root, replay, watched, builder.named)
+    watched = [(u.path, u.module, len(itinerary.callers(u.path)) > 1) for u in held]
+    make = LayerStage if index else FirstLayerStage
+    return make(root, replay, watched, builder.named, registrations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +278,8 @@ class _Builder:
         container = self.units.find_container(path)
         if container is not None:
             return self.clone(container, module)
-        # It holds no state, so that every stage may have its own.
-        free = deepcopy(module)
+        # It holds no state, so that every stage may have its own; its hooks are the model's.
+        free = deepcopy(module, _keeping_hooks(module))
         self.named.append((path, free))
         return free
 
@@ -295,6 +330,12 @@ class _Builder:
                 vars(made)[name] = outline_tensor(buffer, whole)
             if not self.itinerary.is_guessed:
                 made._non_persistent_buffers_set.add(name)
+
+
+def _keeping_hooks(module: nn.Module) -> dict[int, Any]:
+    """Let a deep copy have the hooks themselves, which may hold on to the whole model."""
+    tables = [table for inner in module.modules() for table in hook_state(inner)]
+    return {id(table): table for table in tables}
 
 
 def _run_by_itself(made: nn.Module, original: nn.Module) -> None:

@@ -95,6 +95,7 @@ def _plan(units: Units, counts: Sequence[int]) -> Itinerary:
 def _plan_by_needs(units: Units, plain: Itinerary, needs: Needs) -> Itinerary:
     """Where units go so that every value is made before it is needed, and where values go."""
     stages = _stages_of_calls(units, plain, needs)
+    stages.update((side, stages[call]) for side, call in needs.sides.items())
     _require_bonds(stages, needs)
     wanted = _wanted(plain.num_stages, stages, needs)
     loose = {v.path: frozenset(s) for v, s in wanted.items() if not _is_sent(v, stages)}

@@ -21,9 +21,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.eager import run_eagerly
+from penstock.splitting.by_layers.hooks import Given
 from penstock.splitting.by_layers.inputs import parameter_names
 from penstock.splitting.by_layers.leaks import Leaks, tensors_in, written_by
-from penstock.splitting.by_layers.notes import Value, describe, describe_inputs
+from penstock.splitting.by_layers.notes import (
+    Value,
+    describe,
+    describe_inputs,
+    describe_side,
+    side_path,
+)
+from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks
+from penstock.splitting.by_layers.unit_watch import UnitWatch
 from penstock.splitting.by_layers.units import Units
 from penstock.splitting.untouched import untouched
 
@@ -53,7 +62,8 @@ class Needs:
     A parameter or buffer that is used outside of the calls of units is a value of its own name;
     `written` has those of the containers that were written to, with what was written. `bonds` has
     units of which the second uses what is inside of the first, `outlines` the tree of the inputs
-    and the number of leaves of the output.
+    and the number of leaves of the output. `sides` has the calls inside of units that hooks look
+    at, as path of their values and number, with the call of the unit.
     """
 
     inputs: Sources = _NOTHING
@@ -63,6 +73,7 @@ class Needs:
     written: dict[str, Sources] = field(default_factory=dict)
     bonds: frozenset[tuple[str, str]] = frozenset()
     outlines: tuple[str, int] = ("", 0)
+    sides: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
 
 
 def find_needs(
@@ -80,8 +91,11 @@ def find_needs(
         stack.enter_context(torch.no_grad())
         stack.enter_context(_unwarned())
         stack.enter_context(run_eagerly(model))
+        watch = UnitWatch(tracker)
+        stack.callback(watch.stop)
         for unit in units.units:
-            stack.callback(_watch(tracker, unit.path, unit.module))
+            watch.add(unit.path, unit.module)
+        tracker.attend = watch.attend
         stack.enter_context(tracker)
         output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
     tracker.finish(output)
@@ -141,10 +155,13 @@ class _Tracker(TorchFunctionMode):
 
     def __init__(self, loose: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
+        self.is_running = True
+        self.attend: Callable[[str], None] = lambda _path: None
         self.needs = Needs()
         self._sources: MutableMapping[torch.Tensor, Sources] = WeakTensorKeyDictionary()
         self._counts: Counter[str] = Counter()
         self._inside: list[str] = []
+        self._observed: list[Observed] = []
         self._decisions = _Decisions()
         self._leaks = Leaks()
         self._inputs_tree = ""
@@ -208,22 +225,41 @@ class _Tracker(TorchFunctionMode):
         self.needs.inputs = frozenset(value for value, _ in tensors)
         self._learn(tensors)
 
-    def enter(self, path: str, args: Any, kwargs: Any) -> None:
+    def enter(self, path: str, given: Given) -> None:
         """A unit is called: note what its arguments came from, and do not look inside."""
         if not self._inside:
-            self._leaks.refuse((args, kwargs), f"{path!r} gets")
-            self._leaks.enter((args, kwargs))
-            uses = self.sources((args, kwargs))
-            self.needs.calls.append(Call(path, self._counts[path], uses))
+            self.attend(path)
+            self._leaks.refuse(given, f"{path!r} gets")
+            self._leaks.enter(given)
+            self.needs.calls.append(Call(path, self._counts[path], self.sources(given)))
         self._inside.append(path)
+
+    def observe(self, path: str, given: Given, output: Any) -> None:
+        """A module has made something inside of a unit, and hooks are about to see it."""
+        if self._inside and f"{path}.".startswith(f"{self._inside[0]}."):
+            self._observed.append(observe(path, given, output))
 
     def leave(self, path: str, output: Any) -> None:
         """A unit returns."""
         self._inside.pop()
         if not self._inside:
+            observed, self._observed = seen_by_hooks(path, self._observed, output), []
             self._leaks.forgive(output)
             self._learn(describe(path, self._counts[path], output)[1])
+            for one in observed:
+                self._learn_side((path, self._counts[path]), one)
             self._counts[path] += 1
+
+    def _learn_side(self, unit: tuple[str, int], one: Observed) -> None:
+        """Make what hooks saw inside of a unit values, unless it is known by another name."""
+        place = side_path(one.path), self._counts[side_path(one.path)]
+        self._counts[place[0]] += 1
+        self.needs.sides[place] = unit
+        if one.is_written:
+            return
+        self._leaks.forgive(one.tree)
+        _, tensors = describe_side(unit, one.path, place[1], one.tree, {})
+        self._learn([(value, t) for value, t in tensors if not self.sources(t)])
 
     def finish(self, output: Any) -> None:
         """The model has returned."""
@@ -231,19 +267,6 @@ class _Tracker(TorchFunctionMode):
         self.needs.output = self.sources(output)
         self.needs.bonds = frozenset(self._leaks.bonds)
         self.needs.outlines = self._inputs_tree, len(tree_leaves(output))
-
-
-def _watch(tracker: _Tracker, path: str, module: nn.Module) -> Callable[[], None]:
-    before = module.register_forward_pre_hook(
-        lambda _module, args, kwargs: tracker.enter(path, args, kwargs), with_kwargs=True
-    )
-    after = module.register_forward_hook(lambda _module, _args, out: tracker.leave(path, out))
-
-    def stop() -> None:
-        before.remove()
-        after.remove()
-
-    return stop
 
 
 @contextmanager

@@ -5,7 +5,8 @@ Notes travel as one text, so that a steady shape costs a lookup. A call of a mod
     ["model.layers.3", 0, "*", ["T4x128x512 torch.float32"]]
 
 its path, the how-manieth call it is, the tree that it returned and the tree's leaves: tensors in
-outline, anything else as JSON. The model's inputs are the entry of the path "".
+outline, anything else as JSON. The model's inputs are the entry of the path "". A call inside of a
+module that hooks look at is a side of the module's entry; see `Side`.
 """
 
 import json
@@ -26,22 +27,28 @@ from torch.utils._pytree import (
 )
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.standin import stand_in
+from penstock.splitting.by_layers.standin import Absent, stand_in
 
 __all__ = [
     "INPUTS",
     "Entry",
+    "Side",
     "Value",
     "describe",
     "describe_inputs",
+    "describe_side",
     "read_notes",
+    "read_sides",
     "rebuild",
+    "rebuild_side",
+    "side_path",
     "write_notes",
 ]
 
 INPUTS = ""
 _ONE_TENSOR = "*"
 _ONE_LEAF = ("",)
+_OPAQUE = "?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,27 @@ class Value:
     leaf: str
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What hooks inside of a call of a unit see: the arguments and the output of one module.
+
+    `values` says where each leaf is to be had: what is returned or sent as another value is that
+    value, anything else is a value of its own. What can only be had where it is made is opaque.
+    """
+
+    unit: str
+    call: int
+    module: str
+    tree: str
+    leaves: tuple[str, ...]
+    values: tuple[Value, ...]
+
+
+def side_path(module: str) -> str:
+    """The path of the values that hooks of a module see, which are not what it returns."""
+    return f"hooks of {module}"
+
+
 def describe(path: str, call: int, output: Any) -> tuple[Entry, list[tuple[Value, torch.Tensor]]]:
     """The outline of what a module returned, and the tensors in it."""
     if isinstance(output, torch.Tensor):
@@ -83,6 +111,31 @@ def describe_inputs(
     """The outline of what a model gets; `parameters` are the names of its positional ones."""
     leaves, spec = tree_flatten((args, dict(kwargs)))
     return _describe(INPUTS, 0, leaves, spec, _input_names(spec, tuple(parameters)))
+
+
+def describe_side(
+    unit: tuple[str, int], module: str, number: int, seen: Any, known: Mapping[int, Value]
+) -> tuple[Side, list[tuple[Value, torch.Tensor]]]:
+    """The outline of what hooks of a module see, and the tensors that have no other name.
+
+    `known` has values that other stages have anyway, by the identity of their tensors; `number`
+    is the number of the module's call.
+    """
+    leaves, spec = tree_flatten(seen)
+    try:
+        tree = treespec_dumps(spec)
+    except (NotImplementedError, TypeError):
+        leaves, spec = [_Opaque(type(seen).__name__)] * 3, tree_flatten((0, 0, 0))[1]
+        tree = treespec_dumps(spec)
+    own = [Value(side_path(module), number, str(index)) for index in range(len(leaves))]
+    values = tuple(known.get(id(leaf), value) for leaf, value in zip(leaves, own, strict=True))
+    tensors = [
+        (value, leaf)
+        for leaf, value in zip(leaves, values, strict=True)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in known
+    ]
+    texts = tuple(map(_side_text, leaves))
+    return Side(*unit, module, tree, texts, values), tensors
 
 
 def _describe(
@@ -120,31 +173,65 @@ def _input_names(spec: TreeSpec, parameters: tuple[str, ...]) -> tuple[str, ...]
 
 def rebuild(entry: Entry, values: dict[Value, torch.Tensor], device: torch.device) -> Any:
     """What a module on another stage returned: real where it was sent, else a stand-in."""
+    source = entry.path or "the model's inputs"
     leaves = [
-        _rebuild_leaf(Value(entry.path, entry.call, name), text, values, device)
+        _rebuild_leaf(Value(entry.path, entry.call, name), text, values, device, source)
         for name, text in zip(entry.names, entry.leaves, strict=True)
     ]
     return leaves[0] if entry.tree == _ONE_TENSOR else tree_unflatten(leaves, _spec(entry.tree))
 
 
 def _rebuild_leaf(
-    value: Value, text: str, values: dict[Value, torch.Tensor], device: torch.device
+    value: Value,
+    text: str,
+    values: dict[Value, torch.Tensor],
+    device: torch.device,
+    source: str,
 ) -> Any:
     if value in values:
         return values[value]
     if text.startswith("T"):
         shape, dtype = _read_outline(text)
-        return stand_in(shape, dtype, device, value.path or "the model's inputs")
+        return stand_in(shape, dtype, device, source)
     return json.loads(text)
 
 
+def rebuild_side(side: Side, values: dict[Value, torch.Tensor], device: torch.device) -> Any:
+    """What hooks of a module on another stage see: real where it was sent, else a stand-in."""
+    leaves = [
+        Absent(text[1:], side.module)
+        if text.startswith(_OPAQUE)
+        else _rebuild_leaf(value, text, values, device, side.module)
+        for text, value in zip(side.leaves, side.values, strict=True)
+    ]
+    return tree_unflatten(leaves, _spec(side.tree))
+
+
 @lru_cache(maxsize=4096)
-def write_notes(earlier: str, entries: tuple[Entry, ...], sent: tuple[Value, ...]) -> str:
+def write_notes(
+    earlier: str,
+    entries: tuple[Entry, ...],
+    sent: tuple[Value, ...],
+    sides: tuple[Side, ...] = (),
+) -> str:
     """The notes for the next stage: those of the stage before, what was added, what is sent."""
-    known: list[Any] = json.loads(earlier)["entries"] if earlier else []
+    known = json.loads(earlier) if earlier else {"entries": [], "sides": []}
     added = [[e.path, e.call, e.tree, e.leaves, e.names] for e in entries]
-    places = [[value.path, value.call, value.leaf] for value in sent]
-    return json.dumps({"entries": known + added, "sent": places})
+    aside = [
+        [s.unit, s.call, s.module, s.tree, s.leaves, [_place(value) for value in s.values]]
+        for s in sides
+    ]
+    return json.dumps(
+        {
+            "entries": known["entries"] + added,
+            "sides": known["sides"] + aside,
+            "sent": [_place(value) for value in sent],
+        }
+    )
+
+
+def _place(value: Value) -> list[str | int]:
+    return [value.path, value.call, value.leaf]
 
 
 @lru_cache(maxsize=4096)
@@ -159,6 +246,17 @@ def read_notes(notes: str) -> tuple[dict[tuple[str, int], Entry], tuple[Value, .
         {(entry.path, entry.call): entry for entry in entries},
         tuple(Value(*place) for place in read["sent"]),
     )
+
+
+@lru_cache(maxsize=4096)
+def read_sides(notes: str) -> dict[tuple[str, int], tuple[Side, ...]]:
+    """The sides of notes, in order, by the path and call of the unit."""
+    found: dict[tuple[str, int], tuple[Side, ...]] = {}
+    for unit, call, module, tree, leaves, places in json.loads(notes)["sides"]:
+        values = tuple(Value(*place) for place in places)
+        side = Side(unit, call, module, tree, tuple(leaves), values)
+        found[unit, call] = (*found.get((unit, call), ()), side)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -191,6 +289,21 @@ def _read_outline(text: str) -> tuple[Sequence[int], torch.dtype]:
     sizes, _, name = text[1:].partition(" ")
     dtype = getattr(torch, name.removeprefix("torch."))
     return [int(size) for size in sizes.split("x")] if sizes else [], dtype
+
+
+@dataclass(frozen=True, slots=True)
+class _Opaque:
+    """Stands for something that is not a tree of plain things."""
+
+    kind: str
+
+
+def _side_text(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return _outline(leaf)
+    if leaf is None or isinstance(leaf, bool | int | float | str):
+        return json.dumps(leaf)
+    return f"{_OPAQUE}{leaf.kind if isinstance(leaf, _Opaque) else type(leaf).__name__}"
 
 
 def _leaf_text(path: str, leaf: Any) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.splitting.by_layers.hooks import HookTables, tables_of
 from penstock.splitting.by_layers.standin import StandIn, stand_in
 
 __all__ = ["Outline", "outline_of", "outline_tensor"]
@@ -20,7 +21,8 @@ _WAYS_TO_RUN = frozenset({"forward", "_compiled_call_impl"})
 class Outline:
     """A module without its state: its class, its plain attributes, and its parts in outline.
 
-    Tensors are stand-ins, from which a stage makes its own.
+    Tensors are stand-ins, from which a stage makes its own. The tables of hooks are the module's,
+    so that stages know of those that are registered later.
     """
 
     kind: type[nn.Module]
@@ -28,6 +30,7 @@ class Outline:
     tensors: Mapping[str, StandIn | None]
     parts: Mapping[str, "Outline"]
     is_training: bool
+    hooks: HookTables
 
 
 def outline_of(module: nn.Module, path: str) -> Outline:
@@ -43,6 +46,7 @@ def outline_of(module: nn.Module, path: str) -> Outline:
             if child is not None
         },
         module.training,
+        tables_of(module, are_mirrored=True),
     )
 
 

@@ -8,7 +8,7 @@ first call of a unit that a later stage holds ends the run.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -17,19 +17,26 @@ from torch.utils._pytree import tree_leaves
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Routed
+from penstock.splitting.by_layers.hooks import Given
 from penstock.splitting.by_layers.itinerary import Itinerary
 from penstock.splitting.by_layers.leaks import Leaks, LeakWatch
 from penstock.splitting.by_layers.notes import (
     INPUTS,
     Entry,
+    Side,
     Value,
     describe,
     describe_inputs,
+    describe_side,
     read_notes,
+    read_sides,
     rebuild,
+    rebuild_side,
     write_notes,
 )
+from penstock.splitting.by_layers.rebinding import StageHooks
 from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint
+from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks
 from penstock.splitting.by_layers.standin import ADVICE, StandIn
 
 __all__ = ["Departure", "Replay"]
@@ -43,10 +50,18 @@ class Replay:
     """What a stage knows while it runs the model's forward, and what it has to tell afterwards."""
 
     def __init__(
-        self, index: int, itinerary: Itinerary, own: Sequence[str], inputs: Sequence[str]
+        self,
+        index: int,
+        itinerary: Itinerary,
+        own: Sequence[str],
+        inputs: Sequence[str],
+        hooks: StageHooks | None = None,
     ) -> None:
         self.index = index
         self.is_running = False
+        self.hooks = StageHooks() if hooks is None else hooks
+        # Called when a unit of this stage begins, to see which hooks it has by now.
+        self.attend: Callable[[str], None] = _ignore
         # Where the stage is and what its dtype has become, once it is not as it was built.
         self.moved: tuple[torch.device, Mapping[torch.dtype, torch.dtype]] | None = None
         self._itinerary = itinerary
@@ -57,16 +72,26 @@ class Replay:
         self._is_proven = not itinerary.is_guessed
         self._clear()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but who watches the modules, since those of a copy are others."""
+        return {**vars(self), "attend": _ignore}
+
     def _clear(self) -> None:
         self._calls: Counter[str] = Counter()
         self._depth = 0
         self._inside: str | None = None
+        self._observed: list[Observed] = []
+        self._side_calls: Counter[str] = Counter()
         self._leaks: Leaks | None = None
         self._earlier = ""
         self._answers: dict[tuple[str, int], Entry] = {}
+        self._sides: Mapping[tuple[str, int], tuple[Side, ...]] = {}
         self._received: dict[Value, torch.Tensor] = {}
         self._outgoing: dict[int, dict[Value, torch.Tensor]] = {c: {} for c in self._consumers}
+        # What each tensor that is sent has been written to when it was kept.
+        self._versions: dict[Value, int] = {}
         self._added: list[Entry] = []
+        self._added_sides: list[Side] = []
         self._device = torch.device("cpu")
         self._has_gradients = False
         # Units whose outputs were made without a history.
@@ -107,6 +132,7 @@ class Replay:
             self._received.update(zip(sent, parcel["values"], strict=True))
             if entries:
                 self._earlier, self._answers = parcel["notes"], entries
+                self._sides = read_sides(parcel["notes"])
         for value, tensor in self._received.items():
             self._forward(value, tensor)
         inputs: tuple[tuple[Any, ...], dict[str, Any]] = self._rebuild(INPUTS, 0)
@@ -114,12 +140,19 @@ class Replay:
 
     def answer(self, path: str) -> Any:
         """What a unit that this stage does not hold returns."""
+        return self.answer_with_sides(path)[0]
+
+    def answer_with_sides(self, path: str) -> tuple[Any, list[tuple[str, Any]]]:
+        """What a unit of another stage returns, and what hooks inside of it see, by module."""
         call = self._count(path)
         if self._itinerary.stage(path, call) > self.index:
             raise Departure
         if self._is_without_history():
             raise _refuse_reentrant(path)
-        return self._rebuild(path, call)
+        sides = self._sides.get((path, call), ())
+        self._side_calls.update(side.module for side in sides)
+        seen = [(s.module, rebuild_side(s, self._received, self._device)) for s in sides]
+        return self._rebuild(path, call), seen
 
     def is_own_call(self, path: str) -> bool:
         """Whether the next call of a unit that several stages hold is for this one to make."""
@@ -129,10 +162,18 @@ class Replay:
         """A unit of this stage is called; what it calls inside is its own business."""
         if not self._depth and self._itinerary.stage(path, self._calls[path]) > self.index:
             raise Departure
-        if not self._depth and self._leaks is not None:
+        if not self._depth:
             self._inside = path
-            self._leaks.enter(given)
+            if self._consumers:
+                self.attend(path)
+            if self._leaks is not None:
+                self._leaks.enter(given)
         self._depth += 1
+
+    def observe(self, path: str, given: Given, output: Any) -> None:
+        """A module has made something inside of a unit, and hooks are about to see it."""
+        if self._inside is not None and f"{path}.".startswith(f"{self._inside}."):
+            self._observed.append(observe(path, given, output))
 
     def _is_without_history(self) -> bool:
         """Whether what is made here leads back to nothing, though it is to be trained."""
@@ -143,11 +184,35 @@ class Replay:
         self._depth -= 1
         if not self._depth:
             self._inside = None
+            observed, self._observed = seen_by_hooks(path, self._observed, output), []
             if self._leaks is not None:
-                self._leaks.forgive(output)
+                self._leaks.forgive((output, [o.tree for o in observed if not o.is_written]))
             if self._is_without_history():
                 self._unsure.add(path)
-            self._note(*describe(path, self._count(path), output))
+            call = self._count(path)
+            entry, tensors = describe(path, call, output)
+            self._note(entry, tensors)
+            if observed:
+                self._note_sides((path, call), observed, tensors)
+
+    def _note_sides(
+        self,
+        unit: tuple[str, int],
+        observed: Sequence[Observed],
+        returned: list[tuple[Value, torch.Tensor]],
+    ) -> None:
+        """Note what hooks saw inside of a unit, for stages that call them without it."""
+        sent = (item for values in self._outgoing.values() for item in values.items())
+        known = {id(tensor): value for value, tensor in (*self._received.items(), *sent)}
+        known.update((id(tensor), value) for value, tensor in returned)
+        for one in observed:
+            number = self._side_calls[one.path]
+            self._side_calls[one.path] += 1
+            names = {} if one.is_written else known
+            side, tensors = describe_side(unit, one.path, number, one.tree, names)
+            self._added_sides.append(side)
+            for value, tensor in () if one.is_written else tensors:
+                self._forward(value, tensor)
 
     def pack(self) -> Routed:
         """A parcel for every stage that this one feeds."""
@@ -162,7 +227,9 @@ class Replay:
                 raise _refuse_reentrant(value.path)
             self._require_real(tensor, f"stage {stage} needs what {value.path!r} returns, but it")
         if stage == self.index + 1:
-            notes = write_notes(self._earlier, tuple(self._added), tuple(sent))
+            notes = write_notes(
+                self._earlier, tuple(self._added), tuple(sent), tuple(self._added_sides)
+            )
         else:
             notes = write_notes("", (), tuple(sent))
         return {"notes": notes, "values": list(sent.values())}
@@ -232,6 +299,10 @@ class Replay:
                 f"stage that holds it; {ADVICE}"
             )
         return rebuild(self._answers[path, call], self._received, self._device)
+
+
+def _ignore(_path: str) -> None:
+    pass
 
 
 def _refuse_reentrant(path: str) -> ModelError:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock.errors import ModelError
 
-__all__ = ["ADVICE", "StandIn", "stand_in"]
+__all__ = ["ADVICE", "Absent", "StandIn", "stand_in"]
 
 
 class StandIn(torch.Tensor):
@@ -76,7 +76,32 @@ class StandIn(torch.Tensor):
         return tree_map(wrap, result)
 
 
-ADVICE = "split with example=, so that what each stage needs is found out and sent to it"
+class Absent:
+    """Stands for an object that only another stage has, and can be passed on but not used."""
+
+    def __init__(self, kind: str, source: str) -> None:
+        self._kind, self._source = kind, source
+
+    def __repr__(self) -> str:
+        return f"Absent({self._kind}, from {self._source})"
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ModelError(
+            f"a {self._kind} that {self._source!r} was given or has returned is on another stage"
+        )
+
+    __getitem__ = __iter__ = __len__ = __bool__ = __call__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse()
+
+
+ADVICE = (
+    "split with example=, an example of just such a call, so that what each stage needs is found "
+    "out and sent to it"
+)
 
 
 def stand_in(shape: Any, dtype: torch.dtype, device: torch.device, source: str) -> StandIn:
