@@ -97,7 +97,7 @@ def test_step_leaves_weighed_losses_outputs_and_gradients() -> None:
     run.executor.run(run.batch(keeps_outputs=True), results)
     # Ones through a matrix of ones give twos, through one of twos eights: a loss of sixteen.
     assert [(loss.item(), weight) for loss, weight in results.losses] == [(16.0, 0.5), (32.0, 0.5)]
-    outputs = {number: output.tolist() for number, output in results.outputs.items()}
+    outputs = {number: output.value.tolist() for number, output in results.outputs.items()}
     assert outputs == {0: [[8.0, 8.0]], 1: [[16.0, 16.0]]}
     gradients = [module.weight.grad for module in run.modules]
     assert [g.tolist() for g in gradients if g is not None] == [
@@ -109,7 +109,7 @@ def test_step_leaves_weighed_losses_outputs_and_gradients() -> None:
 def test_schedule_without_backwards_keeps_no_graph() -> None:
     run, results = Run(read_schedule("0F0 0F1\n1F0 1F1")), Results()
     run.executor.run(run.batch(keeps_outputs=True), results)
-    assert [output.requires_grad for output in results.outputs.values()] == [False, False]
+    assert [output.value.requires_grad for output in results.outputs.values()] == [False, False]
     assert [stage.num_flights for stage in run.stages.values()] == [0, 0]
     assert [module.weight.grad for module in run.modules] == [None, None]
 

@@ -17,10 +17,10 @@ from penstock.runtime.clocks import Clock, NoClock
 from penstock.runtime.faults import LinkLostError, StepFailedError
 from penstock.runtime.logbook import Log, NoLog, Note
 from penstock.runtime.loss_contract import require_graph, require_number
+from penstock.runtime.outputs import KeptOutput, keep_output
 from penstock.runtime.stage import Packet, Stage
 from penstock.runtime.transport import Message, Transport
-from penstock.runtime.tree import map_tensors
-from penstock.runtime.weigher import Weigher
+from penstock.runtime.weigher import Share, Weigher
 
 __all__ = [
     "Around",
@@ -58,7 +58,7 @@ class Results:
     """
 
     losses: list[tuple[torch.Tensor, float]] = field(default_factory=list)
-    outputs: dict[int, Any] = field(default_factory=dict)
+    outputs: dict[int, KeptOutput] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,21 +317,23 @@ class Executor:
     def _finish(self, stage: Stage, microbatch: int, output: Any) -> None:
         """At the end of the model: the loss, and the output if it is asked for."""
         batch = self._current()
+        loss: torch.Tensor | None = None
+        share = Share(batch.row_weights[microbatch])
         if self._loss is not None and batch.targets:
             with batch.weigher.watch_loss():
                 loss = self._loss(output, batch.targets[microbatch])
             # A model that makes its own loss makes none where it is given no labels.
             if loss is not None or self._is_training or batch.targets[microbatch] is not None:
-                self._take_loss(stage, microbatch, require_number(loss), output)
+                share = self._take_loss(stage, microbatch, require_number(loss), output)
         if batch.keeps_outputs:
-            self._results.outputs[microbatch] = map_tensors(torch.Tensor.detach, output)
+            self._results.outputs[microbatch] = keep_output(output, loss, share)
 
-    def _take_loss(self, stage: Stage, microbatch: int, loss: torch.Tensor, output: Any) -> None:
+    def _take_loss(self, stage: Stage, microbatch: int, loss: torch.Tensor, output: Any) -> Share:
         batch = self._current()
         share = batch.weigher.weigh(microbatch, loss)
         # A mean over nothing is not a number, and counts for nothing.
         if share.weight == 0:
-            return
+            return share
         if self._is_training:
             require_graph(loss, output, stage.module)
             stage.add_root(microbatch, loss, share.weight * batch.gradient_scale)
@@ -341,6 +343,7 @@ class Executor:
             if part.edge is not None:
                 weight = part.weight * batch.gradient_scale
                 stage.add_root(microbatch, part.value, weight, part.edge)
+        return share
 
     def _bind_backward(
         self,

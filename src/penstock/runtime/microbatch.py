@@ -13,7 +13,7 @@ import torch
 
 from penstock.errors import BatchError
 from penstock.runtime.aliases import Aliases
-from penstock.runtime.tree import flatten, unflatten
+from penstock.runtime.outputs import KeptOutput, fill, outline, tensors_of
 
 __all__ = [
     "Along",
@@ -26,6 +26,8 @@ __all__ = [
     "share_out",
     "split_batch",
 ]
+
+_NONE: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,8 @@ def merge_outputs(
 ) -> Any:
     """Put the outputs of all microbatches together: tensors along dimension 0.
 
-    `merge` replaces how the tensors of one place are put together, say by a sum. Tensors without
+    `merge` replaces how the tensors of one place are put together, say by a sum. Of a
+    `KeptOutput`, losses are weighed and added up, as the step does it. Other tensors without
     dimensions are stacked. Structure and constants must be the same in all.
 
     >>> merge_outputs([{"y": torch.ones(2), "n": 3}, {"y": torch.zeros(1), "n": 3}])
@@ -214,8 +217,8 @@ def merge_outputs(
     """
     if not outputs:
         raise BatchError("there are no outputs to merge")
-    parts = [flatten(output) for output in outputs]
-    texts = [json.dumps(structure) for structure, _ in parts]
+    kept = [one if isinstance(one, KeptOutput) else KeptOutput(one, _NONE, 1.0) for one in outputs]
+    texts = [json.dumps(outline(one.value)) for one in kept]
     for number, text in enumerate(texts):
         if text != texts[0]:
             raise BatchError(
@@ -223,8 +226,22 @@ def merge_outputs(
                 f"{texts[0]} and {text}; let the last stage return the same for every "
                 "microbatch, or ask for no outputs"
             )
-    columns = zip(*(tensors for _, tensors in parts), strict=True)
-    return unflatten(parts[0][0], [(merge or _concatenate)(list(column)) for column in columns])
+    columns = zip(*(tensors_of(one.value) for one in kept), strict=True)
+    losses = frozenset[int]().union(*(one.losses for one in kept))
+    weights = [one.weight for one in kept]
+    merged = [
+        _add_up(column, weights)
+        if merge is None and number in losses
+        else (merge or _concatenate)(list(column))
+        for number, column in enumerate(columns)
+    ]
+    return fill(kept[0].value, merged)
+
+
+def _add_up(losses: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+    """The loss of the batch; one of weight 0 may be a mean over nothing, which is no number."""
+    shares = [loss * weight for loss, weight in zip(losses, weights, strict=True) if weight]
+    return torch.stack(shares).sum(0) if shares else torch.zeros_like(losses[0])
 
 
 def _concatenate(tensors: list[torch.Tensor]) -> torch.Tensor:

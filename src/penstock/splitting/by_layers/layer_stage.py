@@ -28,6 +28,7 @@ from penstock.splitting.by_layers.registrations import Registrations, next_numbe
 from penstock.splitting.by_layers.replay import Departure, Replay
 from penstock.splitting.by_layers.unit_watch import UnitWatch
 from penstock.splitting.by_layers.units import Unit, Units
+from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 
 __all__ = ["FirstLayerStage", "LayerStage", "build_layer_stages"]
 
@@ -46,6 +47,7 @@ class _Body(nn.Module):
     _watch: UnitWatch | None
     _registrations: Registrations
     _tables: tuple[HookTables, ...]
+    _configs: tuple[Any, ...]
     _first: tuple[dict[str, nn.Parameter | None], str] | None
     _built_as: torch.dtype | None
     _now: tuple[torch.device, torch.dtype | None]
@@ -63,7 +65,7 @@ class _Body(nn.Module):
         share_state(self, root)
         vars(self).update(_root=root, _replay=replay, _units=tuple(units), _watch=None)
         vars(self).update(_named=tuple(named), _listeners=[], _registrations=registrations)
-        vars(self).update(_tables=())
+        vars(self).update(_tables=(), _configs=find_configs(root))
         vars(self).update(
             _first=_find_first(self), _built_as=None, _now=(torch.device("cpu"), None)
         )
@@ -84,7 +86,7 @@ class _Body(nn.Module):
         self._root.training = self.training
         try:
             eagerly = run_eagerly(self) if self._replay.is_watched else nullcontext()
-            with self._own_hooks(), eagerly:
+            with self._own_hooks(), eagerly, without_cache(self._configs):
                 output = self._root(*args, **kwargs)
         except Departure:
             return self._replay.pack()
@@ -163,6 +165,7 @@ class FirstLayerStage(_Body):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run this stage's part of the model's forward."""
+        refuse_cache(self._configs, kwargs)
         with self._replay.running(self._find_device()):
             self._replay.start(args, kwargs)
             return self._run(args, kwargs)

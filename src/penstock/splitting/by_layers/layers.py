@@ -18,6 +18,7 @@ from penstock.splitting.by_layers.layer_stage import build_layer_stages
 from penstock.splitting.by_layers.needs import Needs, find_needs
 from penstock.splitting.by_layers.notes import INPUTS, Value
 from penstock.splitting.by_layers.units import Units, find_units
+from penstock.splitting.caches import tell_of_cache
 from penstock.splitting.pipe import Pipe, check_complete
 
 __all__ = ["even_sizes", "split_layers"]
@@ -61,6 +62,7 @@ def split_layers(
             f"the sizes of the stages {counts} add up to {sum(counts)}, but there are "
             f"{len(units.layers)} layers and every stage needs one"
         )
+    tell_of_cache(model)
     plain = _plan(units, counts)
     if args is None and kwargs is None:
         itinerary = plain

@@ -34,6 +34,7 @@ from penstock.splitting.by_layers.notes import (
 from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks
 from penstock.splitting.by_layers.unit_watch import UnitWatch
 from penstock.splitting.by_layers.units import Units
+from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 from penstock.splitting.untouched import untouched
 
 __all__ = ["Call", "Needs", "find_needs"]
@@ -83,6 +84,8 @@ def find_needs(
     tracker = _Tracker(dict(_loose_tensors(model, units)))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
     inputs = (args, dict(kwargs))
+    configs = find_configs(model)
+    refuse_cache(configs, kwargs)
     if is_meta:
         inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), inputs)
     tracker.learn_inputs(parameter_names(model), *inputs)
@@ -90,6 +93,7 @@ def find_needs(
         stack.enter_context(untouched([model]))
         stack.enter_context(torch.no_grad())
         stack.enter_context(_unwarned())
+        stack.enter_context(without_cache(configs))
         stack.enter_context(run_eagerly(model))
         watch = UnitWatch(tracker)
         stack.callback(watch.stop)

@@ -23,6 +23,7 @@ from penstock.splitting.by_tracing.regions import GradModeNotes
 from penstock.splitting.by_tracing.sizes import describe_inputs, find_rules
 from penstock.splitting.by_tracing.traced_graph import build_graph, user_inputs
 from penstock.splitting.by_tracing.undisturbed import quiet_export, undisturbed
+from penstock.splitting.caches import find_configs, refuse_cache, tell_of_cache, without_cache
 from penstock.splitting.original import unguarded
 
 __all__ = ["Capture", "capture"]
@@ -107,7 +108,10 @@ def capture(
     leaves = _make_distinct([value for _, value in named], device)
     output_specs: list[pytree.TreeSpec] = []
     flat = _Flat(model, leaves, spec, output_specs.append)
-    with undisturbed(model), unguarded(model), quiet_export():
+    configs = find_configs(model)
+    refuse_cache(configs, kwargs)
+    tell_of_cache(model)
+    with undisturbed(model), unguarded(model), quiet_export(), without_cache(configs):
         program, is_oblivious = _export(flat, dynamic=dynamic)
     tensors = user_inputs(program)
     inputs = describe_inputs(
