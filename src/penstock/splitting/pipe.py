@@ -17,6 +17,7 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow, Routed
+from penstock.splitting.memory import compute_buffers, expect_filled, give_memory
 from penstock.splitting.original import unguarded
 from penstock.splitting.signature import Signature, sign
 
@@ -142,14 +143,17 @@ class Pipe:
 
         `initialize` is called with every module of theirs, children first, as by
         `nn.Module.apply`: `reset_parameters`, or the model's own way to make its weights. What it
-        leaves out is to be loaded before the first step.
+        leaves out is to be loaded before the first step, which is refused otherwise. Buffers that
+        no checkpoint holds are computed for models that say how, as those of `transformers` do;
+        tensors that are not on the meta device are kept.
         """
         own = sorted(set(stages))
-        for index in own:
-            self.stages[index].to_empty(device=device)
+        names = {index: give_memory(self.stages[index], device) for index in own}
         self._share_again(own)
         for index in own:
             self.stages[index].apply(lambda module: _call_quietly(initialize, module))
+            compute_buffers(self.stages[index], names[index])
+            expect_filled(self.stages[index], names[index])
 
     def _share_again(self, own: Sequence[int]) -> None:
         """Give what is one parameter one memory again."""
