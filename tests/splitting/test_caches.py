@@ -72,7 +72,7 @@ def test_a_cache_that_is_asked_for_is_refused() -> None:
 def test_configurations_are_as_they_were_after_an_error() -> None:
     model = llama()
     with pytest.raises(ZeroDivisionError), without_cache(find_configs(model)):
-        1 / model.config.use_cache  # noqa: B018  # an error, since it is False here
+        1 / model.config.use_cache  # an error, since it is False here
     assert model.config.use_cache
 
 

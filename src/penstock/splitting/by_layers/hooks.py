@@ -30,9 +30,9 @@ __all__ = [
     "call_pre_hooks",
     "code_of",
     "here_only",
-    "hook_state",
     "is_active",
     "is_foreign",
+    "keeping_hooks",
     "name_of",
     "tables_of",
 ]
@@ -152,8 +152,13 @@ def tables_of(module: nn.Module, *, are_mirrored: bool = False) -> HookTables:
     )
 
 
-def hook_state(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    """All that a module knows of its forward hooks."""
+def keeping_hooks(module: nn.Module) -> dict[int, Any]:
+    """What lets a deep copy have a module's hooks themselves; they may hold on to the model."""
+    tables = [table for inner in module.modules() for table in _hook_state(inner)]
+    return {id(table): table for table in tables}
+
+
+def _hook_state(module: nn.Module) -> tuple[dict[int, Any], ...]:
     return (
         module._forward_hooks,
         module._forward_hooks_with_kwargs,

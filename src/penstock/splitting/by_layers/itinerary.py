@@ -22,7 +22,9 @@ class Itinerary:
     `loose` has the stages that hold a parameter or buffer which is used outside of the calls of
     units; of a container's, the first stage holds what is not in it. `written` has the buffers of
     containers that the model writes to, with the stages that read them. `outlines` is the tree of
-    the inputs that the model was seen with, and how many leaves its output had.
+    the inputs that the model was seen with, and how many leaves its output had. `rewritten` has
+    the values that the model's code writes to in place, as every stage does again, `constants`
+    the tensors that are plain attributes of units and were left alone.
     """
 
     num_stages: int
@@ -33,6 +35,8 @@ class Itinerary:
     loose: Mapping[str, frozenset[int]] = field(default_factory=dict)
     written: Mapping[str, frozenset[int]] = field(default_factory=dict)
     outlines: tuple[str, int] = ("", 0)
+    rewritten: frozenset[Value] = frozenset()
+    constants: frozenset[str] = frozenset()
 
     def stage(self, path: str, call: int) -> int:
         """The stage on which a unit is called."""

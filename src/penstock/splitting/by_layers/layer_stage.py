@@ -19,7 +19,7 @@ from penstock.splitting.by_layers.elsewhere import (
     adapt_stand_ins,
     share_state,
 )
-from penstock.splitting.by_layers.hooks import HookTables, hook_state, tables_of
+from penstock.splitting.by_layers.hooks import HookTables, keeping_hooks, tables_of
 from penstock.splitting.by_layers.inputs import parameter_names
 from penstock.splitting.by_layers.itinerary import Itinerary
 from penstock.splitting.by_layers.outline import Outline, outline_of, outline_tensor
@@ -214,7 +214,9 @@ def build_layer_stages(
     model: nn.Module, units: Units, itinerary: Itinerary
 ) -> list[FirstLayerStage | LayerStage]:
     """All stages; what is known of a unit everywhere is found out once."""
-    outlines = {unit.path: outline_of(unit.module, unit.path) for unit in units.units}
+    outlines = {
+        unit.path: outline_of(unit.module, unit.path, itinerary.constants) for unit in units.units
+    }
     registrations = Registrations(itinerary.num_stages)
     return [
         _build_stage(model, units, itinerary, outlines, registrations, index)
@@ -282,7 +284,7 @@ class _Builder:
         if container is not None:
             return self.clone(container, module)
         # It holds no state, so that every stage may have its own; its hooks are the model's.
-        free = deepcopy(module, _keeping_hooks(module))
+        free = deepcopy(module, keeping_hooks(module))
         self.named.append((path, free))
         return free
 
@@ -333,12 +335,6 @@ class _Builder:
                 vars(made)[name] = outline_tensor(buffer, whole)
             if not self.itinerary.is_guessed:
                 made._non_persistent_buffers_set.add(name)
-
-
-def _keeping_hooks(module: nn.Module) -> dict[int, Any]:
-    """Let a deep copy have the hooks themselves, which may hold on to the whole model."""
-    tables = [table for inner in module.modules() for table in hook_state(inner)]
-    return {id(table): table for table in tables}
 
 
 def _run_by_itself(made: nn.Module, original: nn.Module) -> None:

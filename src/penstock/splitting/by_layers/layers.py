@@ -114,6 +114,8 @@ def _plan_by_needs(units: Units, plain: Itinerary, needs: Needs) -> Itinerary:
         loose,
         written,
         needs.outlines,
+        needs.rewritten,
+        needs.constants,
     )
 
 

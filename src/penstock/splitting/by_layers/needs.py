@@ -31,7 +31,8 @@ from penstock.splitting.by_layers.notes import (
     describe_side,
     side_path,
 )
-from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks
+from penstock.splitting.by_layers.outline import plain_attributes
+from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks, version_of
 from penstock.splitting.by_layers.unit_watch import UnitWatch
 from penstock.splitting.by_layers.units import Units
 from penstock.splitting.caches import find_configs, refuse_cache, without_cache
@@ -64,7 +65,9 @@ class Needs:
     `written` has those of the containers that were written to, with what was written. `bonds` has
     units of which the second uses what is inside of the first, `outlines` the tree of the inputs
     and the number of leaves of the output. `sides` has the calls inside of units that hooks look
-    at, as path of their values and number, with the call of the unit.
+    at, as path of their values and number, with the call of the unit. `rewritten` has the values
+    that are written to in place between units, `constants` the names of plain attributes of units
+    that are tensors and stayed the same.
     """
 
     inputs: Sources = _NOTHING
@@ -75,6 +78,8 @@ class Needs:
     bonds: frozenset[tuple[str, str]] = frozenset()
     outlines: tuple[str, int] = ("", 0)
     sides: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
+    rewritten: Sources = _NOTHING
+    constants: frozenset[str] = frozenset()
 
 
 def find_needs(
@@ -100,10 +105,29 @@ def find_needs(
         for unit in units.units:
             watch.add(unit.path, unit.module)
         tracker.attend = watch.attend
+        before = dict(_plain_tensors(units))
         stack.enter_context(tracker)
         output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
     tracker.finish(output)
+    after = dict(_plain_tensors(units))
+    tracker.needs.constants = frozenset(
+        name for name, known in before.items() if name in after and _is_same(known, after[name])
+    )
     return tracker.needs
+
+
+def _plain_tensors(units: Units) -> Iterator[tuple[str, tuple[torch.Tensor, int]]]:
+    """Tensors that are plain attributes of units, by name, with their versions."""
+    for unit in units.units:
+        for inner, module in unit.module.named_modules():
+            for name, value in plain_attributes(module).items():
+                if isinstance(value, torch.Tensor):
+                    path = ".".join(part for part in (unit.path, inner, name) if part)
+                    yield path, (value, version_of(value))
+
+
+def _is_same(known: tuple[torch.Tensor, int], found: tuple[torch.Tensor, int]) -> bool:
+    return known[0] is found[0] and known[1] == found[1]
 
 
 def _call_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,6 +187,8 @@ class _Tracker(TorchFunctionMode):
         self.attend: Callable[[str], None] = lambda _path: None
         self.needs = Needs()
         self._sources: MutableMapping[torch.Tensor, Sources] = WeakTensorKeyDictionary()
+        # The tensors that are values themselves.
+        self._values: MutableMapping[torch.Tensor, Value] = WeakTensorKeyDictionary()
         self._counts: Counter[str] = Counter()
         self._inside: list[str] = []
         self._observed: list[Observed] = []
@@ -183,8 +209,10 @@ class _Tracker(TorchFunctionMode):
             result = func(*args, **(kwargs or {}))
             self._leaks.note_inside(self._inside[0], func, (*args, kwargs), result)
             return result
+        given = [(tensor, version_of(tensor)) for tensor in tensors_in((args, kwargs))]
         with self._decisions:
             result = func(*args, **(kwargs or {}))
+        self.needs.rewritten |= self._written_values(given)
         self._leaks.note_outside((args, kwargs), result)
         self._note(func, args, result, self.sources((args, kwargs)))
         return result
@@ -217,10 +245,24 @@ class _Tracker(TorchFunctionMode):
             if target is not None:
                 self._sources[target] = self._sources.get(target, _NOTHING) | sources
 
+    def _written_values(self, given: list[tuple[torch.Tensor, int]]) -> Sources:
+        """The values of which these tensors are, or are views, that have been written to."""
+        written = {
+            tensor.untyped_storage()._cdata
+            for tensor, version in given
+            if version_of(tensor) != version
+        }
+        if not written:
+            return _NOTHING
+        return frozenset(
+            value for t, value in self._values.items() if t.untyped_storage()._cdata in written
+        )
+
     def _learn(self, tensors: list[tuple[Value, torch.Tensor]]) -> None:
         """Make every tensor a value of its own."""
         for value, tensor in tensors:
             self._sources[tensor] = frozenset([value])
+            self._values[tensor] = value
 
     def learn_inputs(self, names: list[str], args: Any, kwargs: Any) -> None:
         """Make the inputs of the model values."""

@@ -36,7 +36,7 @@ from penstock.splitting.by_layers.notes import (
 )
 from penstock.splitting.by_layers.rebinding import StageHooks
 from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint
-from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks
+from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks, version_of
 from penstock.splitting.by_layers.standin import ADVICE, StandIn
 
 __all__ = ["Departure", "Replay"]
@@ -219,7 +219,8 @@ class Replay:
         self._require_own_calls()
         return Routed({stage: self._parcel(stage, sent) for stage, sent in self._outgoing.items()})
 
-    def _parcel(self, stage: int, sent: dict[Value, torch.Tensor]) -> dict[str, Any]:
+    def _parcel(self, stage: int, outgoing: dict[Value, torch.Tensor]) -> dict[str, Any]:
+        sent = {v: tensor for v, tensor in outgoing.items() if self._is_unwritten(v, tensor)}
         for value, tensor in sent.items():
             # The checkpoint gives what it returns itself a history when it ends, and only that.
             is_lost = tensor.is_floating_point() and not tensor.requires_grad
@@ -233,6 +234,22 @@ class Replay:
         else:
             notes = write_notes("", (), tuple(sent))
         return {"notes": notes, "values": list(sent.values())}
+
+    def _is_unwritten(self, value: Value, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is what it was; an input that is not may be sent to nobody.
+
+        What was written to would be written to again, as later stages run the same code.
+        """
+        if version_of(tensor) == self._versions[value]:
+            return True
+        if value.path == INPUTS and self._itinerary.is_guessed:
+            return False
+        what = f"what {value.path!r} returns" if value.path else "an input of the model"
+        advice = f", or {ADVICE}" if self._itinerary.is_guessed else ""
+        raise ModelError(
+            f"stage {self.index} sends {what} to another stage, but it was written to in place "
+            f"meanwhile; write the result to a new tensor{advice}"
+        )
 
     def check_output(self, output: Any) -> Any:
         """The model's output, if it is that of the whole model and nothing in it is a stand-in."""
@@ -290,7 +307,10 @@ class Replay:
             self._stops[value] = self._itinerary.next_stop(value, self.index)
         stop = self._stops[value]
         if stop is not None:
-            self._outgoing[stop][value] = tensor
+            # Code that writes to it is run by every stage, each on the value as it was.
+            kept = tensor.clone() if value in self._itinerary.rewritten else tensor
+            self._outgoing[stop][value] = kept
+            self._versions[value] = version_of(kept)
 
     def _rebuild(self, path: str, call: int) -> Any:
         if (path, call) not in self._answers:

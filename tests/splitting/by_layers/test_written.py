@@ -1,0 +1,174 @@
+"""Values that are written to in place, and tensors that layers keep: right, or refused."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import ModelError
+from penstock.splitting.by_layers.layers import split_layers
+from tests.splitting.checking import assert_same_gradients
+from tests.splitting.small import WIDTH, Block, numbers
+
+X = numbers(8, WIDTH)
+
+
+class Between(nn.Module):
+    """Writes to what its layers return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+            x.view(-1).add_(1)
+        return x
+
+
+class AtOnce(Between):
+    """Writes to what it is given, and uses that in all layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.sub_(3)
+        y = x * 1
+        for layer in self.layers:
+            y = layer(y, x)
+        return y
+
+
+class First(nn.Module):
+    """A first layer that writes to what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.block(nn.functional.relu(x, inplace=True))
+        return result
+
+
+class Inside(nn.Module):
+    """Has such a first layer, and may use what the layer was given elsewhere."""
+
+    def __init__(self, *, is_used: bool = True) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([First(), *(Block() for _ in range(3))])
+        self.is_used = is_used
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = x * 2
+        for layer in self.layers:
+            is_late = self.is_used and layer is not self.layers[0]
+            x = layer(x, doubled) if is_late else layer(x)
+        return x
+
+
+class Both(Inside):
+    """Writes to the same value in a layer and between layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layers[0](x)
+        x.add_(1)
+        for layer in self.layers[1:]:
+            y = layer(y, x)
+        return y
+
+
+@pytest.mark.parametrize("make", [Between, AtOnce])
+def test_writing_between_layers_is_done_once_with_an_example(
+    make: Callable[[], nn.Module],
+) -> None:
+    # A stage sent what the code had written to, and the next stage ran that code again: the sum
+    # was made twice, at every boundary, with and without an example.
+    torch.manual_seed(0)
+    model = make()
+    expected = model(X.clone())
+    pipe = split_layers(model, ["layers"], 4, (X.clone(),), {})
+    for _ in range(2):
+        assert torch.equal(pipe(X.clone()), expected)
+    if make is Between:
+        assert_same_gradients(model, pipe, (X,))
+
+
+def test_writing_to_what_a_layer_returned_is_refused_without_an_example() -> None:
+    pipe = split_layers(Between(), ["layers"], 4)
+    with pytest.raises(ModelError, match=r"what 'layers\.0' returns .* was written to in place"):
+        pipe(X.clone())
+
+
+@pytest.mark.parametrize("make", [AtOnce, Inside])
+def test_an_input_that_was_written_to_is_not_sent_without_an_example(
+    make: Callable[[], nn.Module],
+) -> None:
+    pipe = split_layers(make(), ["layers"], 4)
+    with pytest.raises(ModelError, match=r"depends on what \"the model's inputs\" returned"):
+        pipe(X.clone())
+
+
+def test_an_input_that_nobody_else_uses_may_be_written_to() -> None:
+    model = Inside(is_used=False)
+    expected = model(X.clone())
+    assert torch.equal(split_layers(model, ["layers"], 4)(X.clone()), expected)
+    assert torch.equal(split_layers(model, ["layers"], 4, (X.clone(),), {})(X.clone()), expected)
+
+
+def test_an_input_that_a_layer_writes_to_and_others_use_is_refused() -> None:
+    pipe = split_layers(Inside(), ["layers"], 4, (X.clone(),), {})
+    with pytest.raises(ModelError, match=r"an input of the model .* was written to in place"):
+        pipe(X.clone())
+    with pytest.raises(ModelError, match=r"made in 'layers\.0', but not returned by it"):
+        split_layers(Both(), ["layers"], 4, (X.clone(),), {})
+
+
+class Keeping(nn.Module):
+    """Its first layer keeps something, which the model uses at the end."""
+
+    def __init__(self, *, is_constant: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Keeper(is_constant=is_constant), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        result: torch.Tensor = x * self.layers[0].get_submodule("inner").kept
+        return result
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = torch.ones(WIDTH, dtype=torch.float64) * 2
+
+
+class Keeper(nn.Module):
+    def __init__(self, *, is_constant: bool) -> None:
+        super().__init__()
+        self.block, self.inner, self.is_constant = Block(), Inner(), is_constant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.block(x)
+        if not self.is_constant:
+            self.inner.kept = y * 2
+        return y
+
+
+def test_what_a_layer_has_kept_from_an_earlier_run_is_not_used() -> None:
+    # An attribute went to other stages as it was when the model was split: a stale tensor.
+    model = Keeping(is_constant=False)
+    model(X)
+    with pytest.raises(ModelError, match=r"depends on what 'layers\.0\.inner\.kept' returned"):
+        split_layers(model, ["layers"], 2)(X)
+    with pytest.raises(ModelError, match=r"made in 'layers\.0', but not returned by it"):
+        split_layers(model, ["layers"], 2, (X,), {})
+
+
+def test_a_constant_that_a_layer_has_is_known_everywhere_with_an_example() -> None:
+    model = Keeping(is_constant=True)
+    expected = model(X)
+    assert torch.equal(split_layers(model, ["layers"], 2, (X,), {})(X), expected)
+    with pytest.raises(ModelError, match="split with example="):
+        split_layers(model, ["layers"], 2)(X)
