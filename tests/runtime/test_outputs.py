@@ -55,8 +55,12 @@ def test_outputs_keep_the_classes_of_the_model(make: Any) -> None:
     assert str(merged) == str(expected)
 
 
+def causal(logits: Any) -> CausalLMOutputWithPast:
+    return CausalLMOutputWithPast(logits=logits)
+
+
 def test_a_field_without_a_value_stays_without_one() -> None:
-    kept = [keep_output(CausalLMOutputWithPast(logits=part), None, 1.0) for part in (ONE, TWO)]
+    kept = [keep_output(causal(part), None, 1.0) for part in (ONE, TWO)]
     merged = merge_outputs(kept)
     assert (merged.loss, merged.past_key_values, list(merged)) == (None, None, ["logits"])
     assert merged.logits.shape == (3, 2)

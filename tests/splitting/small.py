@@ -343,9 +343,8 @@ class Leaking(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        return x + torch.stack(
-            [layer.kept for layer in self.layers if layer.kept is not None]
-        ).sum(0)
+        kept: list[Any] = [layer.kept for layer in self.layers]
+        return x + torch.stack([value for value in kept if value is not None]).sum(0)
 
 
 class Keeper(nn.Module):

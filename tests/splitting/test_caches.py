@@ -18,7 +18,8 @@ IDS = torch.arange(32).reshape(4, 8) % 19
 def llama() -> Any:
     torch.manual_seed(0)
     sizes = {**SIZES, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**sizes)).double()
+    kind: Any = hf.LlamaForCausalLM
+    return kind(hf.LlamaConfig(**sizes)).double()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,8 @@ def test_configurations_are_as_they_were_after_an_error() -> None:
 
 
 def test_encoders_are_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
-    model = hf.BertForMaskedLM(hf.BertConfig(**{**SIZES, "num_hidden_layers": 2}))
+    kind: Any = hf.BertForMaskedLM
+    model = kind(hf.BertConfig(**{**SIZES, "num_hidden_layers": 2}))
     with caplog.at_level(logging.WARNING, "penstock"):
         ps.split(model, layers="bert.encoder.layer", stages=2)
     assert not caplog.records

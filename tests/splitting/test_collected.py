@@ -76,8 +76,10 @@ def dpt() -> tuple[Any, torch.Tensor]:
         use_batch_norm_in_fusion_residual=False,
     )
     torch.manual_seed(0)
-    model = hf.DPTForDepthEstimation(config).double().eval()
-    return model, zoo.signal("pixel_values", 3, 16, 16)["pixel_values"].double()
+    kind: Any = hf.DPTForDepthEstimation
+    return kind(config).double().eval(), zoo.signal("pixel_values", 3, 16, 16)[
+        "pixel_values"
+    ].double()
 
 
 def test_features_of_all_layers_are_refused_or_right() -> None:
@@ -98,7 +100,8 @@ def mixtral() -> Any:
     config = hf.MixtralConfig(
         **zoo.EXPERTS, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5
     )
-    return hf.MixtralForCausalLM(config).double()
+    kind: Any = hf.MixtralForCausalLM
+    return kind(config).double()
 
 
 def router_reference(microbatches: int) -> tuple[float, dict[str, torch.Tensor]]:

@@ -116,8 +116,8 @@ def _fill(node: Any, tensors: Iterator[torch.Tensor]) -> Any:
 def _take_apart(node: Any) -> _Parts | None:
     """The children of a node and how to make one like it; nothing, for a constant."""
     match node:
-        case tuple() if hasattr(node, "_make"):
-            return list(node._fields), list(node), type(node)._make
+        case tuple() if hasattr(node, "_make") and hasattr(node, "_fields"):
+            return list(node._fields), list(node), node._make
         case tuple() | list():
             return list(range(len(node))), list(node), type(node)
         case _ if is_dataclass(node) and not isinstance(node, type):

@@ -28,7 +28,7 @@ def give_memory(stage: nn.Module, device: torch.device | str) -> frozenset[str]:
     was built.
     """
     names = frozenset(name for name, tensor in _named(stage) if tensor.is_meta)
-    stage._apply(partial(_move, device=torch.device(device)))
+    stage._apply(partial(_move, device=torch.device(device)))  # type: ignore[no-untyped-call]  # untyped upstream
     return names
 
 

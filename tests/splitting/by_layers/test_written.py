@@ -1,6 +1,7 @@
 """Values that are written to in place, and tensors that layers keep: right, or refused."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ class Both(Inside):
     """Writes to the same value in a layer and between layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.layers[0](x)
+        y: torch.Tensor = self.layers[0](x)
         x.add_(1)
         for layer in self.layers[1:]:
             y = layer(y, x)
@@ -134,7 +135,8 @@ class Keeping(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
             x = layer(x)
-        result: torch.Tensor = x * self.layers[0].get_submodule("inner").kept
+        inner: Any = self.layers[0].get_submodule("inner")
+        result: torch.Tensor = x * inner.kept
         return result
 
 

@@ -17,21 +17,21 @@ from torch import nn
 __all__ = ["only_watches"]
 
 _PLAIN = (
-    type(None)
-    | bool
-    | int
-    | float
-    | complex
-    | str
-    | bytes
-    | type
-    | ModuleType
-    | CodeType
-    | BuiltinFunctionType
-    | torch.Tensor
-    | torch.dtype
-    | torch.device
-    | torch.Size
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type,
+    ModuleType,
+    CodeType,
+    BuiltinFunctionType,
+    torch.Tensor,
+    torch.dtype,
+    torch.device,
+    torch.Size,
 )
 _STATE = frozenset(vars(nn.Module()))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
@@ -99,7 +99,7 @@ def _contents(function: FunctionType) -> Iterator[Any]:
 def _has_mutable_globals(function: FunctionType) -> bool:
     names = (name for code in _codes(function.__code__) for name in code.co_names)
     values = (function.__globals__.get(name) for name in names)
-    return any(not isinstance(value, _PLAIN | FunctionType) for value in values)
+    return any(not isinstance(value, (*_PLAIN, FunctionType)) for value in values)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
