@@ -7,6 +7,7 @@ A world talks by gloo, or by NCCL with all ranks on one GPU: NCCL refuses two ra
 one host, so that each rank claims another host, and messages go over the loopback interface.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -146,6 +147,7 @@ def join_one_gpu(rank: int) -> torch.device:
 def _work(rank: int, num_ranks: int, backend: Backend, port: int, pipe: Connection) -> None:
     """What a process does: one job after the other, until its pipe is closed."""
     torch.set_num_threads(1)
+    faulthandler.enable()
     warnings.simplefilter("error")
     device = None
     if backend == "nccl":

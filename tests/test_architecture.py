@@ -18,7 +18,7 @@ SOURCE = ROOT / "src" / "penstock"
 # A module imports from its own line's unit and from the lines above. Torch is allowed from
 # TORCH_LINE on, and inside the functions of the command line.
 LAYERS = (
-    ("errors",),
+    ("errors", "version"),
     ("untrusted",),
     ("ir",),
     ("costs",),

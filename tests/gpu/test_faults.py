@@ -117,6 +117,8 @@ def test_survivors_of_a_killed_rank_say_who_it_was(
     )
     assert fates[1].exit_code == -signal.SIGKILL
     others = [fate.told for rank, fate in enumerate(fates) if rank != 1]
-    assert [type(told) for told in others] == [ps.PeerLostError] * (ranks - 1), fates
+    assert [type(told) for told in others] == [ps.PeerLostError] * (ranks - 1), "\n\n".join(
+        map(str, fates)
+    )
     assert {told.rank for told in others} == {1}
     assert len({str(told) for told in others}) == 1

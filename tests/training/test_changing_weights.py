@@ -15,7 +15,9 @@ import penstock as ps
 from tests.models import differences, gradients_of
 
 ROWS, WIDTH, MICROBATCHES = 8, 6, 4
-Change = Callable[[nn.Module], object]
+# Untyped upstream.
+PRUNE: Any = prune
+Change = Callable[[Any], object]
 
 
 def _make_model(*middle: nn.Module) -> nn.Sequential:
@@ -29,7 +31,7 @@ def _compare(model: nn.Sequential, plain: nn.Sequential, changes: list[Change]) 
     generator = torch.Generator().manual_seed(1)
     batch = torch.randn(ROWS, WIDTH, generator=generator, dtype=torch.float64)
     target = torch.randn(ROWS, 3, generator=generator, dtype=torch.float64)
-    stages = [nn.Sequential(*model[:-1]), nn.Sequential(model[-1])]
+    stages = [model[:-1], model[-1:]]
     pipeline = ps.Pipeline(stages, "ZB-H1", microbatches=MICROBATCHES, loss=F.mse_loss)
     for change in [lambda _: None, *changes]:
         for one in (model, plain):
@@ -53,8 +55,8 @@ def _compare(model: nn.Sequential, plain: nn.Sequential, changes: list[Change]) 
         lambda m: m[1].weight.mul_(2),
         lambda m: m[1].requires_grad_(False),
         # Layers whose weight is no longer a parameter raised KeyError: 'weight'.
-        lambda m: prune.l1_unstructured(m[1], "weight", amount=0.5),
-        lambda m: prune.random_unstructured(m[1], "bias", amount=0.5),
+        lambda m: PRUNE.l1_unstructured(m[1], "weight", amount=0.5),
+        lambda m: PRUNE.random_unstructured(m[1], "bias", amount=0.5),
         lambda m: parametrizations.weight_norm(m[1]),
         lambda m: parametrizations.orthogonal(m[1]),
     ],
@@ -74,7 +76,7 @@ def test_a_weight_may_change_between_steps(change: Change) -> None:
     [
         pytest.param(weight_norm, marks=pytest.mark.filterwarnings("ignore::FutureWarning")),
         spectral_norm,
-        lambda layer: prune.l1_unstructured(layer, "weight", amount=0.5),
+        lambda layer: PRUNE.l1_unstructured(layer, "weight", amount=0.5),
         parametrizations.weight_norm,
         parametrizations.spectral_norm,
     ],
@@ -148,7 +150,7 @@ class _Raw(nn.Module):
     "function",
     [
         # A view of a weight that has no graph is none that leads to the weight.
-        lambda x, w: _Turned.apply(x, w),
+        lambda x, w: _Turned.apply(x, w),  # type: ignore[no-untyped-call]  # untyped upstream
         lambda x, w: checkpoint(lambda y: F.linear(y, w.t()), x, use_reentrant=True),
         lambda x, w: F.linear(F.linear(x, w), w.t()),
     ],
@@ -212,7 +214,7 @@ def test_a_stage_that_writes_to_its_input_may_stand_behind_one_that_is_thawed(fa
 def test_a_pipeline_names_the_weights_that_i_has_finished() -> None:
     model = _make_model(nn.GRUCell(WIDTH, WIDTH))
     model[1].weight.register_hook(lambda gradient: gradient)  # type: ignore[operator]  # a Linear
-    stages = [nn.Sequential(*model[:-1]), nn.Sequential(model[-1])]
+    stages = [model[:-1], model[-1:]]
     pipeline = ps.Pipeline(stages, "ZB-H1", microbatches=2, loss=F.mse_loss)
     pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())
     assert pipeline.undeferred_weights == {0: ["1.weight", "2.weight_ih", "2.weight_hh"]}

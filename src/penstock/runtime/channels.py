@@ -8,6 +8,7 @@ send is the n-th that its destination starts to receive.
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from threading import Thread
 from typing import Protocol, TypeAlias
 
 import torch
@@ -166,10 +167,18 @@ class OrderedChannels:
         return self._received[message.source]
 
     def abort(self) -> None:
-        """End what is under way; hanging up ends gloo, but not NCCL."""
-        if self.device.type != "cpu":
-            for group in self._groups.values():
-                group.abort()
+        """End what is under way; hanging up ends gloo, but not NCCL.
+
+        All at once: the end of a communicator waits for the device, and so for receives of the
+        others that nobody will answer, unless these have been told to end as well.
+        """
+        if self.device.type == "cpu":
+            return
+        threads = [Thread(target=group.abort, daemon=True) for group in self._groups.values()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 def open_pairs(

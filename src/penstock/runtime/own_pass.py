@@ -39,7 +39,7 @@ class _OwnPass(local):
         self.work: list[WeightWork] | None = None
         self.number = _NONE
         leaf = torch.zeros((), device="cpu", requires_grad=True)
-        leaf.register_hook(self._begin)
+        leaf.register_hook(self._begin)  # type: ignore[no-untyped-call]  # untyped upstream
         self.root: Root = (get_gradient_edge(leaf), torch.zeros((), device="cpu"))
         self._leaf = leaf
 

@@ -28,7 +28,7 @@ def run_again(
     They have graphs of their own where the pass that runs now is to have one.
     """
     creates_graph = torch.is_grad_enabled()
-    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     needed = [name for name, is_needed in zip(given, needs, strict=True) if is_needed]
     with torch.enable_grad(), cast():
         # The pass must end at this call: an input may depend on the weight, and have hooks.

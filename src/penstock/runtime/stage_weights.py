@@ -5,7 +5,7 @@ from operator import is_
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 
 from penstock.runtime.watched_linear import WatchedLinear
@@ -73,9 +73,11 @@ class StageWeights:
         places = [*self._places, *((layer._parameters, "weight") for layer in self._layers)]
         weights = (parameters.get(name) for parameters, name in places)
         # Of a lazy module nothing is known before it has run.
-        return any(
-            w is not None and w.requires_grad and (is_lazy(w) or w.dim() >= 2) for w in weights
-        )
+        return any(w is not None and w.requires_grad and _may_be_matrix(w) for w in weights)
+
+
+def _may_be_matrix(weight: torch.Tensor) -> bool:
+    return isinstance(weight, UninitializedParameter) or weight.dim() >= 2
 
 
 def _is_watchable(weight: nn.Parameter) -> bool:

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from itertools import zip_longest
 from typing import Any
 
@@ -15,6 +14,7 @@ from penstock.ir.schedule import Schedule
 from penstock.splitting.signature import Signature
 from penstock.training.agreement import NOTHING, Fact, digest_of, group_ranks, plain_fact
 from penstock.training.weights import Reduction
+from penstock.version import own_version
 
 __all__ = ["Terms", "model_fact", "schedule_fact", "version_facts"]
 
@@ -48,12 +48,8 @@ class Terms:
 
 def version_facts(*, torch_version: str = torch.__version__) -> list[Fact]:
     """What runs here: the last number of Python's version makes no difference, all others do."""
-    try:
-        own = version("penstock")
-    except PackageNotFoundError:
-        own = "without a version"
     return [
-        plain_fact("penstock", own),
+        plain_fact("penstock", own_version()),
         plain_fact("torch", torch_version),
         plain_fact("Python", f"{sys.version_info.major}.{sys.version_info.minor}"),
     ]

@@ -6,9 +6,9 @@ place is noted when the checkpoint is saved, so that loading reads numbers and n
 
 import math
 import struct
-from mmap import ACCESS_READ, mmap
+from io import SEEK_CUR, SEEK_END, SEEK_SET, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO
 from zipfile import ZIP_STORED, ZipFile
 
 import torch
@@ -24,14 +24,45 @@ _HEADER = struct.Struct("<26xHH")
 
 
 def find_numbers(file: BinaryIO, start: int, length: int) -> int:
-    """The position in the file of the numbers of the tensor whose archive lies there."""
-    # An archive is found from its end, and may have anything before it: so the map ends there.
-    with mmap(file.fileno(), start + length, access=ACCESS_READ) as view:
-        with ZipFile(cast(BinaryIO, view)) as archive:
-            (record,) = [r for r in archive.infolist() if r.filename.endswith(_RECORD)]
+    """Return the position in the file of the numbers of the tensor whose archive lies there."""
+    # Python's reader refuses an archive that begins further on than it says itself.
+    window = BufferedReader(_Window(file, start, length))
+    with ZipFile(window) as archive:
+        (record,) = [r for r in archive.infolist() if r.filename.endswith(_RECORD)]
         assert record.compress_type == ZIP_STORED, "torch stores numbers as they are"
-        name, extra = _HEADER.unpack_from(view, record.header_offset)
-        return int(record.header_offset + _HEADER.size + name + extra)
+        window.seek(record.header_offset)
+        name, extra = _HEADER.unpack(window.read(_HEADER.size))
+    return int(start + record.header_offset + _HEADER.size + name + extra)
+
+
+class _Window(RawIOBase):
+    """A part of a file as a file of its own."""
+
+    def __init__(self, file: BinaryIO, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._position = file, start, length, 0
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def seekable(self) -> bool:
+        """Whether it can be read from any position."""
+        return True
+
+    def seek(self, offset: int, whence: int = SEEK_SET) -> int:
+        """Go on from another position."""
+        base = {SEEK_SET: 0, SEEK_CUR: self._position, SEEK_END: self._length}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as the part goes."""
+        count = max(0, min(len(buffer), self._length - self._position))
+        self._file.seek(self._start + self._position)
+        data = self._file.read(count)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def read_rows(

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from penstock.training.checkpointing.manifest import Chunk, File, Manifest, Save
 from penstock.training.checkpointing.members import Members, describe_failure
 from penstock.training.checkpointing.raw import find_numbers
 from penstock.training.checkpointing.wire import Written, section_of
+from penstock.version import own_version
 
 __all__ = ["write_draft"]
 
@@ -108,7 +108,7 @@ def _complete(folders: StepFolders, draft: Draft, whole: Whole, parts: Sequence[
     _add_aliases(whole, results)
     draft.writer.finish(whole.metadata, [list(results.values())])
     files[_TORCH_INDEX] = describe_file(folder / _TORCH_INDEX)
-    versions = {"penstock": version("penstock"), "torch": str(torch.__version__)}
+    versions = {"penstock": own_version(), "torch": str(torch.__version__)}
     manifest = Manifest(
         draft.step, len(parts), tensors, whole.values, whole.aliases, files, whole.data, versions
     )
