@@ -54,7 +54,7 @@ GROUPS = (
     NameGroup(
         "Models",
         "Cut a model into stages, and measure them. See [Split a model](splitting.md).",
-        "split Pipe SplitPoint pipe_split find_loss balance measure measure_closely "
+        "split Pipe SplitPoint pipe_split find_loss here_only balance measure measure_closely "
         "measure_layers measure_links",
     ),
     NameGroup(

@@ -48,6 +48,7 @@ class Elsewhere(nn.Module):
     _path: str
     _replay: Replay
     _is_unit: bool
+    _own_hooks: HookTables
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class Elsewhere(nn.Module):
         vars(self).update(outline.attributes)
         vars(self).update(outline.tensors)
         vars(self).update(_outline=outline, _path=path, _replay=replay, _is_unit=is_unit)
+        vars(self).update(_own_hooks=tables_of(self))
         self.training = outline.is_training
         for name, kept in held.items():
             first, _, rest = name.partition(".")
@@ -115,7 +117,7 @@ class Elsewhere(nn.Module):
 
     def hook_tables(self) -> list[HookTables]:
         """The hooks that were put on this stand-in, and those of the module itself."""
-        return [GLOBAL_TABLES, tables_of(self), self._outline.hooks]
+        return [GLOBAL_TABLES, self._own_hooks, self._outline.hooks]
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
         """All parts, while the model's code looks for modules to put hooks on."""
@@ -215,7 +217,10 @@ def call_elsewhere(module: Elsewhere | Sometimes, path: str, replay: Replay, giv
     what they do besides. Where they change it, they get what they got on the other stage.
     """
     answer, sides = replay.answer_with_sides(path)
-    stage, tables, output = replay.hooks, module.hook_tables(), answer
+    tables = [table for table in module.hook_tables() if table.before or table.after]
+    if not tables and not sides:
+        return answer
+    stage, output = replay.hooks, answer
     given = call_pre_hooks(module, path, tables, given, stage)
     for place, (args, kwargs, made) in sides:
         if place == path:

@@ -150,6 +150,8 @@ class Replay:
         if self._is_without_history():
             raise _refuse_reentrant(path)
         sides = self._sides.get((path, call), ())
+        if not sides:
+            return self._rebuild(path, call), []
         self._side_calls.update(side.module for side in sides)
         seen = [(s.module, rebuild_side(s, self._received, self._device)) for s in sides]
         return self._rebuild(path, call), seen
