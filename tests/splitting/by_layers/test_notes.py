@@ -38,8 +38,8 @@ TREES: list[Any] = [
 def test_any_tree_goes_to_another_stage_with_or_without_values(tree: Any, is_sent: bool) -> None:
     entry, tensors = describe("layers.0", 1, tree)
     notes = write_notes("", (entry,), tuple(value for value, _ in tensors))
-    entries, sent = read_notes(notes)
-    assert entries == {("layers.0", 1): entry}
+    entries, sent, changed = read_notes(notes)
+    assert (entries, changed) == ({("layers.0", 1): entry}, {})
     values = dict(zip(sent, [t for _, t in tensors], strict=True)) if is_sent else {}
     found = rebuild(entries["layers.0", 1], values, CPU)
     assert type(found) is (
@@ -64,6 +64,7 @@ def test_notes_of_later_stages_have_those_of_earlier_ones() -> None:
             ["b", 0, "*", ["T2 torch.float32"], [""]],
         ],
         "sides": [],
+        "changed": {},
         "sent": [["b", 0, ""]],
     }
 

@@ -162,10 +162,48 @@ def test_what_a_layer_has_kept_from_an_earlier_run_is_not_used() -> None:
     # An attribute went to other stages as it was when the model was split: a stale tensor.
     model = Keeping(is_constant=False)
     model(X)
-    with pytest.raises(ModelError, match=r"depends on what 'layers\.0\.inner\.kept' returned"):
+    with pytest.raises(
+        ModelError, match=r"uses layers\.0\.inner\.kept, which was made on another"
+    ):
         split_layers(model, ["layers"], 2)(X)
     with pytest.raises(ModelError, match=r"made in 'layers\.0', but not returned by it"):
         split_layers(model, ["layers"], 2, (X,), {})
+
+
+class Tallying(nn.Module):
+    """Adds what its first layer has noted as a number; it is reset at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Noting(), Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: Any = self.layers[0]
+        first.noted = 0.0
+        for layer in self.layers:
+            x = layer(x)
+        result: torch.Tensor = x + first.noted
+        return result
+
+
+class Noting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.noted = Block(), 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.block(x)
+        self.noted = y.mean().item()
+        return y
+
+
+@pytest.mark.parametrize("given", [(), ((X,), {})], ids=["plain", "example"])
+def test_what_a_layer_notes_is_not_taken_for_what_it_was_before(given: tuple[Any, ...]) -> None:
+    # The next stage added the 0.0 that the attribute had at the start.
+    pipe = split_layers(Tallying(), ["layers"], 2, *given)
+    for _ in range(2):
+        with pytest.raises(ModelError, match=r"uses layers\.0\.noted, which was made on another"):
+            pipe(X)
 
 
 def test_a_constant_that_a_layer_has_is_known_everywhere_with_an_example() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.errors import ModelError
 from penstock.splitting.by_layers.hooks import (
     GLOBAL_TABLES,
     Given,
@@ -115,6 +116,14 @@ class Elsewhere(nn.Module):
         self._make_parts()
         return self._outline.kind.forward(self, *args, **kwargs)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Lose attributes that the call, which another stage has made, gave other values."""
+        for name in names:
+            path, _, attribute = name.rpartition(".")
+            part = self.get_submodule(path)
+            vars(part).pop(attribute, None)
+            vars(part)["_lost"] = {*vars(part).get("_lost", ()), attribute}
+
     def hook_tables(self) -> list[HookTables]:
         """The hooks that were put on this stand-in, and those of the module itself."""
         return [GLOBAL_TABLES, self._own_hooks, self._outline.hooks]
@@ -132,6 +141,11 @@ class Elsewhere(nn.Module):
         outline: Outline | None = self.__dict__.get("_outline")
         if outline is None:
             raise AttributeError(name)
+        if name in self.__dict__.get("_lost", ()):
+            raise ModelError(
+                f"the model uses {self._path}.{name}, which was made on another stage when "
+                f"{self._path!r} was called, but not returned by it; let it return that too"
+            )
         if name in outline.parts:
             return self._make_part(name, {})
         if not hasattr(outline.kind, name):
@@ -217,6 +231,8 @@ def call_elsewhere(module: Elsewhere | Sometimes, path: str, replay: Replay, giv
     what they do besides. Where they change it, they get what they got on the other stage.
     """
     answer, sides = replay.answer_with_sides(path)
+    if path in replay.changed and isinstance(module, Elsewhere):
+        module.forget(replay.changed[path])
     tables = [table for table in module.hook_tables() if table.before or table.after]
     if not tables and not sides:
         return answer

@@ -24,7 +24,8 @@ class Itinerary:
     containers that the model writes to, with the stages that read them. `outlines` is the tree of
     the inputs that the model was seen with, and how many leaves its output had. `rewritten` has
     the values that the model's code writes to in place, as every stage does again, `constants`
-    the tensors that are plain attributes of units and were left alone.
+    the tensors that are plain attributes of units and were left alone, `changed` the attributes
+    that a call of their unit changes.
     """
 
     num_stages: int
@@ -37,6 +38,7 @@ class Itinerary:
     outlines: tuple[str, int] = ("", 0)
     rewritten: frozenset[Value] = frozenset()
     constants: frozenset[str] = frozenset()
+    changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def stage(self, path: str, call: int) -> int:
         """The stage on which a unit is called."""

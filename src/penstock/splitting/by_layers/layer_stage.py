@@ -97,7 +97,7 @@ class _Body(nn.Module):
         watch = UnitWatch(self._replay)
         for path, module, tells_itself in self._units:
             watch.add(path, module, tells_itself=tells_itself)
-        self._replay.attend = watch.attend
+        self._replay.attend, self._replay.look_at = watch.attend, watch.look_at
         units = {module for _, module, _ in self._units}
         others = [self._root, *(m for m in _modules_beside(self._root, units))]
         tables = (*watch.tables(), *map(tables_of, others))

@@ -116,6 +116,7 @@ def _plan_by_needs(units: Units, plain: Itinerary, needs: Needs) -> Itinerary:
         needs.outlines,
         needs.rewritten,
         needs.constants,
+        needs.changed,
     )
 
 

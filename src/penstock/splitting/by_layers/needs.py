@@ -23,6 +23,7 @@ from penstock.errors import ModelError
 from penstock.splitting.by_layers.eager import run_eagerly
 from penstock.splitting.by_layers.hooks import Given
 from penstock.splitting.by_layers.inputs import parameter_names
+from penstock.splitting.by_layers.kept import changed_names, look_at
 from penstock.splitting.by_layers.leaks import Leaks, tensors_in, written_by
 from penstock.splitting.by_layers.notes import (
     Value,
@@ -31,7 +32,6 @@ from penstock.splitting.by_layers.notes import (
     describe_side,
     side_path,
 )
-from penstock.splitting.by_layers.outline import plain_attributes
 from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks, version_of
 from penstock.splitting.by_layers.unit_watch import UnitWatch
 from penstock.splitting.by_layers.units import Units
@@ -66,8 +66,8 @@ class Needs:
     units of which the second uses what is inside of the first, `outlines` the tree of the inputs
     and the number of leaves of the output. `sides` has the calls inside of units that hooks look
     at, as path of their values and number, with the call of the unit. `rewritten` has the values
-    that are written to in place between units, `constants` the names of plain attributes of units
-    that are tensors and stayed the same.
+    that are written to in place between units. `changed` has the plain attributes of units that
+    were changed, by unit, `constants` the whole names of the others.
     """
 
     inputs: Sources = _NOTHING
@@ -80,6 +80,7 @@ class Needs:
     sides: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
     rewritten: Sources = _NOTHING
     constants: frozenset[str] = frozenset()
+    changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def find_needs(
@@ -105,29 +106,23 @@ def find_needs(
         for unit in units.units:
             watch.add(unit.path, unit.module)
         tracker.attend = watch.attend
-        before = dict(_plain_tensors(units))
+        before = {unit.path: look_at(unit.module) for unit in units.units}
         stack.enter_context(tracker)
         output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
     tracker.finish(output)
-    after = dict(_plain_tensors(units))
-    tracker.needs.constants = frozenset(
-        name for name, known in before.items() if name in after and _is_same(known, after[name])
-    )
+    _note_attributes(tracker.needs, units, before)
     return tracker.needs
 
 
-def _plain_tensors(units: Units) -> Iterator[tuple[str, tuple[torch.Tensor, int]]]:
-    """Tensors that are plain attributes of units, by name, with their versions."""
+def _note_attributes(needs: Needs, units: Units, before: Mapping[str, dict[str, Any]]) -> None:
+    """See which plain attributes of units the run has changed, and which tensors it has not."""
     for unit in units.units:
-        for inner, module in unit.module.named_modules():
-            for name, value in plain_attributes(module).items():
-                if isinstance(value, torch.Tensor):
-                    path = ".".join(part for part in (unit.path, inner, name) if part)
-                    yield path, (value, version_of(value))
-
-
-def _is_same(known: tuple[torch.Tensor, int], found: tuple[torch.Tensor, int]) -> bool:
-    return known[0] is found[0] and known[1] == found[1]
+        after = look_at(unit.module)
+        changed = changed_names(before[unit.path], after)
+        if changed:
+            needs.changed[unit.path] = changed
+        same = (f"{unit.path}.{name}" for name in after if name not in changed)
+        needs.constants |= frozenset(same)
 
 
 def _call_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -213,8 +213,12 @@ def write_notes(
     entries: tuple[Entry, ...],
     sent: tuple[Value, ...],
     sides: tuple[Side, ...] = (),
+    changed: tuple[tuple[str, tuple[str, ...]], ...] = (),
 ) -> str:
-    """The notes for the next stage: those of the stage before, what was added, what is sent."""
+    """The notes for the next stage: those of the stage before, what was added, what is sent.
+
+    `changed` has attributes of units that their calls change, all that are known.
+    """
     known = json.loads(earlier) if earlier else {"entries": [], "sides": []}
     added = [[e.path, e.call, e.tree, e.leaves, e.names] for e in entries]
     aside = [
@@ -226,6 +230,7 @@ def write_notes(
             "entries": known["entries"] + added,
             "sides": known["sides"] + aside,
             "sent": [_place(value) for value in sent],
+            "changed": dict(changed),
         }
     )
 
@@ -235,8 +240,10 @@ def _place(value: Value) -> list[str | int]:
 
 
 @lru_cache(maxsize=4096)
-def read_notes(notes: str) -> tuple[dict[tuple[str, int], Entry], tuple[Value, ...]]:
-    """The entries of notes by path and call, and which values came with them."""
+def read_notes(
+    notes: str,
+) -> tuple[dict[tuple[str, int], Entry], tuple[Value, ...], dict[str, tuple[str, ...]]]:
+    """The entries of notes by path and call, which values came with them, and what changed."""
     read = json.loads(notes)
     entries = [
         Entry(path, call, tree, tuple(leaves), tuple(names))
@@ -245,6 +252,7 @@ def read_notes(notes: str) -> tuple[dict[tuple[str, int], Entry], tuple[Value, .
     return (
         {(entry.path, entry.call): entry for entry in entries},
         tuple(Value(*place) for place in read["sent"]),
+        {path: tuple(names) for path, names in read["changed"].items()},
     )
 
 

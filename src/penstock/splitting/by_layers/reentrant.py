@@ -5,7 +5,9 @@ from types import FrameType
 
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["is_in_reentrant_checkpoint"]
+from penstock.errors import ModelError
+
+__all__ = ["is_in_reentrant_checkpoint", "refuse_reentrant"]
 
 
 def is_in_reentrant_checkpoint() -> bool:
@@ -19,3 +21,11 @@ def is_in_reentrant_checkpoint() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def refuse_reentrant(path: str) -> ModelError:
+    """The error for a module whose gradients would be lost in such a checkpoint."""
+    return ModelError(
+        f"{path!r} is called by a checkpoint with use_reentrant=True, from which no gradient "
+        "comes back to another stage; checkpoint with use_reentrant=False"
+    )

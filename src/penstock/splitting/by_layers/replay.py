@@ -19,6 +19,7 @@ from penstock.errors import ModelError
 from penstock.ir.dataflow import Routed
 from penstock.splitting.by_layers.hooks import Given
 from penstock.splitting.by_layers.itinerary import Itinerary
+from penstock.splitting.by_layers.kept import changed_names
 from penstock.splitting.by_layers.leaks import Leaks, LeakWatch
 from penstock.splitting.by_layers.notes import (
     INPUTS,
@@ -35,7 +36,7 @@ from penstock.splitting.by_layers.notes import (
     write_notes,
 )
 from penstock.splitting.by_layers.rebinding import StageHooks
-from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint
+from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint, refuse_reentrant
 from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks, version_of
 from penstock.splitting.by_layers.standin import ADVICE, StandIn
 
@@ -62,6 +63,9 @@ class Replay:
         self.hooks = StageHooks() if hooks is None else hooks
         # Called when a unit of this stage begins, to see which hooks it has by now.
         self.attend: Callable[[str], None] = _ignore
+        self.look_at: Callable[[str], dict[str, Any]] = _see_nothing
+        # Plain attributes of units that their calls change, by path.
+        self.changed: dict[str, tuple[str, ...]] = dict(itinerary.changed)
         # Where the stage is and what its dtype has become, once it is not as it was built.
         self.moved: tuple[torch.device, Mapping[torch.dtype, torch.dtype]] | None = None
         self._itinerary = itinerary
@@ -74,13 +78,14 @@ class Replay:
 
     def __getstate__(self) -> dict[str, Any]:
         """All but who watches the modules, since those of a copy are others."""
-        return {**vars(self), "attend": _ignore}
+        return {**vars(self), "attend": _ignore, "look_at": _see_nothing}
 
     def _clear(self) -> None:
         self._calls: Counter[str] = Counter()
         self._depth = 0
         self._inside: str | None = None
         self._observed: list[Observed] = []
+        self._before: dict[str, Any] = {}
         self._side_calls: Counter[str] = Counter()
         self._leaks: Leaks | None = None
         self._earlier = ""
@@ -128,7 +133,8 @@ class Replay:
     def unpack(self, parcels: Sequence[dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """On any other stage: what came, and the model's inputs among it."""
         for parcel in parcels:
-            entries, sent = read_notes(parcel["notes"])
+            entries, sent, changed = read_notes(parcel["notes"])
+            self.changed.update(changed)
             self._received.update(zip(sent, parcel["values"], strict=True))
             if entries:
                 self._earlier, self._answers = parcel["notes"], entries
@@ -148,7 +154,7 @@ class Replay:
         if self._itinerary.stage(path, call) > self.index:
             raise Departure
         if self._is_without_history():
-            raise _refuse_reentrant(path)
+            raise refuse_reentrant(path)
         sides = self._sides.get((path, call), ())
         if not sides:
             return self._rebuild(path, call), []
@@ -170,6 +176,7 @@ class Replay:
                 self.attend(path)
             if self._leaks is not None:
                 self._leaks.enter(given)
+                self._before = self.look_at(path)
         self._depth += 1
 
     def observe(self, path: str, given: Given, output: Any) -> None:
@@ -188,6 +195,7 @@ class Replay:
             self._inside = None
             observed, self._observed = seen_by_hooks(path, self._observed, output), []
             if self._leaks is not None:
+                self._note_changes(path)
                 self._leaks.forgive((output, [o.tree for o in observed if not o.is_written]))
             if self._is_without_history():
                 self._unsure.add(path)
@@ -196,6 +204,12 @@ class Replay:
             self._note(entry, tensors)
             if observed:
                 self._note_sides((path, call), observed, tensors)
+
+    def _note_changes(self, path: str) -> None:
+        """Note which attributes a call has changed; it is looked for in the first run."""
+        names = changed_names(self._before, self.look_at(path))
+        if names:
+            self.changed[path] = tuple(dict.fromkeys((*self.changed.get(path, ()), *names)))
 
     def _note_sides(
         self,
@@ -227,11 +241,15 @@ class Replay:
             # The checkpoint gives what it returns itself a history when it ends, and only that.
             is_lost = tensor.is_floating_point() and not tensor.requires_grad
             if is_lost and value.path in self._unsure:
-                raise _refuse_reentrant(value.path)
+                raise refuse_reentrant(value.path)
             self._require_real(tensor, f"stage {stage} needs what {value.path!r} returns, but it")
         if stage == self.index + 1:
             notes = write_notes(
-                self._earlier, tuple(self._added), tuple(sent), tuple(self._added_sides)
+                self._earlier,
+                tuple(self._added),
+                tuple(sent),
+                tuple(self._added_sides),
+                tuple(self.changed.items()),
             )
         else:
             notes = write_notes("", (), tuple(sent))
@@ -327,8 +345,5 @@ def _ignore(_path: str) -> None:
     pass
 
 
-def _refuse_reentrant(path: str) -> ModelError:
-    return ModelError(
-        f"{path!r} is called by a checkpoint with use_reentrant=True, from which no gradient "
-        "comes back to another stage; checkpoint with use_reentrant=False"
-    )
+def _see_nothing(_path: str) -> dict[str, Any]:
+    return {}

@@ -17,6 +17,7 @@ from penstock.splitting.by_layers.hooks import (
     is_active,
     tables_of,
 )
+from penstock.splitting.by_layers.kept import look_at
 
 __all__ = ["Listener", "UnitWatch"]
 
@@ -121,6 +122,11 @@ class UnitWatch:
             part.recorder.remove()
         observe = leave_uncompiled(unit, _OwnHook(partial(_observe, self._listener, part)))
         part.recorder = part.module.register_forward_hook(observe, prepend=True, with_kwargs=True)
+
+    def look_at(self, path: str) -> dict[str, Any]:
+        """The plain attributes of a unit, as they are now."""
+        watched = self._watched.get(path)
+        return {} if watched is None else look_at(watched.module)
 
     def tables(self) -> Iterator[HookTables]:
         """The tables of hooks of all units and their parts."""
