@@ -51,16 +51,17 @@ def test_hidden_states_that_no_example_has_asked_for_are_refused(
     assert len(example.model(**example.kwargs).hidden_states) == 5
 
 
-@pytest.mark.parametrize("stages", [[2, 6], 4])
-def test_features_of_a_layer_of_the_first_tower_are_that_layers(stages: list[int] | int) -> None:
-    # The second to last state of the tower was another layer's where both towers were cut: logits
-    # off by 0.15.
+@pytest.mark.parametrize(("stages", "feature"), [([2, 6], 1), (4, -2)])
+def test_features_of_a_layer_of_the_first_tower_are_that_layers(
+    stages: list[int] | int, feature: int
+) -> None:
+    # The state of that index was another layer's where both towers were cut: logits off by 0.15.
     example = ZOO["LLaVA"].build()
-    pipe = ps.split(example.model, layers=TOWERS, stages=stages, example_kwargs=example.kwargs)
-    expected = example.model(**example.kwargs).logits
-    assert torch.equal(pipe(**example.kwargs).logits, expected)
+    given = {**example.kwargs, "vision_feature_layer": feature}
+    pipe = ps.split(example.model, layers=TOWERS, stages=stages, example_kwargs=given)
+    assert torch.equal(pipe(**given).logits, example.model(**given).logits)
     schedules = ("1F1B",) if isinstance(stages, list) else ("ZBV",)
-    assert_same_gradients(example.model, pipe, (), example.kwargs, schedules=schedules)
+    assert_same_gradients(example.model, pipe, (), given, schedules=schedules)
 
 
 def dpt() -> tuple[Any, torch.Tensor]:
