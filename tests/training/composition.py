@@ -65,8 +65,8 @@ class SendLog:
 
     def listen(self, pipeline: ps.Pipeline) -> None:
         """Note what goes through the group that the pipeline talks by."""
-        transport: Any = pipeline._transport
-        transport._gloo = _Heard(transport._gloo, lambda: self.seen.append(self._action))
+        channels: Any = pipeline._transport._channels  # type: ignore[attr-defined]  # on purpose
+        channels._gloo = _Heard(channels._gloo, lambda: self.seen.append(self._action))
 
 
 class _Heard:
