@@ -379,3 +379,46 @@ def test_a_loss_inside_of_a_stage_that_runs_in_another_way_is_weighed_too(how: s
         rtol=1e-12,
         atol=1e-14,
     )
+
+
+def _classify_words(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> tuple[float, float]:
+    """The loss of a step on words that may be taken for labels, and that of the unsplit model."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).double()
+    words = torch.tensor([[5, 2], [1, 6], [2, 4]])
+    labels = torch.tensor([[2, 1], [2, -100], [2, -100]])
+    pipeline = ps.Pipeline([model], "GPipe", microbatches=3, loss=loss)
+    found = pipeline.step(words, target=labels).loss
+    assert found is not None
+    return found, loss(model(words), labels).item()
+
+
+def _entropy(
+    scores: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    return F.cross_entropy(scores.flatten(0, -2), labels.flatten(), weights)
+
+
+def test_class_weights_may_be_made_anew_in_every_call() -> None:
+    # They were compared by identity, so that each microbatch found its own labels for the second
+    # term: in one of them the words have the values of the labels, and were taken for these.
+    def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        weights = torch.linspace(0.5, 2, 3, dtype=torch.float64)
+        return _entropy(scores, labels) + 0.5 * _entropy(torch.tanh(scores), labels, weights)
+
+    found, expected = _classify_words(loss)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_class_weights_that_differ_between_microbatches_are_refused() -> None:
+    calls: list[float] = []
+
+    def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        calls.append(1.0 + len(calls))
+        weights = torch.tensor([1.0, 2.0, calls[-1]], dtype=torch.float64)
+        return _entropy(scores, labels, weights)
+
+    with pytest.raises(ps.PipelineError, match="must count alike in all microbatches"):
+        _classify_words(loss)

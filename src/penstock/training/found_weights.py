@@ -75,7 +75,7 @@ class FoundWeights:
         """Return what a loss counts for."""
         if self._is_alone:
             return Share(1.0)
-        self._weights.begin_microbatch()
+        self._weights.begin_microbatch(microbatch)
         inside, outside = self._inside, self._outside
         self._inside = self._outside = None
         watches = [watch for watch in (inside, outside) if watch is not None]
@@ -116,6 +116,7 @@ class FoundWeights:
         found = read_count(loss)
         if found is not None:
             self._weights.expect(habit.single, microbatch, found)
+        self._weights.repeat(habit.single, weights[microbatch])
         return weights[microbatch]
 
     def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:

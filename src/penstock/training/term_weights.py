@@ -63,11 +63,16 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _First:
-    """A term as it was found first; if it is unknown, the row weights and counts seen with it."""
+    """A term as it was found first.
+
+    If it is known what it counts, `given` has the weights that it was given; else `seen` has the
+    row weights and counts seen with it.
+    """
 
     number: int
     term: Term
     seen: list[tuple[float, float]]
+    given: list[float]
 
 
 class TermWeights:
@@ -79,7 +84,7 @@ class TermWeights:
         self._known: list[_Counted] = []
         self._checks: list[tuple[int, float, torch.Tensor]] = []
         self._first: list[_First] = []
-        self._num_weighed = 0
+        self._weighed: list[int] = []
         self._has_looked = False
 
     @property
@@ -143,16 +148,21 @@ class TermWeights:
         else:
             _require_equal(microbatch, expected, found, 0.0)
 
-    def begin_microbatch(self) -> None:
-        """Note that one more loss is weighed."""
-        self._num_weighed += 1
+    def begin_microbatch(self, microbatch: int) -> None:
+        """Note that the loss of a microbatch is weighed here."""
+        self._weighed.append(microbatch)
 
     def check(self) -> None:
         """Refuse a step whose losses have counted something else than its labels said."""
-        if any(first.seen and len(first.seen) < self._num_weighed for first in self._first):
+        if any(first.seen and len(first.seen) < len(self._weighed) for first in self._first):
             raise BatchError(
                 "a part of the loss that only some microbatches have must be read off an argument "
                 f"of the step, so that it is known what it counts; {ADVICE}"
+            )
+        if not all(map(self._is_complete, self._first)):
+            raise BatchError(
+                "each part of a loss must count alike in all microbatches (one is a mean over "
+                f"other labels, or by other weights of classes, in some of them); {ADVICE}"
             )
         actual = fetch_numbers([found for _, _, found in self._checks])
         for (microbatch, expected, found), number in zip(self._checks, actual, strict=True):
@@ -160,6 +170,14 @@ class TermWeights:
             eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
             accuracy = 2 * eps if expected.is_integer() else _ACCURACY
             _require_equal(microbatch, expected, number, accuracy)
+
+    def _is_complete(self, first: "_First") -> bool:
+        """Whether a term was given all of its weights; where nothing counts, it has none."""
+        weights = self.of_all(first.term)
+        if weights is None or first.term.reading != "mean":
+            return True
+        expected = math.fsum(weights[microbatch] for microbatch in self._weighed)
+        return math.isclose(math.fsum(first.given), expected, rel_tol=1e-9)
 
     def of_one(self, number: int, term: Term, call: LossCall, microbatch: int) -> float:
         """Weigh a term of a loss in a microbatch; `number` tells it from others that are like it.
@@ -170,16 +188,24 @@ class TermWeights:
         weights = self.of_all(first.term)
         if weights is not None:
             self.expect(first.term, microbatch, call.mean.count(call.target))
+            first.given.append(weights[microbatch])
             return weights[microbatch]
         first.seen.append((self._rows[microbatch], call.count()))
         self._require_steady(first)
         return self._rows[microbatch]
 
+    def repeat(self, term: Term, weight: float) -> None:
+        """Note the weight that a term was given without being looked at again."""
+        for first in self._first:
+            if first.term.source == term.source and first.term.mean.is_like(term.mean):
+                first.given.append(weight)
+                return
+
     def _find_first(self, number: int, term: Term, call: LossCall) -> "_First":
         for first in self._first:
             if first.number == number and first.term.is_like(call):
                 return first
-        self._first.append(_First(number, term, []))
+        self._first.append(_First(number, term, [], []))
         return self._first[-1]
 
     def _require_steady(self, first: "_First") -> None:
