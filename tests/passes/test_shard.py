@@ -12,6 +12,7 @@ from penstock.errors import SizeError
 from penstock.ir.actions import Action, Kind, Overlap, Work
 from penstock.ir.schedule import Schedule
 from penstock.passes.shard import add_unshard_reshard
+from penstock.passes.thin import thin_out
 from tests.strategies import schedules
 from tests.tables import orders_of, read_orders, read_schedule
 
@@ -120,3 +121,14 @@ def test_whole_stages_stay_within_the_limit_and_serve_every_compute(
         assert not whole
         assert tuple(work_order) == before
     assert find_problems(replace(result, name="sharded")) == ()
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_copy_of_a_stage_that_is_left_without_work_is_not_gathered(microbatches: int) -> None:
+    # Its first and last use were whatever the memory of an empty array held.
+    thinned = thin_out(build("DualPipe", ranks=4, microbatches=3), microbatches)
+    gathered = add_unshard_reshard(thinned)
+    used = set(thinned.rows.stage.tolist())
+    for kind in (Kind.UNSHARD, Kind.RESHARD):
+        rows = gathered.rows.stage[gathered.rows.is_kind(kind)]
+        assert sorted(rows.tolist()) == sorted(used)

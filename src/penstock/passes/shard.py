@@ -41,15 +41,16 @@ def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedul
 def _place_once(schedule: Schedule, _: int) -> Placed:
     """Where all stages of a rank fit: gather them at its start, let go of each after its end."""
     rows = schedule.rows
-    each = np.arange(schedule.num_stages)
+    # A batch that is too small for all microbatches may leave a copy of a stage without work.
+    each = np.unique(rows.stage).astype(np.int64)
     first_use = np.empty(schedule.num_stages, dtype=np.int64)
     first_use[rows.stage[::-1]] = np.arange(len(rows))[::-1]
     last_use = np.empty(schedule.num_stages, dtype=np.int64)
     last_use[rows.stage] = np.arange(len(rows))
-    holder = np.array(schedule.placement.rank_of_stage)
-    before = np.concatenate((rows.first[holder], end_of_work(rows, last_use)))
-    kind = np.repeat(np.array([Kind.UNSHARD, Kind.RESHARD], dtype=np.int8), schedule.num_stages)
-    order = np.lexsort((np.tile(first_use, 2), before, np.tile(holder, 2)))
+    holder = np.array(schedule.placement.rank_of_stage)[each]
+    before = np.concatenate((rows.first[holder], end_of_work(rows, last_use[each])))
+    kind = np.repeat(np.array([Kind.UNSHARD, Kind.RESHARD], dtype=np.int8), len(each))
+    order = np.lexsort((np.tile(first_use[each], 2), before, np.tile(holder, 2)))
     return before[order], kind[order], np.tile(each, 2)[order]
 
 
