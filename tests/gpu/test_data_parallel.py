@@ -73,4 +73,6 @@ def train_meshed(rank: int, device: torch.device, copying: str) -> dict[str, dic
 def test_two_by_two_ranks_have_the_gradients_of_the_unsplit_model_after_every_step(
     four_ranks: Processes, accelerator: torch.device, copying: str
 ) -> None:
+    # In the second world of a process torch crashes while it splits NCCL's group for a mesh.
+    four_ranks.stop()
     assert four_ranks.run(train_meshed, accelerator, copying, seconds=150.0) == [{}] * 4
