@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import dataclass
 from math import isclose
+from typing import Any
 
 import pytest
 import torch
@@ -250,3 +251,48 @@ def test_a_rank_may_share_weights_with_two_others(four_processes: Processes) -> 
     # Groups were named by how many a rank has made, which differs between members of two ties:
     # ranks 0 and 1 met, then ranks 1 and 2 waited for each other under different names.
     assert four_processes.run(train_with_overlapping_ties) == [{}] * 4
+
+
+def edit_tied_weights(rank: int, edit: str) -> list[Any]:
+    """Run a step, change something about the tied weight, run another; what became of its grad."""
+    del rank
+    torch.manual_seed(0)
+    shared, unused = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
+
+    class Stage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.shared, self.unused = nn.Linear(4, 4).double(), shared, unused
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.shared(self.own(x))
+            return result
+
+    stages = [Stage(), Stage()]
+    pipeline = ps.Pipeline(
+        stages, "1F1B", microbatches=2, loss=nn.functional.mse_loss, group=dist.group.WORLD
+    )
+    x = torch.ones(4, 4, dtype=torch.float64)
+    pipeline.step(x, target=2 * x)
+    assert shared.weight.grad is not None
+    before = shared.weight.grad.clone()
+    if edit == "freeze":
+        shared.requires_grad_(False)
+        pipeline.step(x, target=2 * x)
+        return [torch.equal(shared.weight.grad, before)]
+    if edit == "unused":
+        return [unused.weight.grad is None]
+    for stage in stages:
+        stage.shared.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
+    with pytest.raises(ps.BatchError, match=r"'[01]\.shared\.weight' is shared with another rank"):
+        pipeline.step(x, target=2 * x)
+    return [True]
+
+
+@pytest.mark.parametrize("edit", ["freeze", "unused", "replace"])
+def test_tied_weights_may_be_frozen_and_unused_but_not_replaced(
+    two_processes: Processes, edit: str
+) -> None:
+    # Freezing lost what the gradient held, a weight that no rank used got zeros, and one that was
+    # replaced after the build had only this rank's part of its gradient.
+    assert two_processes.run(edit_tied_weights, edit) == [[True], [True]]

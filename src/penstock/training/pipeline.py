@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -414,8 +414,16 @@ class Pipeline:
     def _agree(self, request: Request) -> tuple[Agreed, bytes]:
         """What all ranks know of the batch, and a name for it."""
         uses_target = self._needs_target or self._weighing.counts_target
+        facts = request.describe(needs_target=self._needs_target, uses_target=uses_target)
+        replaced = None if self._ties is None else self._ties.find_replaced()
+        if replaced is not None:
+            error = (
+                f"{replaced!r} is shared with another rank and was replaced by another parameter "
+                "after the pipeline was built; build the pipeline again, or change its values"
+            )
+            facts = replace(facts, error=error)
         return self._agreement.agree(
-            request.describe(needs_target=self._needs_target, uses_target=uses_target),
+            facts,
             request.values,
             request.named,
             mode=self._mode(),
@@ -487,11 +495,12 @@ class Pipeline:
         if group is None:
             alone = Placement.loop(1, self._schedule.num_stages)
             ties = declared_ties(names, held, alone, 0)
-            return TieKeeper(ties, 0, {}) if ties else None
+            return TieKeeper(ties, 0, {}, self.modules) if ties else None
         rank, placement = dist.get_rank(group), self._schedule.placement
         with together(self._transport):
             ties = declared_ties(names, held, placement, rank)
             if not isinstance(stages, Mapping):
                 known = {tie.parameter for tie in ties}
                 ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
-        return TieKeeper(ties, rank, connect_holders(ties, group)) if ties else None
+        groups = connect_holders(ties, group)
+        return TieKeeper(ties, rank, groups, self.modules) if ties else None

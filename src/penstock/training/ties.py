@@ -5,7 +5,7 @@ embedding, or in a schedule that runs two copies of every part. Where a process 
 stages, or sharding has replaced their parameters, they are declared by name.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -149,13 +149,46 @@ def connect_holders(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """Where a module holds a tied parameter, and its name."""
+
+    name: str
+    table: Mapping[str, nn.Parameter | None]
+    key: str
+    parameter: nn.Parameter
+
+    @property
+    def is_left(self) -> bool:
+        """Whether something else is there now."""
+        return self.table.get(self.key) is not self.parameter
+
+
+def _find_seats(
+    modules: Mapping[int, nn.Module], parameters: Container[nn.Parameter]
+) -> Iterator[_Seat]:
+    """Where modules hold these parameters; sharding puts others there and back, which is fine."""
+    for stage, module in modules.items():
+        for path, inner in module.named_modules():
+            for key, parameter in inner._parameters.items():
+                if type(parameter) is nn.Parameter and parameter in parameters:
+                    name = ".".join(part for part in (str(stage), path, key) if part)
+                    yield _Seat(name, inner._parameters, key, parameter)
+
+
 class TieKeeper:
     """Keeps the gradients of tied parameters equal on all ranks that hold them."""
 
     def __init__(
-        self, ties: Sequence[Tie], rank: int, groups: Mapping[tuple[int, ...], OwnGroup]
+        self,
+        ties: Sequence[Tie],
+        rank: int,
+        groups: Mapping[tuple[int, ...], OwnGroup],
+        modules: Mapping[int, nn.Module],
     ) -> None:
         self._ties = [(tie, groups.get(tie.ranks)) for tie in ties if rank in tie.ranks]
+        tied = {parameter for tie, _ in self._ties for parameter in _places(tie)}
+        self._seats = list(_find_seats(modules, tied))
         for tie, shared in self._ties:
             _start_with_one_value(tie, shared)
         self._before: dict[nn.Parameter, torch.Tensor] = {}
@@ -177,10 +210,13 @@ class TieKeeper:
         for tie, group in self._ties:
             if tie.parameter.requires_grad:
                 _sum_gradients(tie, group)
-                for parameter in _places(tie):
-                    if parameter in self._before and parameter.grad is not None:
-                        parameter.grad = self._before[parameter].add_(parameter.grad)
+        for parameter, before in self._before.items():
+            parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
         self._before.clear()
+
+    def find_replaced(self) -> str | None:
+        """Return the name of a tied parameter that its module does not hold any more, if any."""
+        return next((seat.name for seat in self._seats if seat.is_left), None)
 
     def abandon_step(self) -> None:
         """Take back what the gradients held before a step that failed."""
@@ -206,6 +242,11 @@ def _start_with_one_value(tie: Tie, group: OwnGroup | None) -> None:
 
 
 def _sum_gradients(tie: Tie, group: OwnGroup | None) -> None:
+    """Give every place the sum of all gradients; none where no rank has one, as without ties."""
+    places = _places(tie)
+    is_used = any(parameter.grad is not None for parameter in places)
+    if not _is_used_anywhere(tie, group, is_used):
+        return
     if tie.parameter.grad is None:
         tie.parameter.grad = torch.zeros_like(tie.parameter)
     if not isinstance(tie.parameter.grad, DTensor):
@@ -219,6 +260,15 @@ def _sum_gradients(tie: Tie, group: OwnGroup | None) -> None:
         group.allreduce([total]).wait()
     for other in tie.others:
         other.grad = tie.parameter.grad.clone()
+
+
+def _is_used_anywhere(tie: Tie, group: OwnGroup | None, is_used: bool) -> bool:
+    """Whether any rank has a gradient; one that has need not wait for the answer."""
+    if group is None:
+        return is_used
+    answer = torch.full((1,), float(is_used), device=_local(tie.parameter.detach()).device)
+    group.allreduce([answer]).wait()
+    return is_used or bool(answer.item())
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
