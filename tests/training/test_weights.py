@@ -8,8 +8,8 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import BatchError
-from penstock.training.weights import share_counts, weigh_rows
+from penstock.errors import ArgumentError, BatchError
+from penstock.training.weights import require_reduction, share_counts, weigh_rows
 
 
 def test_a_mean_weighs_by_rows() -> None:
@@ -55,3 +55,12 @@ def test_counts_that_weigh_nothing_are_refused(count: float) -> None:
 def test_a_batch_without_rows_is_refused() -> None:
     with pytest.raises(BatchError, match=r"not all of them zero \(got \[0, 0\]\)"):
         weigh_rows([0, 0])
+
+
+def test_another_reduction_is_refused() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        require_reduction("median")  # type: ignore[arg-type]  # what is tested
+    assert str(caught.value) == (
+        "reduction must be 'auto', 'mean', 'sum' or a function of a target or of labels (got "
+        "'median')"
+    )

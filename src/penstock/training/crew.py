@@ -41,6 +41,7 @@ from penstock.training.programs import (
     default_ranks,
     number_of_copies,
 )
+from penstock.training.weights import require_reduction
 
 __all__ = ["Crew", "Modules", "gather_crew"]
 
@@ -135,6 +136,7 @@ def _build(
     device: torch.device | str | None,
 ) -> _Part:
     """All that can be done without the other ranks."""
+    require_reduction(terms.reduction)
     order = schedule.schedule if isinstance(schedule, Plan) else schedule
     count = count_microbatches(order, microbatches)
     modules, dataflow = _take_apart(stages, order)

@@ -71,9 +71,9 @@ class Labelled:
 
 def _are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two weights of classes are the same; a loss function may make them every time."""
-    if one is None or other is None:
+    if one is None or other is None or one is other:
         return one is other
-    return one is other or (one.shape == other.shape and torch.equal(one, other.to(one)))
+    return one.device == other.device and torch.equal(one, other)
 
 
 @dataclass(frozen=True, slots=True)

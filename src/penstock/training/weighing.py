@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from penstock.errors import ArgumentError, BatchError
+from penstock.errors import BatchError
 from penstock.runtime.transport import Transport
 from penstock.runtime.weigher import KnownWeights, Weigher
 from penstock.training.batch_agreement import Agreed
@@ -31,11 +31,6 @@ class Weighing:
     """The weights of losses, step by step; what was learned of the loss is kept."""
 
     def __init__(self, reduction: Reduction, *, makes_own: bool) -> None:
-        if not callable(reduction) and reduction not in ("auto", "mean", "sum"):
-            raise ArgumentError(
-                "reduction must be 'auto', 'mean', 'sum' or a function of the target or labels "
-                f"(got {reduction!r})"
-            )
         self._reduction = reduction
         self._makes_own = makes_own
         self._memory = LossMemory()

@@ -4,13 +4,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from penstock.errors import BatchError
+from penstock.errors import ArgumentError, BatchError
 
-__all__ = ["Reduction", "share_counts", "weigh_rows"]
+__all__ = ["Reduction", "require_reduction", "share_counts", "weigh_rows"]
 
 # "auto" for what the unsplit model computes, "mean" over rows, "sum", or a function of a
 # microbatch's target or labels that counts what it averages.
 Reduction: TypeAlias = Literal["auto", "mean", "sum"] | Callable[[Any], float]
+
+
+def require_reduction(reduction: Reduction) -> None:
+    """Refuse what is not a way to make a loss of losses."""
+    if not callable(reduction) and reduction not in ("auto", "mean", "sum"):
+        raise ArgumentError(
+            "reduction must be 'auto', 'mean', 'sum' or a function of a target or of labels (got "
+            f"{reduction!r})"
+        )
 
 
 def share_counts(counts: Sequence[float]) -> list[float]:
