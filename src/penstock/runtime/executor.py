@@ -320,8 +320,10 @@ class Executor:
         loss: torch.Tensor | None = None
         share = Share(batch.row_weights[microbatch])
         if self._loss is not None and batch.targets:
+            before = stage.mark_gradients(microbatch) if self._is_training else None
             with batch.weigher.watch_loss():
                 loss = self._loss(output, batch.targets[microbatch])
+            stage.compare_gradients(microbatch, before)
             # A model that makes its own loss makes none where it is given no labels.
             if loss is not None or self._is_training or batch.targets[microbatch] is not None:
                 share = self._take_loss(stage, microbatch, require_number(loss), output)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -26,6 +26,10 @@ from penstock.runtime.values import plain_value, require_plain
 from penstock.runtime.weight_work import WeightWork, add_weight_gradients
 
 __all__ = ["Packet", "Stage"]
+
+
+# The gradients of a stage's parameters at some moment, with their versions.
+GradientMarks: TypeAlias = list[tuple[torch.Tensor | None, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,7 @@ class Stage:
         self._random: StageRandom | None = None
         self._checkpointed: CheckpointedModule | None = None
         self._meshes = Meshes(module)
+        self._parameters = tuple(module.parameters())
         # Whether the module writes in place to what it receives; found out in the first forward.
         self._writes: bool | None = None
 
@@ -264,6 +269,31 @@ class Stage:
         if edge is not None and weight != 0:
             gradient = _constant(weight, loss.dtype, loss.device)
             self._flights[microbatch].roots.append((edge, gradient))
+
+    def mark_gradients(self, microbatch: int) -> GradientMarks | None:
+        """Note what gradients hold before a loss runs; nothing where none can come from afar."""
+        if not any(self._flights[microbatch].inputs):
+            return None
+        return [(p.grad, 0 if p.grad is None else p.grad._version) for p in self._parameters]
+
+    def compare_gradients(self, microbatch: int, before: GradientMarks | None) -> None:
+        """Refuse a backward of the loss's own whose traces it has removed here.
+
+        What it leaves in `.grad` stays, and goes on to the stages before this one, as in the
+        unsplit model. Their part of what it took back cannot be taken back any more.
+        """
+        if before is None:
+            return
+        leaves = [leaf for group in self._flights[microbatch].inputs for leaf in group]
+        if all(leaf.grad is None for leaf in leaves):
+            return
+        after = [(p.grad, 0 if p.grad is None else p.grad._version) for p in self._parameters]
+        if all(a is b and m == n for (a, m), (b, n) in zip(after, before, strict=True)):
+            raise PipelineError(
+                "the loss ran a backward through the stages before the last one and took its "
+                "gradients back in the last one only; use torch.autograd.grad, or "
+                "backward(inputs=[...]) with the parameters of the last stage"
+            )
 
     def backward(
         self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]

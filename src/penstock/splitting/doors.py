@@ -1,12 +1,13 @@
 """The one function that splits a model, whichever way it is asked to."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Literal
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
-from penstock.errors import ArgumentError
+from penstock.errors import ArgumentError, ModelError
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.by_tracing.traced import Policy, split_traced
 from penstock.splitting.marks import SplitPoint
@@ -44,6 +45,7 @@ def split(
     >>> split(model, stages=2, example=[torch.ones(3, 4)]).dataflow.edges
     ((0, 1),)
     """
+    _require_shapes(model)
     given = None if example is None else tuple(example)
     pipe = _split(model, stages, layers, at, given, example_kwargs, shared)
     return pipe.of_model(model)
@@ -76,6 +78,15 @@ def _split(
             "split(model, stages=4, example=[batch])"
         )
     return split_traced(model, args or (), example_kwargs, at=at, stages=stages, shared=shared)
+
+
+def _require_shapes(model: nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{name!r} must have a shape before the model is split (it is lazy and has not "
+                "run yet); run the model once"
+            )
 
 
 def _sizes(model: nn.Module, positions: Sequence[int]) -> list[int]:

@@ -1,0 +1,1 @@
+"""What a random model is made of: layers, products, oddities, and the parts they make."""

@@ -1,0 +1,68 @@
+"""What Penstock refuses, by feature and in which words; any other error is a failure."""
+
+import re
+from dataclasses import dataclass
+
+import penstock as ps
+from tests.differential.case import Case
+
+__all__ = ["Refusal", "find_refusals"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error that a case must raise, or may if a feature is allowed to work as well."""
+
+    error: type[Exception] | tuple[type[Exception], ...]
+    words: str
+    may_work: bool = False
+
+    def covers(self, error: Exception) -> bool:
+        """Whether this is the error; a failed step is of the class that all its ranks raise."""
+        return isinstance(error, self.error) and re.search(self.words, str(error)) is not None
+
+
+_LOSSES = {
+    "unreduced": Refusal(ps.PipelineError, r"the loss must be one real number .*loss\.mean\(\)"),
+    "paired": Refusal(ps.PipelineError, r"the loss must be one real number \(got a tuple of 2\)"),
+    "cut_off": Refusal(ps.PipelineError, r"the loss of a training step must have a graph"),
+}
+# What a loss of these forms is a mean over may be found out, or asked for.
+_ASKED = Refusal((ps.BatchError, ps.PipelineError), r"Pipeline\(reduction=\.\.\.\)", may_work=True)
+_UNCLEAR_LOSSES = frozenset(
+    {"found_handmade", "found_mixed", "found_two_terms", "found_shifted", "found_smooth"}
+)
+_FORMS = {
+    "sparse": Refusal(ps.PipelineError, r"BoundaryError: .*sparse", may_work=True),
+    "object": Refusal(ps.PipelineError, r"BoundaryError: a value of type set cannot cross"),
+}
+
+
+# A layer that flattens a matrix, or moves a tensor to where it is, gets the same tensor back; this
+# then seems to be of the layer's own making.
+_MADE_INSIDE = Refusal(
+    (ps.ModelError, ps.PipelineError),
+    r"a value that was made in 'layers\.\d+', but not returned by it",
+    may_work=True,
+)
+_LAZY = Refusal(ps.ModelError, r"call the model once", may_work=True)
+_FLATTENING = frozenset({"counter", "bag"})
+
+
+def find_refusals(case: Case) -> list[Refusal]:
+    """What a case is refused for: whichever is met first."""
+    found = [_FORMS[part.sends] for part in case.parts[:-1] if part.sends in _FORMS]
+    if case.loss in _LOSSES:
+        found.append(_LOSSES[case.loss])
+    if case.loss in _UNCLEAR_LOSSES:
+        found.append(_ASKED)
+    is_by_name = not case.skips
+    if case.order.family == "DualPipe" and is_by_name and any(s.rows < 2 for s in case.steps):
+        words = r"DualPipe feeds both ends \(microbatches: 1\); use 2 or more"
+        found.append(Refusal(ps.SizeError, words))
+    is_flat = bool(_FLATTENING & case.kinds) and not case.steps[0].length
+    if case.door == "layers" and (is_flat or "offloaded" in case.traits):
+        found.append(_MADE_INSIDE)
+    if case.door == "layers" and "lazy" in case.kinds:
+        found.append(_LAZY)
+    return found

@@ -1,0 +1,72 @@
+"""Small cases that the fuzzer has found, each with its cause, so that none comes back."""
+
+import pytest
+
+from tests.differential.case import Block, Case, Edit, Order, Part, Step
+from tests.differential.checking import check_case
+
+ONE_ROW = (Step(1, 0),)
+SPLIT = Order("ZB-H1")
+SPLIT_TWICE = Order("ZB-H1", microbatches=2)
+
+
+def with_block(kind: str, *traits: str) -> tuple[Part, ...]:
+    return (Part((Block(kind, traits),)),)
+
+
+FOUND = {
+    # A view of a weight that is made without a graph has no node to note.
+    "custom function that transposes its weight": Case(
+        0, with_block("custom_function"), SPLIT, steps=ONE_ROW
+    ),
+    # The same in the forward of a reentrant checkpoint, which runs under no_grad.
+    "reentrant checkpoint around a slice of a weight": Case(
+        0, with_block("weight_slice", "reentrant"), SPLIT, steps=ONE_ROW
+    ),
+    # The force's pass ends at the output of a layer that waits, whose hook took that gradient for
+    # a second derivative of the layer itself.
+    "force with respect to the output of a layer": Case(
+        0, with_block("inner_gradient"), SPLIT_TWICE, steps=(Step(2, 0),)
+    ),
+    # A layer whose weight is made from something else has no parameter of that name.
+    "weight norm between steps": Case(
+        0, (Part(),), SPLIT, steps=(Step(1, 0), Step(1, 0, edits=(Edit("reweigh"),)))
+    ),
+    # Copies of stages that get no microbatch were left out of what the passes insert.
+    "one direction without microbatches": Case(
+        0,
+        (Part(), Part(), Part(), Part()),
+        Order("DualPipe", 4, 2, 3),
+        steps=(Step(2, 0),),
+        skips=((0, 3),),
+    ),
+    # Only tensors that required a gradient were watched for writes.
+    "thawed part before one that writes": Case(
+        0,
+        (Part(traits=("frozen",)), Part(traits=("writes",))),
+        Order("GPipe", 2),
+        steps=(Step(1, 0), Step(1, 0, edits=(Edit("thaw"),))),
+    ),
+    # What the loss's own backward leaves in a received tensor is sent back with the rest, as the
+    # plain model leaves it in all of its parameters.
+    "whole backward inside of the loss": Case(
+        0, (Part(), Part()), Order("GPipe", 2, 1, 2), "retained_whole", (Step(2, 0),)
+    ),
+    # A layer that is called several times, and a loss that takes a gradient through it.
+    "gradient through a repeated layer": Case(
+        0, with_block("repeated"), SPLIT, "adaptive", ONE_ROW
+    ),
+    # Hooks of the module change the gradients of the loss's own passes too.
+    "gradients through a tensor with a hook": Case(
+        0, with_block("linear", "tensor_hook"), SPLIT, "balanced", ONE_ROW
+    ),
+    # What a stage holds is signed by its shapes, which a lazy layer does not have yet.
+    "lazy layer in a model that is cut by layers": Case(
+        0, with_block("lazy"), steps=ONE_ROW, door="layers"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_case_that_was_found_is_right_now(name: str) -> None:
+    assert check_case(FOUND[name]) is None
