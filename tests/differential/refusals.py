@@ -25,6 +25,7 @@ class Refusal:
 _LOSSES = {
     "unreduced": Refusal(ps.PipelineError, r"the loss must be one real number .*loss\.mean\(\)"),
     "paired": Refusal(ps.PipelineError, r"the loss must be one real number \(got a tuple of 2\)"),
+    "retained_whole": Refusal(ps.PipelineError, r"took its gradients back", may_work=True),
     "cut_off": Refusal(ps.PipelineError, r"the loss of a training step must have a graph"),
 }
 # What a loss of these forms is a mean over may be found out, or asked for.
@@ -47,6 +48,7 @@ _MADE_INSIDE = Refusal(
 )
 _LAZY = Refusal(ps.ModelError, r"call the model once", may_work=True)
 _FLATTENING = frozenset({"counter", "bag"})
+_LAZY = Refusal(ps.ModelError, r"must have a shape before the model is split")
 
 
 def find_refusals(case: Case) -> list[Refusal]:
