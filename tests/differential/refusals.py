@@ -25,7 +25,6 @@ class Refusal:
 _LOSSES = {
     "unreduced": Refusal(ps.PipelineError, r"the loss must be one real number .*loss\.mean\(\)"),
     "paired": Refusal(ps.PipelineError, r"the loss must be one real number \(got a tuple of 2\)"),
-    "retained_whole": Refusal(ps.PipelineError, r"took its gradients back", may_work=True),
     "cut_off": Refusal(ps.PipelineError, r"the loss of a training step must have a graph"),
 }
 # What a loss of these forms is a mean over may be found out, or asked for.
@@ -48,7 +47,6 @@ _MADE_INSIDE = Refusal(
 )
 _LAZY = Refusal(ps.ModelError, r"call the model once", may_work=True)
 _FLATTENING = frozenset({"counter", "bag"})
-_LAZY = Refusal(ps.ModelError, r"must have a shape before the model is split")
 
 
 def find_refusals(case: Case) -> list[Refusal]:
@@ -65,6 +63,6 @@ def find_refusals(case: Case) -> list[Refusal]:
     is_flat = bool(_FLATTENING & case.kinds) and not case.steps[0].length
     if case.door == "layers" and (is_flat or "offloaded" in case.traits):
         found.append(_MADE_INSIDE)
-    if case.door == "layers" and "lazy" in case.kinds:
+    if "lazy" in case.kinds and (case.door == "layers" or case.order.family == "DualPipe"):
         found.append(_LAZY)
     return found

@@ -204,10 +204,11 @@ def _routes_to_somebody(case: Case) -> bool:
 
 
 def _freezes_what_is_there(case: Case) -> bool:
-    return not any(
-        "frozen" in part.traits and any(block.kind == "lazy" for block in part.blocks)
-        for part in case.parts
-    )
+    """A lazy layer has no parameters before it has run, which it does on one rank only."""
+    lazy = {n for n, part in enumerate(case.parts) if any(b.kind == "lazy" for b in part.blocks)}
+    frozen = {number for number, part in enumerate(case.parts) if "frozen" in part.traits}
+    frozen |= {edit.part for edit in _edits(case) if edit.kind in ("freeze", "thaw")}
+    return not lazy & frozen
 
 
 def _trains_its_head(case: Case) -> bool:

@@ -215,3 +215,20 @@ def test_a_stage_may_differentiate_itself_from_some_step_on() -> None:
         torch.autograd.backward(F.mse_loss(plain(batch), target))
     found = gradients_of(model.named_parameters())
     assert differences(found, gradients_of(plain.named_parameters())) == {}
+
+
+def test_a_backward_that_the_loss_takes_back_in_the_last_stage_only_is_refused() -> None:
+    # What it left at the last stage's input would go on to the stages before it all the same.
+    model = _make_model(2)
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        near = F.mse_loss(output, target)
+        before = [(parameter, parameter.grad) for parameter in model[-1].parameters()]
+        torch.autograd.backward(near, retain_graph=True)
+        for parameter, gradient in before:
+            parameter.grad = gradient
+        return near
+
+    pipeline = ps.Pipeline(list(model), "1F1B", microbatches=2, loss=loss)
+    with pytest.raises(ps.PipelineError, match="took its gradients back in the last one only"):
+        pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())

@@ -296,3 +296,9 @@ def test_tied_weights_may_be_frozen_and_unused_but_not_replaced(
     # Freezing lost what the gradient held, a weight that no rank used got zeros, and one that was
     # replaced after the build had only this rank's part of its gradient.
     assert two_processes.run(edit_tied_weights, edit) == [[True], [True]]
+
+
+def test_a_shared_parameter_without_a_shape_is_refused() -> None:
+    stage = nn.LazyLinear(4)
+    with pytest.raises(ps.ModelError, match="call the model once"):
+        find_ties([stage, stage], ps.Placement.loop(2))

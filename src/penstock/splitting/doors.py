@@ -85,7 +85,7 @@ def _require_shapes(model: nn.Module) -> None:
         if is_lazy(tensor):
             raise ModelError(
                 f"{name!r} must have a shape before the model is split (it is lazy and has not "
-                "run yet); run the model once"
+                "run yet); call the model once"
             )
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from penstock.errors import ModelError
 from penstock.ir.placement import Placement
@@ -52,11 +53,13 @@ def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[Tie]:
     for stage, module in enumerate(stages):
         for parameter in module.parameters():
             holders.setdefault(parameter, set()).add(placement.rank_of_stage[stage])
-    return [
-        Tie(parameter, tuple(sorted(ranks)))
-        for parameter, ranks in holders.items()
-        if len(ranks) > 1
-    ]
+    shared = {parameter: ranks for parameter, ranks in holders.items() if len(ranks) > 1}
+    if any(map(is_lazy, shared)):
+        raise ModelError(
+            "a parameter that several ranks share must have a shape before the pipeline is built "
+            "(it is lazy and has not run yet); call the model once"
+        )
+    return [Tie(parameter, tuple(sorted(ranks))) for parameter, ranks in shared.items()]
 
 
 def declared_ties(
