@@ -192,6 +192,11 @@ def own_entropy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return -(scores * is_valid).sum() / is_valid.sum().clamp(min=1)
 
 
+def variational(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    total = F.cross_entropy(output, target, reduction="sum")
+    return total + 0.5 * output.square().mean()
+
+
 def masked_squares(output: torch.Tensor, target: tuple[torch.Tensor, ...]) -> torch.Tensor:
     values, mask = target
     return F.mse_loss(output[mask], values[mask])
@@ -204,7 +209,8 @@ def random_target(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (own_entropy, "what counts in target is not spread evenly over the microbatches"),
+        (own_entropy, "the loss adds up elements with .sum()"),
+        (variational, "the loss has a part that is a sum"),
         (random_target, "what the loss counts must be known of all microbatches before the first"),
     ],
 )
@@ -217,7 +223,8 @@ def test_a_loss_that_cannot_be_known_is_refused_with_the_way_to_say_it(
         pipeline.step(x, target=labels)
     assert message in str(caught.value)
     assert "say what it is with Pipeline(reduction=...)" in str(caught.value)
-    if loss is not random_target:
+    # A sum by hand may be anything, however even the labels are.
+    if loss not in (random_target, own_entropy, variational):
         even = torch.full((8, LENGTH), 2)
         assert pipeline.step(x, target=even).loss is not None
 
@@ -244,7 +251,19 @@ def test_a_factor_may_be_trained() -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.exp(-trained) * F.cross_entropy(output, target) + trained
 
-    assert_like_unsplit(flat(loss), make_labels(UNEVEN))
+    labels, x = make_labels(UNEVEN), make_scores(len(UNEVEN), LENGTH)
+    assert_like_unsplit(flat(loss), labels)
+    # The factor's gradient too: its parts were weighed where the calls are, which it does not see.
+    stages = make_stages("1F1B")
+    found: list[float] = []
+    for microbatches in (1, 4):
+        trained.grad = None
+        ps.Pipeline(stages, "1F1B", microbatches=microbatches, loss=flat(loss)).step(
+            x, target=labels
+        )
+        assert trained.grad is not None
+        found.append(trained.grad.item())
+    assert found[1] == pytest.approx(found[0], rel=1e-12)
 
 
 @pytest.mark.parametrize("call", ["step", "eval"])
@@ -254,7 +273,7 @@ def test_a_sum_by_hand_is_asked_what_it_is(call: str) -> None:
 
     x, y = make_scores(8), make_scores(8) + 1
     stages = make_stages("1F1B")
-    with pytest.raises(ps.PipelineError, match="a loss that ends in a sum must say whether"):
+    with pytest.raises(ps.PipelineError, match=r"the loss adds up elements with \.sum\(\)"):
         getattr(ps.Pipeline(stages, "1F1B", microbatches=4, loss=loss), call)(x, target=y)
     expected = loss(nn.Sequential(*stages)(x), y).item()
     pipeline = ps.Pipeline(stages, "1F1B", microbatches=4, loss=loss, reduction="sum")

@@ -255,7 +255,6 @@ def test_a_rank_may_share_weights_with_two_others(four_processes: Processes) -> 
 
 def edit_tied_weights(rank: int, edit: str) -> list[Any]:
     """Run a step, change something about the tied weight, run another; what became of its grad."""
-    del rank
     torch.manual_seed(0)
     shared, unused = nn.Linear(4, 4).double(), nn.Linear(4, 4).double()
 
@@ -282,6 +281,11 @@ def edit_tied_weights(rank: int, edit: str) -> list[Any]:
         return [torch.equal(shared.weight.grad, before)]
     if edit == "unused":
         return [unused.weight.grad is None]
+    if edit == "freeze on one rank":
+        shared.requires_grad_(rank == 0)
+        with pytest.raises(ps.BatchError, match=r"frozen on rank 1, trained on rank 0"):
+            pipeline.step(x, target=2 * x)
+        return [True]
     for stage in stages:
         stage.shared.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
     with pytest.raises(ps.BatchError, match=r"'[01]\.shared\.weight' is shared with another rank"):
@@ -289,12 +293,13 @@ def edit_tied_weights(rank: int, edit: str) -> list[Any]:
     return [True]
 
 
-@pytest.mark.parametrize("edit", ["freeze", "unused", "replace"])
+@pytest.mark.parametrize("edit", ["freeze", "unused", "replace", "freeze on one rank"])
 def test_tied_weights_may_be_frozen_and_unused_but_not_replaced(
     two_processes: Processes, edit: str
 ) -> None:
     # Freezing lost what the gradient held, a weight that no rank used got zeros, and one that was
-    # replaced after the build had only this rank's part of its gradient.
+    # replaced after the build had only this rank's part of its gradient. One that was frozen on
+    # one rank alone made the others wait for ever.
     assert two_processes.run(edit_tied_weights, edit) == [[True], [True]]
 
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,7 +30,8 @@ class BatchFacts:
 
     `claims` are what its arguments say of the rows of each microbatch; `error` says
     what is wrong with the batch already on this rank; `no_graph` names the context, if any, in
-    which a training step would record no graph.
+    which a training step would record no graph. `trained_ties` says of every parameter that this
+    rank shares with others whether it is trained here.
     """
 
     is_training: bool
@@ -41,6 +42,7 @@ class BatchFacts:
     has_target: bool
     error: str | None = None
     no_graph: str | None = None
+    trained_ties: Mapping[str, bool] = field(default_factory=dict)
 
 
 def describe_batch(

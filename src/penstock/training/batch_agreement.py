@@ -105,6 +105,7 @@ class BatchAgreement:
                     f"rank {rank} passes {unknown[0]!r}, which no stage's forward takes"
                 )
         self._require_inputs(everyone)
+        _compare_ties(everyone)
         keywords = frozenset(name for facts in everyone for name in facts.keywords)
         return Agreed(_compare_rows(everyone), keywords, self._lacks_labels(everyone))
 
@@ -124,6 +125,21 @@ class BatchAgreement:
                 raise BatchError(f"rank {rank} holds the first stage {stage}, but has no batch")
             if facts.is_training and not flow.consumers(stage) and not facts.has_target:
                 raise BatchError(f"rank {rank} holds the last stage {stage}, but has no target")
+
+
+def _compare_ties(everyone: Sequence[BatchFacts]) -> None:
+    """A parameter that ranks share is trained by all of them or by none."""
+    first: dict[str, tuple[int, bool]] = {}
+    for rank, facts in enumerate(everyone):
+        for tie, is_trained in facts.trained_ties.items():
+            other, expected = first.setdefault(tie, (rank, is_trained))
+            if is_trained != expected:
+                frozen, trained = (other, rank) if is_trained else (rank, other)
+                raise BatchError(
+                    f"a parameter that ranks {tie} share must be trained on all of them or none "
+                    f"(frozen on rank {frozen}, trained on rank {trained}); call requires_grad_ "
+                    "alike on both"
+                )
 
 
 def _compare_rows(everyone: Sequence[BatchFacts]) -> Rows:

@@ -15,9 +15,12 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.utils._pytree import tree_leaves
 
 from penstock.errors import BatchError
 from penstock.runtime.weigher import Part, Share
@@ -43,6 +46,8 @@ class FoundWeights:
         self._habit = memory.begin_step((given.names, given.is_training))
         self._inside: LossWatch | None = None
         self._outside: LossWatch | None = None
+        # What the loss function was given, in the graph.
+        self._outputs: list[Node] = []
 
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
         """Watch the calls of loss functions in a last stage, unless it is known what it does."""
@@ -54,12 +59,14 @@ class FoundWeights:
         self._inside = LossWatch(is_safe=habit.is_mixed)
         return _watching(self._inside)
 
-    def watch_loss(self) -> AbstractContextManager[object]:
+    def watch_loss(self, output: Any) -> AbstractContextManager[object]:
         """Watch the calls in a loss function."""
         # A stage that was watched may have settled what is to be watched.
         if self._is_alone or not (self._habit.is_watched or self._inside):
             return nullcontext()
         self._outside = LossWatch(is_safe=self._habit.is_mixed)
+        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        self._outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         return self._outside
 
     def check(self) -> None:
@@ -80,13 +87,14 @@ class FoundWeights:
         self._inside = self._outside = None
         watches = [watch for watch in (inside, outside) if watch is not None]
         calls = [call for watch in watches for call in watch.calls]
-        if outside is None or (self._habit.single is not None and not calls):
+        if outside is None or (self._is_hidden(loss) and not calls):
             return Share(self._repeat(microbatch, loss))
         form = self._find_form(loss, calls)
-        if not form.used and any(loss is one for watch in watches for one in watch.sums):
+        is_sum = not form.used and any(loss is one for watch in watches for one in watch.sums)
+        if is_sum or form.has_sum:
             raise BatchError(
-                "a loss that ends in a sum must say whether it adds up over the microbatches, or "
-                f"is a mean over them after all; {ADVICE}"
+                "the loss adds up elements with .sum(), which may or may not be divided by what "
+                f"it is a mean over; {ADVICE}"
             )
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
@@ -96,6 +104,11 @@ class FoundWeights:
             for number, call, term in zip(_number_alike(used), used, terms, strict=True)
         ]
         return self._join(microbatch, loss, used, terms, weights, form)
+
+    def _is_hidden(self, loss: torch.Tensor) -> bool:
+        """Whether the calls of a known loss cannot be seen, since it is compiled or captured."""
+        is_opaque = self._habit.is_opaque or name_top(loss).startswith(_OPAQUE)
+        return self._habit.single is not None and is_opaque
 
     def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
         """Weigh a loss that was made as in an earlier microbatch, as far as can be seen."""
@@ -111,7 +124,8 @@ class FoundWeights:
             habit.forget()
             raise BatchError(
                 f"all microbatches must make their losses alike (this one by {top}, earlier ones "
-                f"by {before}); repeat the step, which looks again, or {ADVICE}"
+                f"by {before}); clear the gradients and repeat the step, which looks again, or "
+                f"{ADVICE}"
             )
         found = read_count(loss)
         if found is not None:
@@ -121,7 +135,7 @@ class FoundWeights:
 
     def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
         if self._given.is_training and loss.requires_grad:
-            form = find_form(loss, [call.edge for call in calls])
+            form = find_form(loss, [call.edge for call in calls], self._outputs)
             known = self._memory.forms.get(self._given.names)
             if known is None or known.form != form or known.num_calls != len(calls):
                 self._memory.forms[self._given.names] = KnownForm(len(calls), form)
@@ -185,7 +199,14 @@ class FoundWeights:
             return "sum"
         if call.reduction == "sum" and is_labelled and self._given.adds_up:
             return "sum"
-        return "mean" if is_alone and is_labelled and _is_mean(call, loss) else "rest"
+        if is_alone and is_labelled and _is_mean(call, loss):
+            return "mean"
+        if call.reduction == "sum":
+            raise BatchError(
+                "the loss has a part that is a sum (reduction='sum'), which may or may not be "
+                f"divided by what it is a mean over; {ADVICE}"
+            )
+        return "rest"
 
     def _learn(
         self,
@@ -242,10 +263,12 @@ class FoundWeights:
     ) -> list[Part]:
         """What each call counts for beside the weight of the whole loss."""
         known = self._memory.forms.get(self._given.names)
+        trained: list[torch.Tensor | None] = [None] * len(used)
         if self._given.is_training and known is not None:
             edges = [call.edge for call in used if call.edge is not None]
-            found = torch.autograd.grad(loss, edges, retain_graph=True)
-            factors = tuple(float(factor) for factor in found)
+            found = torch.autograd.grad(loss, edges, retain_graph=True, create_graph=True)
+            trained = [factor if factor.requires_grad else None for factor in found]
+            factors = tuple(factor.item() for factor in found)
             known = KnownForm(known.num_calls, known.form, factors)
             self._memory.forms[self._given.names] = known
         if known is None or len(known.factors) != len(used):
@@ -253,11 +276,17 @@ class FoundWeights:
                 "how the loss is put together must be known from a training step before eval, "
                 f"since its parts count differently; call step first, or {ADVICE}"
             )
-        return [
-            Part(call.value, call.edge, factor * weight)
-            for call, factor, weight in zip(used, known.factors, extra, strict=True)
-            if weight
-        ]
+        parts = []
+        for call, factor, graph, weight in zip(used, known.factors, trained, extra, strict=True):
+            if weight:
+                parts.append(Part(call.value, call.edge, factor * weight))
+            if weight and graph is not None:
+                # The factor's own gradient; what it adds to the loss is counted already.
+                edge = get_gradient_edge(graph)
+                parts.append(
+                    Part(torch.zeros_like(graph.detach()), edge, float(call.value) * weight)
+                )
+        return parts
 
 
 def _number_alike(calls: Sequence[LossCall]) -> list[int]:

@@ -415,6 +415,8 @@ class Pipeline:
         """What all ranks know of the batch, and a name for it."""
         uses_target = self._needs_target or self._weighing.counts_target
         facts = request.describe(needs_target=self._needs_target, uses_target=uses_target)
+        if self._ties is not None:
+            facts = replace(facts, trained_ties=self._ties.are_trained())
         replaced = None if self._ties is None else self._ties.find_replaced()
         if replaced is not None:
             error = (

@@ -5,6 +5,7 @@ embedding, or in a schedule that runs two copies of every part. Where a process 
 stages, or sharding has replaced their parameters, they are declared by name.
 """
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -216,6 +217,16 @@ class TieKeeper:
         for parameter, before in self._before.items():
             parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
         self._before.clear()
+
+    def are_trained(self) -> dict[str, bool]:
+        """Return whether each tied parameter is trained here, by a name that its ranks share."""
+        counts: Counter[tuple[int, ...]] = Counter()
+        found = {}
+        for tie, _ in self._ties:
+            name = ", ".join(map(str, tie.ranks))
+            found[f"{name} (number {counts[tie.ranks]})"] = tie.parameter.requires_grad
+            counts[tie.ranks] += 1
+        return found
 
     def find_replaced(self) -> str | None:
         """Return the name of a tied parameter that its module does not hold any more, if any."""
