@@ -65,7 +65,9 @@ class FoundWeights:
         if self._is_alone or not (self._habit.is_watched or self._inside):
             return nullcontext()
         self._outside = LossWatch(is_safe=self._habit.is_mixed)
-        tensors = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        # What a model adds up inside of its own loss is its own affair.
+        leaves = [] if self._given.makes_own else tree_leaves(output)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         self._outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         return self._outside
 
@@ -83,13 +85,14 @@ class FoundWeights:
         if self._is_alone:
             return Share(1.0)
         self._weights.begin_microbatch(microbatch)
-        inside, outside = self._inside, self._outside
-        self._inside = self._outside = None
+        inside, outside, outputs = self._inside, self._outside, self._outputs
+        # The graph is the stage's to hold, and to let go of.
+        self._inside, self._outside, self._outputs = None, None, []
         watches = [watch for watch in (inside, outside) if watch is not None]
         calls = [call for watch in watches for call in watch.calls]
         if outside is None or (self._is_hidden(loss) and not calls):
             return Share(self._repeat(microbatch, loss))
-        form = self._find_form(loss, calls)
+        form = self._find_form(loss, calls, outputs)
         is_sum = not form.used and any(loss is one for watch in watches for one in watch.sums)
         if is_sum or form.has_sum:
             raise BatchError(
@@ -133,9 +136,11 @@ class FoundWeights:
         self._weights.repeat(habit.single, weights[microbatch])
         return weights[microbatch]
 
-    def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
+    def _find_form(
+        self, loss: torch.Tensor, calls: Sequence[LossCall], outputs: Sequence[Node]
+    ) -> LossForm:
         if self._given.is_training and loss.requires_grad:
-            form = find_form(loss, [call.edge for call in calls], self._outputs)
+            form = find_form(loss, [call.edge for call in calls], outputs)
             known = self._memory.forms.get(self._given.names)
             if known is None or known.form != form or known.num_calls != len(calls):
                 self._memory.forms[self._given.names] = KnownForm(len(calls), form)
