@@ -321,7 +321,7 @@ class Executor:
         share = Share(batch.row_weights[microbatch])
         if self._loss is not None and batch.targets:
             before = stage.mark_gradients(microbatch) if self._is_training else None
-            with batch.weigher.watch_loss(output):
+            with batch.weigher.watch_loss():
                 loss = self._loss(output, batch.targets[microbatch])
             stage.compare_gradients(microbatch, before)
             # A model that makes its own loss makes none where it is given no labels.

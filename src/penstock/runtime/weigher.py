@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -36,8 +36,8 @@ class Weigher(Protocol):
         """Return what to run a last stage in, since a model may make its loss itself."""
         ...
 
-    def watch_loss(self, output: Any) -> AbstractContextManager[object]:
-        """Return what to run the loss function in, which is given this output."""
+    def watch_loss(self) -> AbstractContextManager[object]:
+        """Return what to run the loss function in."""
         ...
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
@@ -59,7 +59,7 @@ class KnownWeights:
         """Return a context that does nothing."""
         return nullcontext()
 
-    def watch_loss(self, output: Any) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
+    def watch_loss(self) -> AbstractContextManager[object]:
         """Return a context that does nothing."""
         return nullcontext()
 

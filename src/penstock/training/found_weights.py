@@ -15,12 +15,10 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
-from torch.utils._pytree import tree_leaves
+from torch.autograd.graph import get_gradient_edge
 
 from penstock.errors import BatchError
 from penstock.runtime.weigher import Part, Share
@@ -46,8 +44,6 @@ class FoundWeights:
         self._habit = memory.begin_step((given.names, given.is_training))
         self._inside: LossWatch | None = None
         self._outside: LossWatch | None = None
-        # What the loss function was given, in the graph.
-        self._outputs: list[Node] = []
 
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
         """Watch the calls of loss functions in a last stage, unless it is known what it does."""
@@ -59,16 +55,12 @@ class FoundWeights:
         self._inside = LossWatch(is_safe=habit.is_mixed)
         return _watching(self._inside)
 
-    def watch_loss(self, output: Any) -> AbstractContextManager[object]:
+    def watch_loss(self) -> AbstractContextManager[object]:
         """Watch the calls in a loss function."""
         # A stage that was watched may have settled what is to be watched.
         if self._is_alone or not (self._habit.is_watched or self._inside):
             return nullcontext()
         self._outside = LossWatch(is_safe=self._habit.is_mixed)
-        # What a model adds up inside of its own loss is its own affair.
-        leaves = [] if self._given.makes_own else tree_leaves(output)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        self._outputs = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         return self._outside
 
     def check(self) -> None:
@@ -85,19 +77,17 @@ class FoundWeights:
         if self._is_alone:
             return Share(1.0)
         self._weights.begin_microbatch(microbatch)
-        inside, outside, outputs = self._inside, self._outside, self._outputs
-        # The graph is the stage's to hold, and to let go of.
-        self._inside, self._outside, self._outputs = None, None, []
+        inside, outside = self._inside, self._outside
+        self._inside = self._outside = None
         watches = [watch for watch in (inside, outside) if watch is not None]
         calls = [call for watch in watches for call in watch.calls]
         if outside is None or (self._is_hidden(loss) and not calls):
             return Share(self._repeat(microbatch, loss))
-        form = self._find_form(loss, calls, outputs)
-        is_sum = not form.used and any(loss is one for watch in watches for one in watch.sums)
-        if is_sum or form.has_sum:
+        form = self._find_form(loss, calls)
+        if not form.used and any(loss is one for watch in watches for one in watch.sums):
             raise BatchError(
-                "the loss adds up elements with .sum(), which may or may not be divided by what "
-                f"it is a mean over; {ADVICE}"
+                "the loss ends in .sum(), which does not say whether it adds up over the "
+                f"microbatches; {ADVICE}"
             )
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
@@ -136,11 +126,9 @@ class FoundWeights:
         self._weights.repeat(habit.single, weights[microbatch])
         return weights[microbatch]
 
-    def _find_form(
-        self, loss: torch.Tensor, calls: Sequence[LossCall], outputs: Sequence[Node]
-    ) -> LossForm:
+    def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
         if self._given.is_training and loss.requires_grad:
-            form = find_form(loss, [call.edge for call in calls], outputs)
+            form = find_form(loss, [call.edge for call in calls])
             known = self._memory.forms.get(self._given.names)
             if known is None or known.form != form or known.num_calls != len(calls):
                 self._memory.forms[self._given.names] = KnownForm(len(calls), form)

@@ -1,6 +1,5 @@
 """How a loss is put together from the results of loss functions, read off its graph."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -56,15 +55,13 @@ class LossForm:
     """Which calls a loss is a sum of, and whether there is anything else in it.
 
     `used` are the numbers of the calls that it depends on, `is_linear` says whether it is a sum of
-    them and of the rest, each by a factor; `is_scaled` whether there is any operation in between;
-    `has_sum` whether a part of the rest adds up elements, so that it may or may not be a mean.
+    them and of the rest, each by a factor; `is_scaled` whether there is any operation in between.
     """
 
     used: tuple[int, ...]
     has_rest: bool
     is_linear: bool
     is_scaled: bool
-    has_sum: bool = False
 
 
 @dataclass(slots=True)
@@ -72,12 +69,10 @@ class _Walk:
     """What was met on the way down from the loss."""
 
     calls: Mapping[Node, int]
-    outputs: Mapping[Node, int]
     used: set[int] = field(default_factory=set)
     has_rest: bool = False
     is_linear: bool = True
     is_scaled: bool = False
-    has_sum: bool = False
 
     def descend(self, node: Node) -> None:
         """Go on to what a node's result is a sum of."""
@@ -87,7 +82,6 @@ class _Walk:
         inputs = self._find_summands(node)
         if inputs is not None:
             self.is_scaled = True
-            self.has_sum = self.has_sum or self._adds_up(node)
             for inner in inputs:
                 self.descend(inner)
             return
@@ -109,41 +103,19 @@ class _Walk:
         is_divisor = node.name() in _QUOTIENTS and given != inputs[:1]
         return given if len(given) == 1 and not is_divisor else None
 
-    def _adds_up(self, node: Node) -> bool:
-        """Whether a node adds up elements that depend on the batch, and on no call."""
-        if not _adds_elements(node) or self._reaches(node):
-            return False
-        # A penalty on weights is the same for every microbatch.
-        return bool(_find_below(node, self.outputs))
-
     def _reaches(self, node: Node) -> bool:
         return bool(_find_below(node, self.calls))
 
 
-def find_form(
-    loss: torch.Tensor, edges: Sequence[GradientEdge | None], outputs: Sequence[Node] = ()
-) -> LossForm:
-    """Find which calls a loss is made of, by the edges of their results.
-
-    `outputs` are the nodes of what the loss function was given.
-    """
+def find_form(loss: torch.Tensor, edges: Sequence[GradientEdge | None]) -> LossForm:
+    """Find which calls a loss is made of, by the edges of their results."""
     calls = {edge.node: number for number, edge in enumerate(edges) if edge is not None}
-    walk = _Walk(calls, dict.fromkeys(outputs, 0))
+    walk = _Walk(calls)
     if loss.grad_fn is None:
         walk.has_rest = True
     else:
         walk.descend(loss.grad_fn)
-    used = tuple(sorted(walk.used))
-    return LossForm(used, walk.has_rest, walk.is_linear, walk.is_scaled, walk.has_sum)
-
-
-def _adds_elements(node: Node) -> bool:
-    """Whether a node adds up the elements of a tensor, and not just terms that were stacked."""
-    if node.name() not in ("SumBackward0", "SumBackward1"):
-        return False
-    sizes: Sequence[int] = node._saved_self_sym_sizes  # type: ignore[attr-defined]  # it has that
-    behind = {inner.name() for inner, _ in node.next_functions if inner is not None}
-    return math.prod(sizes) > 1 and not behind & {"StackBackward0", "CatBackward0"}
+    return LossForm(tuple(sorted(walk.used)), walk.has_rest, walk.is_linear, walk.is_scaled)
 
 
 def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:

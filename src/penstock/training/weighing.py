@@ -115,7 +115,7 @@ class _MissingCounts:
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
         return nullcontext()
 
-    def watch_loss(self, output: Any) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
+    def watch_loss(self) -> AbstractContextManager[object]:
         return nullcontext()
 
     def check(self) -> None:
