@@ -37,7 +37,7 @@ from torch import nn
 from torch.distributed import pipelining
 
 import penstock as ps
-from penstock.runtime.watch import Watch
+from penstock.alive.timeouts import Watch
 
 RESULTS = Path(__file__).parent / "results" / "faults.md"
 LIBRARIES = ("torch", "penstock")

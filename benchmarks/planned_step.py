@@ -27,15 +27,15 @@ from torch import nn
 
 import penstock as ps
 from penstock.errors import PenstockError
-from penstock.examples.processes import Report, run_on_ranks
+from penstock.measuring.links import measure_links
+from penstock.measuring.stages import measure
+from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
-from penstock.planner.solver import solve
 from penstock.schedules.registry import FAMILIES
-from penstock.sim.hindsight import Review, review
-from penstock.sim.measured import costs_of
-from penstock.training.links import measure_links
-from penstock.training.measuring import measure
+from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.review import Review, review
+from penstock.tools.launcher import Report, run_on_ranks
 
 RESULTS = Path(__file__).parent / "results" / "planned_step.md"
 LIMIT_SECONDS = 900

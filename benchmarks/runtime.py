@@ -26,8 +26,8 @@ from torch import nn
 from torch.distributed import pipelining
 
 import penstock as ps
-from penstock.examples.processes import Report, run_on_ranks
-from penstock.sim.measured import costs_of
+from penstock.sim.costs_of_timeline import costs_of
+from penstock.tools.launcher import Report, run_on_ranks
 
 RESULTS = Path(__file__).parent / "results" / "runtime.md"
 LIMIT_SECONDS = 900

@@ -21,10 +21,10 @@ import numpy as np
 
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
+from penstock.planner.order.families import fixed_schedules
+from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
-from penstock.planner.solver import solve
-from penstock.planner.solving.families import fixed_schedules
 from penstock.sim.engine import simulate
 from tests.facts import CONTROLLABLE_MEMORY, V_ORDER, ZERO_BUBBLE
 from tests.planner.problems import published_problem

@@ -31,8 +31,9 @@ from torch.distributed.pipelining._backward import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from penstock.runtime.replica import replica_of
-from penstock.runtime.stage import Packet, Stage
+from penstock.parallel.replica import replica_of
+from penstock.step.stage import Stage
+from penstock.tensors.packet import Packet
 
 RESULTS = Path(__file__).parent / "results" / "split_backward.md"
 

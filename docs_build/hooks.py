@@ -10,7 +10,7 @@ from docs_build.next_steps import with_next_steps
 from docs_build.pictures import Sizes, draw_pictures, price
 from docs_build.reference import commands_page, reference_page
 from docs_build.scripts import examples_page
-from penstock.view.page import page as timeline_page
+from penstock.view.page.html import page as timeline_page
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

@@ -17,7 +17,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 import penstock as ps
 from penstock.errors import ArgumentError
 from penstock.sim.comparison import compare
-from penstock.view.drawing import timeline_drawing
+from penstock.view.svg import timeline_drawing
 from penstock.view.units import format_number, format_share
 
 __all__ = ["Sizes", "draw_pictures", "numbers_of", "one_scale", "picture", "price"]

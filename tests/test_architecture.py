@@ -23,19 +23,25 @@ LAYERS = (
     ("ir",),
     ("costs",),
     ("schedules", "passes", "checks", "sim"),
+    ("files",),
     ("assembly",),
     ("planner",),
     ("view",),
-    ("splitting", "runtime"),
+    ("tensors",),
+    ("parallel", "deferred"),
+    ("loss", "ranks"),
+    ("alive",),
+    ("step", "splitting"),
     ("training",),
-    ("examples",),
+    ("measuring", "checkpoint"),
+    ("elastic", "tools"),
     ("dropin", "cli"),
     ("__init__", "__main__"),
 )
-TORCH_LINE = LAYERS.index(("splitting", "runtime"))
+TORCH_LINE = LAYERS.index(("tensors",))
 OPTIONAL = {"matplotlib", "numba", "ortools"}
 # torch's compiler takes seconds to load, and so does what stands on it.
-LOADED_LATE = ("penstock.runtime.compiled", "torch._inductor.compile_fx")
+LOADED_LATE = ("penstock.deferred.compiled", "torch._inductor.compile_fx")
 
 
 @dataclass(frozen=True)

@@ -39,15 +39,17 @@ from penstock.passes.reroute import reroute
 from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
 from penstock.passes.shard import add_unshard_reshard
 from penstock.passes.thin import thin_out
-from penstock.planner.in_flight import count_in_flight
-from penstock.planner.partition import Partition, partition
-from penstock.planner.pieces import Piece
+from penstock.planner.partition.partition import Partition, partition
+from penstock.planner.partition.pieces import Piece
+from penstock.planner.search.in_flight import count_in_flight
 from penstock.schedules.registry import register
 from penstock.sim.engine import simulate
 from penstock.sim.explain import Explanation, Gap, Saving, explain
 from penstock.sim.timeline import Span, Timeline
 
 if TYPE_CHECKING:
+    from penstock.alive.timeouts import Watch
+    from penstock.checkpoint.checkpoints import Checkpoints, Restored
     from penstock.dropin import (
         PipelineStage,
         Schedule1F1B,
@@ -61,50 +63,48 @@ if TYPE_CHECKING:
         pipeline,
     )
     from penstock.dropin.schedules import get_schedule_class
-    from penstock.planner.choices import Choices
-    from penstock.planner.choosing.findings import Finding, Findings
+    from penstock.elastic import ElasticStep, Job, train_elastically
+    from penstock.files.timeline import read_timeline, write_timeline
+    from penstock.files.trace.reading import read_trace
+    from penstock.loss.added import add_loss
+    from penstock.measuring.balance import balance
+    from penstock.measuring.layers import measure_layers
+    from penstock.measuring.links import measure_links
+    from penstock.measuring.stages import measure, measure_closely
     from penstock.planner.planning import plan
     from penstock.planner.plans import Plan
     from penstock.planner.revision import revise
-    from penstock.planner.searching import search
-    from penstock.runtime.disturbed import Disturbance, Drop
-    from penstock.runtime.losses import add_loss
-    from penstock.runtime.microbatch import Along, Ready, Shared
-    from penstock.runtime.watch import Watch
-    from penstock.sim.hindsight import review
-    from penstock.sim.timeline_file import read_timeline, write_timeline
-    from penstock.sim.trace_reading import read_trace
-    from penstock.splitting.by_layers.hooks import here_only
-    from penstock.splitting.doors import split
+    from penstock.planner.search.choices import Choices
+    from penstock.planner.search.findings import Finding, Findings
+    from penstock.planner.search.search import search
+    from penstock.ranks.fault_injection import Disturbance, Drop
+    from penstock.sim.review import review
+    from penstock.splitting.by_layers.hooks.hooks import here_only
     from penstock.splitting.marks import SplitPoint, pipe_split
     from penstock.splitting.output_loss import find_loss
     from penstock.splitting.pipe import Pipe
-    from penstock.training.balance import balance
-    from penstock.training.checkpoint import Checkpoints, Restored
-    from penstock.training.elastic import ElasticStep, Job, train_elastically
-    from penstock.training.layer_costs import measure_layers
-    from penstock.training.links import measure_links
-    from penstock.training.measuring import measure, measure_closely
+    from penstock.splitting.splitter import split
+    from penstock.step.microbatches import Along, Ready, Shared
     from penstock.training.pipeline import Pipeline, StepResult
     from penstock.view.trace import write_trace
 
 # The planner, and what needs torch, are loaded when they are first asked for.
 _LATE_NAMES = {
-    "Along": "penstock.runtime.microbatch",
-    "Checkpoints": "penstock.training.checkpoint",
-    "Choices": "penstock.planner.choices",
-    "Disturbance": "penstock.runtime.disturbed",
-    "Drop": "penstock.runtime.disturbed",
-    "ElasticStep": "penstock.training.elastic",
-    "Finding": "penstock.planner.choosing.findings",
-    "Findings": "penstock.planner.choosing.findings",
-    "Job": "penstock.training.elastic",
+    "Along": "penstock.step.microbatches",
+    "Checkpoints": "penstock.checkpoint.checkpoints",
+    "Choices": "penstock.planner.search.choices",
+    "Disturbance": "penstock.ranks.fault_injection",
+    "Drop": "penstock.ranks.fault_injection",
+    "ElasticStep": "penstock.elastic",
+    "Finding": "penstock.planner.search.findings",
+    "Findings": "penstock.planner.search.findings",
+    "Job": "penstock.elastic",
     "Pipe": "penstock.splitting.pipe",
     "Pipeline": "penstock.training.pipeline",
     "PipelineStage": "penstock.dropin",
     "Plan": "penstock.planner.plans",
-    "Ready": "penstock.runtime.microbatch",
-    "Restored": "penstock.training.checkpoint",
+    "Ready": "penstock.step.microbatches",
+    "Restored": "penstock.checkpoint.checkpoints",
     "Schedule1F1B": "penstock.dropin",
     "ScheduleDualPipeV": "penstock.dropin",
     "ScheduleGPipe": "penstock.dropin",
@@ -112,31 +112,31 @@ _LATE_NAMES = {
     "ScheduleInterleavedZeroBubble": "penstock.dropin",
     "ScheduleLoopedBFS": "penstock.dropin",
     "ScheduleZBVZeroBubble": "penstock.dropin",
-    "Shared": "penstock.runtime.microbatch",
+    "Shared": "penstock.step.microbatches",
     "SplitPoint": "penstock.splitting.marks",
     "StepResult": "penstock.training.pipeline",
-    "Watch": "penstock.runtime.watch",
-    "add_loss": "penstock.runtime.losses",
-    "balance": "penstock.training.balance",
+    "Watch": "penstock.alive.timeouts",
+    "add_loss": "penstock.loss.added",
+    "balance": "penstock.measuring.balance",
     "build_stage": "penstock.dropin",
     "find_loss": "penstock.splitting.output_loss",
     "get_schedule_class": "penstock.dropin.schedules",
-    "here_only": "penstock.splitting.by_layers.hooks",
-    "measure": "penstock.training.measuring",
-    "measure_closely": "penstock.training.measuring",
-    "measure_layers": "penstock.training.layer_costs",
-    "measure_links": "penstock.training.links",
+    "here_only": "penstock.splitting.by_layers.hooks.hooks",
+    "measure": "penstock.measuring.stages",
+    "measure_closely": "penstock.measuring.stages",
+    "measure_layers": "penstock.measuring.layers",
+    "measure_links": "penstock.measuring.links",
     "pipe_split": "penstock.splitting.marks",
     "pipeline": "penstock.dropin",
     "plan": "penstock.planner.planning",
-    "read_timeline": "penstock.sim.timeline_file",
-    "read_trace": "penstock.sim.trace_reading",
-    "review": "penstock.sim.hindsight",
+    "read_timeline": "penstock.files.timeline",
+    "read_trace": "penstock.files.trace.reading",
+    "review": "penstock.sim.review",
     "revise": "penstock.planner.revision",
-    "search": "penstock.planner.searching",
-    "split": "penstock.splitting.doors",
-    "train_elastically": "penstock.training.elastic",
-    "write_timeline": "penstock.sim.timeline_file",
+    "search": "penstock.planner.search.search",
+    "split": "penstock.splitting.splitter",
+    "train_elastically": "penstock.elastic",
+    "write_timeline": "penstock.files.timeline",
     "write_trace": "penstock.view.trace",
 }
 

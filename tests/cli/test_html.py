@@ -9,7 +9,7 @@ from penstock.cli import main
 from penstock.costs import Costs
 from penstock.sim.comparison import compare
 from penstock.sim.engine import simulate
-from penstock.view.page import page
+from penstock.view.page.html import page
 
 SIZE = ("--ranks", "2", "--microbatches", "2", "--transfer", "0.5")
 

@@ -9,8 +9,8 @@ from penstock.cli.progress import show_busy, show_rounds, show_training, sparkli
 
 pytest.importorskip("torch")
 
-from penstock.examples.language import Held, Step
-from penstock.examples.lesson import Lesson
+from penstock.tools.demo.task import Lesson
+from penstock.tools.demo.training import Held, Step
 
 
 def test_sparkline_has_a_bar_per_value_or_is_as_wide_as_asked() -> None:

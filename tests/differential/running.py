@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
 import penstock as ps
-from penstock.runtime.layer_random import LayerRandom, StageRandom
-from penstock.runtime.losses import collect_losses
+from penstock.loss.added import collect_losses
+from penstock.step.layer_random import LayerRandom, StageRandom
 from tests.differential.batches import Batch, make_batch
 from tests.differential.case import Case
 from tests.differential.edits import edit

@@ -11,7 +11,7 @@ from penstock.dropin import schedules
 from penstock.dropin._utils import PipeliningMetadataError
 from penstock.dropin.schedules import PipelineScheduleMulti, _Action, _PipelineScheduleRuntime
 from penstock.dropin.stage import PipelineStage
-from penstock.training.live_memory import LiveMemory
+from penstock.measuring.live_memory import LiveMemory
 from tests.dropin.scripts import (
     IS_OLD_TORCH,
     LOOPED,

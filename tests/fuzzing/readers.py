@@ -11,19 +11,19 @@ from penstock.checks.report import find_problems
 from penstock.cli.reports import explanation, timeline, to_json
 from penstock.costs import Costs
 from penstock.dropin._csv import read_order, write_order
+from penstock.files.flight.timeline import last_recorded_step
+from penstock.files.flight.waits import Flight, read_flights
+from penstock.files.timeline import read_timeline, write_timeline
+from penstock.files.trace.reading import read_trace
 from penstock.ir.schedule import Schedule
-from penstock.planner.choosing.layer_files import LayerCosts, read_layers
 from penstock.planner.plans import Plan
+from penstock.planner.search.layer_files import LayerCosts, read_layers
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
-from penstock.sim.flight import Flight, read_flights
-from penstock.sim.flight_timeline import last_recorded_step
 from penstock.sim.timeline import Timeline
-from penstock.sim.timeline_file import read_timeline, write_timeline
-from penstock.sim.trace_reading import read_trace
 from penstock.view.flight_report import flight_view, step_title
 from penstock.view.notebook import plan_html, schedule_html, timeline_html
-from penstock.view.page import page
+from penstock.view.page.html import page
 from penstock.view.plan_report import plan_report
 from penstock.view.terminal import plain_timeline_view, timeline_view
 from penstock.view.trace import write_trace

@@ -8,16 +8,16 @@ import pytest
 from penstock.assembly import build, lower
 from penstock.costs import Costs
 from penstock.errors import CostsError, ParseError, PenstockError, PlanError
+from penstock.files.timeline import read_timeline, write_timeline
+from penstock.files.trace.reading import read_trace
 from penstock.ir.schedule import Schedule
-from penstock.planner.choosing.layer_files import read_layers
-from penstock.planner.pieces import Piece
+from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
+from penstock.planner.search.layer_files import read_layers
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
-from penstock.sim.timeline_file import read_timeline, write_timeline
-from penstock.sim.trace_reading import read_trace
 from penstock.view.notebook import timeline_html
-from penstock.view.page import page
+from penstock.view.page.html import page
 from tests.fuzzing import valid_files
 from tests.fuzzing.bounds import bounded
 from tests.fuzzing.judging import check_message, judge

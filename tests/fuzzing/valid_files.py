@@ -12,17 +12,17 @@ import numpy as np
 
 from penstock.assembly import build, lower
 from penstock.costs import Costs
+from penstock.files.flight.layout import HEADER, MAGIC, RECORD, SIGNS, VERSION
+from penstock.files.flight.record_file import FlightWriter
+from penstock.files.timeline import write_timeline
 from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
-from penstock.planner.choices import Choices
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
+from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
-from penstock.sim.flight_file import FlightWriter
-from penstock.sim.flight_layout import HEADER, MAGIC, RECORD, SIGNS, VERSION
 from penstock.sim.timeline import Timeline
-from penstock.sim.timeline_file import write_timeline
 from penstock.view.trace import write_trace
 
 __all__ = [

@@ -13,10 +13,10 @@ from torch import nn
 
 import penstock as ps
 from penstock.ir.actions import Action, Kind
+from tests.alive.fault_ranks import run_ranks
 from tests.gpu.problems import EQUAL, Twin, closing, make_batch, make_blocks, widths_of
 from tests.models import make_stages, mean_loss
 from tests.processes import Processes, backend_of
-from tests.training.fault_ranks import run_ranks
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from penstock.ir.placement import Placement
-from penstock.planner.pieces import Piece
+from penstock.planner.partition.pieces import Piece
 
 __all__ = ["Score", "all_scores"]
 

@@ -9,8 +9,8 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import ArgumentError, MemoryLimitError, SizeError
 from penstock.ir.placement import Placement
+from penstock.planner.order.solver import Progress
 from penstock.planner.planning import plan
-from penstock.planner.solver import Progress
 from penstock.sim.comparison import compare
 
 COSTS = Costs(transfer=0.1, activation_bytes=10, weight_stash_bytes=6, message_bytes=1)

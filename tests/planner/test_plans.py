@@ -11,10 +11,10 @@ import pytest
 from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.errors import PlanError
-from penstock.planner.bounds import lower_bound
-from penstock.planner.choices import Choices
+from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
+from penstock.planner.search.choices import Choices
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
 

@@ -8,11 +8,11 @@ from penstock.assembly import build, lower
 from penstock.costs import Costs
 from penstock.errors import ScheduleError
 from penstock.ir.placement import Placement
-from penstock.planner.bounds import lower_bound
-from penstock.planner.choices import Choices
+from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
 from penstock.planner.revision import revise, update
+from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
 
 GUESS = Costs(activation_bytes=1.0, weight_stash_bytes=0.5, transfer=0.125)

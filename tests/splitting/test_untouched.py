@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import penstock as ps
+from penstock.measuring.balance import balance
+from penstock.measuring.stages import measure
 from penstock.splitting.untouched import same_random_numbers
-from penstock.training.balance import balance
-from penstock.training.measuring import measure
 
 X = torch.ones(4, 8)
 

@@ -10,11 +10,11 @@ from torch import nn
 import penstock as ps
 from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
-from penstock.planner.choices import Choices
+from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
-from penstock.runtime.replica import replica_of
-from penstock.runtime.stage import Stage
+from penstock.planner.search.choices import Choices
+from penstock.step.stage import Stage
 
 
 class Counted(nn.Module):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import penstock as ps
-from penstock.training.live_memory import LiveMemory, storages_of
+from penstock.measuring.live_memory import LiveMemory, storages_of
 from tests.models import WIDTH, copy_blocks, make_batch, make_blocks, make_stages, mean_loss
 from tests.strategies import FAMILY_NAMES
 

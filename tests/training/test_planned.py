@@ -7,13 +7,13 @@ from torch import nn
 
 import penstock as ps
 from penstock.errors import ArgumentError, SizeError
-from penstock.planner.bounds import lower_bound
+from penstock.measuring.stages import measure
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
-from penstock.planner.solver import solve
-from penstock.sim.hindsight import Review, review
-from penstock.sim.measured import costs_of
-from penstock.training.measuring import measure
+from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.review import Review, review
 from tests.models import (
     copy_blocks,
     cut,

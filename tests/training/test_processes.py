@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 import penstock as ps
-from penstock.training.live_memory import LiveMemory
+from penstock.measuring.live_memory import LiveMemory
 from tests.models import (
     WIDTH,
     differences,

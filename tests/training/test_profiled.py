@@ -8,8 +8,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import penstock as ps
+from penstock.files.trace.reading import read_trace
 from penstock.sim.timeline import Timeline
-from penstock.sim.trace_reading import read_trace
 from penstock.view.trace import write_trace
 from tests.processes import Processes
 from tests.view.trace_format import check_trace, flows_of

@@ -12,10 +12,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import penstock as ps
-from penstock.runtime.layer_random import stream_seed
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.by_tracing.traced import split_traced
 from penstock.splitting.pipe import Pipe
+from penstock.step.layer_random import stream_seed
 from tests.models import differences, gradients_of
 from tests.processes import Processes
 

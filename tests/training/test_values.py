@@ -18,7 +18,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor, all
 import penstock as ps
 from penstock.dropin.schedules import ScheduleGPipe
 from penstock.dropin.stage import PipelineStage
-from penstock.runtime.disturbed import Disturbance
+from penstock.ranks.fault_injection import Disturbance
 from tests.models import differences, gradients_of
 from tests.processes import Processes
 

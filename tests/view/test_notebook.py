@@ -100,7 +100,7 @@ def test_large_timelines_are_summarised_with_a_note() -> None:
     found = Reader(timeline_html(simulate(build("GPipe", ranks=150, microbatches=4))))
     assert found.texts[2] == (
         "1,200 actions: each column of time shows what takes most, for the first 128 of 150 "
-        "ranks; up to 600 are drawn one by one, and penstock.view.page shows all"
+        "ranks; up to 600 are drawn one by one, and penstock.view.page.html shows all"
     )
     assert "path" in found.tags
 

@@ -13,8 +13,8 @@ from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import find_waits
 from penstock.view.layout import rectangles
-from penstock.view.page import page
-from penstock.view.page_data import tick_of
+from penstock.view.page.data import tick_of
+from penstock.view.page.html import page
 from penstock.view.palette import shade
 from tests.browser import Opener, Visit
 from tests.strategies import every_family

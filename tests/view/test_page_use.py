@@ -5,8 +5,8 @@ import pytest
 from penstock.ir.schedule import Schedule
 from penstock.sim.comparison import compare
 from penstock.sim.engine import simulate
-from penstock.view.page import page
-from penstock.view.page_data import tick_of
+from penstock.view.page.data import tick_of
+from penstock.view.page.html import page
 from penstock.view.palette import contrast
 from tests.browser import Opener, Visit
 from tests.view.pages import COSTS, DESK, PHONE, click_on, find_row, point_at, press, text_of

@@ -7,7 +7,7 @@ from penstock.costs import Costs
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
 from penstock.view.plan_report import findings_report, plan_report
-from tests.planner.choosing.test_findings import make_findings
+from tests.planner.search.test_findings import make_findings
 
 
 def make_plan() -> Plan:

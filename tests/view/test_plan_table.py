@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from penstock.view.plan_table import findings_view
-from tests.planner.choosing.test_findings import make_findings
+from tests.planner.search.test_findings import make_findings
 
 
 def test_reasons_stand_below_the_table() -> None:

@@ -13,7 +13,7 @@ from penstock.assembly import lower
 from penstock.checks.deadlock import Channels
 from penstock.checks.report import find_problems
 from penstock.cli import inputs, reports
-from penstock.cli.explaining import explain_flights, names_flights
+from penstock.cli.explain import explain_flights, names_flights
 from penstock.cli.torch_side import require_torch
 from penstock.costs import Costs
 from penstock.errors import ArgumentError, PenstockError, PipelineError
@@ -23,7 +23,7 @@ from penstock.sim.comparison import compare as compare_timelines
 from penstock.sim.engine import simulate as simulate_schedule
 from penstock.sim.explain import explain as explain_schedule
 from penstock.view import figure, terminal
-from penstock.view.page import page
+from penstock.view.page.html import page
 from penstock.view.trace import write_trace
 
 __all__ = ["main"]
@@ -40,11 +40,11 @@ _HTML = click.option(
 
 # Commands whose modules are loaded when they are asked for, since that takes a while.
 _LATE_COMMANDS = {
-    "demo": ("penstock.cli.demo", "demo_command"),
-    "plan": ("penstock.cli.planning", "plan_command"),
-    "revise": ("penstock.cli.revising", "revise_command"),
-    "soak": ("penstock.cli.soaking", "soak_command"),
-    "trace": ("penstock.cli.tracing", "trace_command"),
+    "demo": ("penstock.cli.demo.demo", "demo_command"),
+    "plan": ("penstock.cli.plan", "plan_command"),
+    "revise": ("penstock.cli.revise", "revise_command"),
+    "soak": ("penstock.cli.soak", "soak_command"),
+    "trace": ("penstock.cli.trace", "trace_command"),
 }
 
 
@@ -343,7 +343,7 @@ def verify_schedule(
       penstock verify 1F1B --model mymodel:make_case
     """
     require_torch()
-    from penstock.examples.verification import Request, verify
+    from penstock.tools.verify.verification import Request, verify
 
     found = _load(schedule, size, lowered=False)
     inputs.find_modules_here()

@@ -16,8 +16,8 @@ from rich.table import Table
 from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:
-    from penstock.examples.language import News, Step
-    from penstock.examples.lesson import Lesson
+    from penstock.tools.demo.task import Lesson
+    from penstock.tools.demo.training import News, Step
 
 __all__ = ["Display", "show_busy", "show_rounds", "show_training", "sparkline"]
 
@@ -50,7 +50,7 @@ class Display:
 
     def show(self, news: News) -> None:
         """Take one more step, or what a rank holds."""
-        from penstock.examples.language import Held
+        from penstock.tools.demo.training import Held
 
         if isinstance(news, Held):
             self.held[news.rank] = news.bytes

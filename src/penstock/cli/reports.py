@@ -23,7 +23,7 @@ from penstock.view.terminal import plain_timeline_view, timeline_view
 from penstock.view.units import format_number, format_share
 
 if TYPE_CHECKING:
-    from penstock.examples.verification import Check
+    from penstock.tools.verify.verification import Check
 
 __all__ = [
     "describe",

@@ -2,7 +2,7 @@
 
 `stage_backward_input` makes the input gradients, and notes what arrives where the graph leads on
 to weights (see `_split_graph`); `stage_backward_weight` goes on from there. Stages that run in our
-own schedules split earlier and cheaper (`penstock.runtime.backward`).
+own schedules split earlier and cheaper (`penstock.step.backward`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 
 from penstock.dropin._submod_names import get_submod_name
 from penstock.ir.dataflow import Dataflow
-from penstock.splitting.by_tracing.capture import Capture
-from penstock.splitting.by_tracing.cut import Cut, route
-from penstock.splitting.by_tracing.entry import Entry, TracedInput
-from penstock.splitting.by_tracing.graph_stage import GraphStage
-from penstock.splitting.by_tracing.regions import OPEN_REGIONS
-from penstock.splitting.by_tracing.sizes import hint_of
-from penstock.splitting.by_tracing.storage import find_storages
+from penstock.splitting.by_tracing.capture.capture import Capture
+from penstock.splitting.by_tracing.capture.entry import Entry, TracedInput
+from penstock.splitting.by_tracing.capture.regions import OPEN_REGIONS
+from penstock.splitting.by_tracing.capture.sizes import hint_of
+from penstock.splitting.by_tracing.cut.cut import Cut, route
+from penstock.splitting.by_tracing.cut.storage import find_storages
+from penstock.splitting.by_tracing.stage.graph_stage import GraphStage
 from penstock.splitting.by_tracing.traced import make_stage
 
 __all__ = ["CutForm", "give_form"]

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from penstock.runtime.hang_up import Connections
-from penstock.runtime.own_groups import open_gloo
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.private_groups import open_gloo
 
 __all__ = ["Channel", "Host"]
 

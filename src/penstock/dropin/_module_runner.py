@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.runtime.backward import LayerRecorder, Root, run_backward
-from penstock.runtime.replica import Replica, replica_of
-from penstock.runtime.replicated import ReplicatedStage
-from penstock.runtime.sharded import ShardedStage
-from penstock.runtime.weight_work import WeightWork
+from penstock.deferred.work import WeightWork
+from penstock.parallel.ddp import ReplicatedStage
+from penstock.parallel.fsdp import ShardedStage
+from penstock.parallel.replica import Replica, replica_of
+from penstock.step.backward import LayerRecorder, Root, run_backward
 
 __all__ = ["ModuleRunner"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 
 from penstock.errors import ArgumentError
-from penstock.splitting.by_tracing.graph_data import pack_graph, unpack_graph
+from penstock.splitting.by_tracing.stage.graph_data import pack_graph, unpack_graph
 
 __all__ = [
     "_LinearNodeList",

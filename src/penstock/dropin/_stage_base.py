@@ -11,12 +11,12 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
+from penstock.deferred.work import WeightWork, add_weight_gradients
 from penstock.dropin._debug import map_debug_info
 from penstock.dropin._module_runner import ModuleRunner
 from penstock.dropin._stage_traffic import StageTraffic, StageUseError, as_tuple, find_edge
 from penstock.errors import PipelineError
-from penstock.runtime.backward import Root
-from penstock.runtime.weight_work import WeightWork, add_weight_gradients
+from penstock.step.backward import Root
 
 __all__ = ["_PipelineStageBase"]
 

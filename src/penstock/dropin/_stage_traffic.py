@@ -33,7 +33,7 @@ from penstock.dropin._metadata import (
 from penstock.dropin._recv_info import _RecvInfo
 from penstock.dropin._told import compare_with_told, insist
 from penstock.errors import ArgumentError, PipelineError
-from penstock.runtime.values import plain_value
+from penstock.tensors.plain import plain_value
 
 __all__ = ["StageTraffic", "StageUseError", "as_tuple", "find_edge"]
 

@@ -9,10 +9,10 @@ from torch.utils import _pytree as pytree
 
 from penstock.dropin._cut_form import CutForm, give_form
 from penstock.errors import ModelError, PipelineError
-from penstock.splitting.by_tracing.assignment import is_scalar
-from penstock.splitting.by_tracing.capture import Capture, capture
-from penstock.splitting.by_tracing.cut import Cut, cut_graph
-from penstock.splitting.by_tracing.graph_stage import check_names
+from penstock.splitting.by_tracing.capture.capture import Capture, capture
+from penstock.splitting.by_tracing.cut.assignment import is_scalar
+from penstock.splitting.by_tracing.cut.cut import Cut, cut_graph
+from penstock.splitting.by_tracing.stage.graph_stage import check_names
 from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
 
 __all__ = ["Traced", "trace_and_cut"]

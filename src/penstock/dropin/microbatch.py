@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from penstock.errors import BatchError
-from penstock.runtime.microbatch import share_out
+from penstock.step.microbatches import share_out
 
 __all__ = [
     "DEFAULT_CHUNK_DIM",

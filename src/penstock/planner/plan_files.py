@@ -16,8 +16,8 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import PenstockError, PlanError
 from penstock.ir.schedule import Schedule
-from penstock.planner.choices import Choices
 from penstock.planner.problem import Problem
+from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
 from penstock.untrusted import clean_name, parse_json, quote, read_text, to_quantity
 

@@ -7,17 +7,17 @@ from time import perf_counter
 from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
-from penstock.planner.bounds import lower_bound
-from penstock.planner.choosing.checkpointing import checkpoint, is_worth_checkpointing
-from penstock.planner.choosing.layouts import (
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.solver import Progress, solve
+from penstock.planner.plans import Plan
+from penstock.planner.problem import Problem
+from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
+from penstock.planner.search.layouts import (
     Layout,
     describe_placement,
     find_placement,
     placements_for,
 )
-from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
-from penstock.planner.solver import Progress, solve
 from penstock.schedules.sizes import require_size
 
 __all__ = ["plan"]

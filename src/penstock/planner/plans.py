@@ -6,11 +6,11 @@ from math import isinf
 from pathlib import Path
 
 from penstock.ir.schedule import Schedule
-from penstock.planner.bounds import lower_bound
-from penstock.planner.choices import Choices
-from penstock.planner.choosing.layouts import describe_placement
+from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plan_files import ROUNDING, Saved, format_plan, read_plan
 from penstock.planner.problem import Problem
+from penstock.planner.search.choices import Choices
+from penstock.planner.search.layouts import describe_placement
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 

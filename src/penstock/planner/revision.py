@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from penstock.costs import Costs
-from penstock.planner.bounds import lower_bound
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import Problem
-from penstock.planner.solver import Progress, solve
-from penstock.sim.hindsight import review
-from penstock.sim.measured import costs_of
+from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.review import review
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Revision", "revise", "update"]

@@ -17,7 +17,7 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow, Routed
-from penstock.splitting.memory import compute_buffers, expect_filled, give_memory
+from penstock.splitting.materialize import compute_buffers, expect_filled, give_memory
 from penstock.splitting.original import unguarded
 from penstock.splitting.signature import Signature, sign
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from penstock.errors import ArgumentError
-from penstock.runtime.transport import Transport
+from penstock.ranks.transport import Transport
 
 __all__ = ["clip_gradients", "total_norm"]
 

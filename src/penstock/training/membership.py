@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.errors import ArgumentError
-from penstock.runtime.stage import Stage
+from penstock.step.stage import Stage
 
 __all__ = ["find_group", "warn_without_group"]
 

@@ -7,10 +7,10 @@ from typing import NoReturn
 import torch
 
 from penstock.errors import PipelineError
-from penstock.runtime.executor import Results
-from penstock.runtime.faults import Fault, StepFailedError
-from penstock.runtime.transport import Transport
-from penstock.training.agreement import gather_values
+from penstock.ranks.agreement import gather_values
+from penstock.ranks.faults import Fault, StepFailedError
+from penstock.ranks.transport import Transport
+from penstock.step.executor import Results
 
 __all__ = ["Outcome", "gather_outcome", "raise_first_fault"]
 

@@ -12,14 +12,22 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
+from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
+from penstock.alive.timeouts import DEFAULT_WATCH, Watch
 from penstock.errors import PenstockError, PipelineError
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
+from penstock.loss.reduction import Reduction
 from penstock.planner.plans import Plan
-from penstock.runtime.clocks import clock_for
-from penstock.runtime.disturbed import Disturbance
-from penstock.runtime.executor import (
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.agreement import together
+from penstock.ranks.fault_injection import Disturbance
+from penstock.ranks.faults import LinkLostError, StepFailedError
+from penstock.sim.timeline import Timeline
+from penstock.splitting.pipe import Pipe
+from penstock.step.clocks import clock_for
+from penstock.step.executor import (
     Around,
     Executor,
     LossFunction,
@@ -28,24 +36,17 @@ from penstock.runtime.executor import (
     Results,
     order_for_one_process,
 )
-from penstock.runtime.faults import LinkLostError, StepFailedError
-from penstock.runtime.hang_up import Connections
-from penstock.runtime.logbook import AGREEMENT, FLUSH, OUTCOME
-from penstock.runtime.microbatch import merge_outputs
-from penstock.runtime.watch import DEFAULT_WATCH, Watch
-from penstock.sim.timeline import Timeline
-from penstock.splitting.pipe import Pipe
-from penstock.training.agreement import together
-from penstock.training.batch import accepted_keywords, unwrap
-from penstock.training.batch_agreement import Agreed, BatchAgreement
+from penstock.step.microbatches import merge_outputs
+from penstock.training.assemble import Modules, gather_crew
+from penstock.training.batch.agreement import Agreed, BatchAgreement
+from penstock.training.batch.batch import accepted_keywords, unwrap
+from penstock.training.batch.request import Request
 from penstock.training.clip import clip_gradients, total_norm
-from penstock.training.crew import Modules, gather_crew
-from penstock.training.loss import takes_target, with_target
+from penstock.training.loss_function import takes_target, with_target
 from penstock.training.membership import find_group
 from penstock.training.outcome import gather_outcome, raise_first_fault
-from penstock.training.pipeline_facts import Terms
-from penstock.training.recording import join_recordings
-from penstock.training.request import Request
+from penstock.training.rank_facts import Terms
+from penstock.training.recorded_step import join_recordings
 from penstock.training.scaler import unscale
 from penstock.training.seeding import seed_stages
 from penstock.training.ties import (
@@ -58,7 +59,6 @@ from penstock.training.ties import (
     ties_of,
 )
 from penstock.training.weighing import Weighing
-from penstock.training.weights import Reduction
 from penstock.training.whole_state import copy_state, gather_state, guard_original
 
 __all__ = ["Pipeline", "StepResult"]

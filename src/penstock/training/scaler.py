@@ -3,7 +3,7 @@
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from penstock.runtime.transport import Transport
+from penstock.ranks.transport import Transport
 
 __all__ = ["unscale"]
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from penstock.runtime.layer_random import KnowsLayers, LayerRandom, StageRandom
-from penstock.runtime.stage import Stage
-from penstock.training.batch import unwrap
+from penstock.step.layer_random import KnowsLayers, LayerRandom, StageRandom
+from penstock.step.stage import Stage
+from penstock.training.batch.batch import unwrap
 
 __all__ = ["seed_stages"]
 

@@ -17,10 +17,10 @@ from torch.nn.parameter import is_lazy
 
 from penstock.errors import ModelError
 from penstock.ir.placement import Placement
-from penstock.runtime.hang_up import Connections
-from penstock.runtime.own_groups import OwnGroup, open_like
-from penstock.runtime.values import dense_value
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.private_groups import OwnGroup, open_like
 from penstock.splitting.pipe import Pipe
+from penstock.tensors.plain import dense_value
 
 __all__ = [
     "Tie",

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from penstock.errors import BatchError
-from penstock.runtime.transport import Transport
-from penstock.runtime.weigher import KnownWeights, Weigher
-from penstock.training.batch_agreement import Agreed
-from penstock.training.found_weights import FoundWeights
-from penstock.training.labels import LABELS, Labels, Relation, derive
-from penstock.training.loss_calls import Labelled
-from penstock.training.loss_memory import LossMemory
-from penstock.training.term_weights import Given
-from penstock.training.weights import Reduction, share_counts, weigh_rows
+from penstock.loss.calls import Labelled
+from penstock.loss.found_weights import FoundWeights
+from penstock.loss.labels import LABELS, Labels, Relation, derive
+from penstock.loss.memory import LossMemory
+from penstock.loss.reduction import Reduction, share_counts, weigh_rows
+from penstock.loss.term_weights import Given
+from penstock.loss.weigher import KnownWeights, Weigher
+from penstock.ranks.transport import Transport
+from penstock.training.batch.agreement import Agreed
 
 __all__ = ["Weighing"]
 

@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from penstock.errors import PipelineError
-from penstock.runtime.faults import LinkLostError
-from penstock.runtime.hang_up import Connections
-from penstock.runtime.own_groups import OwnGroup, open_gloo
-from penstock.runtime.transport import Transport
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.agreement import gather_values, together
+from penstock.ranks.faults import LinkLostError
+from penstock.ranks.private_groups import OwnGroup, open_gloo
+from penstock.ranks.transport import Transport
 from penstock.splitting.original import refuse_state
 from penstock.splitting.pipe import Pipe
-from penstock.training.agreement import gather_values, together
 
 __all__ = ["copy_state", "gather_state", "guard_original"]
 

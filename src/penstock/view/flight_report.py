@@ -7,10 +7,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.files.flight.log import FlightLog, Phase, spell_out
+from penstock.files.flight.timeline import RecordedStep
+from penstock.files.flight.waits import Cause, Flight, Reason
 from penstock.ir.actions import Action, Kind
-from penstock.sim.flight import Cause, Flight, Reason
-from penstock.sim.flight_log import FlightLog, Phase, spell_out
-from penstock.sim.flight_timeline import RecordedStep
 
 __all__ = ["flight_view", "list_ranks", "step_title", "tell_cause"]
 

@@ -15,7 +15,7 @@ from penstock.ir.text import format_table
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
-from penstock.view.drawing import MOST_BARS, MOST_RANKS, is_summarised, timeline_drawing
+from penstock.view.svg import MOST_BARS, MOST_RANKS, is_summarised, timeline_drawing
 from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = ["Formatter", "join_notebook", "plan_html", "schedule_html", "show_in", "timeline_html"]
@@ -104,7 +104,7 @@ def _add_picture(whole: Element, timeline: Timeline) -> None:
         )
         if timeline.schedule.num_ranks > MOST_RANKS:
             note += f", for the first {MOST_RANKS} of {timeline.schedule.num_ranks} ranks"
-        note += f"; up to {MOST_BARS} are drawn one by one, and penstock.view.page shows all"
+        note += f"; up to {MOST_BARS} are drawn one by one, and penstock.view.page.html shows all"
         SubElement(SubElement(whole, "div"), "em").text = note
 
 

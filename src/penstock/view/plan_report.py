@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from math import isinf
 
-from penstock.planner.choosing.breakdown import break_down
-from penstock.planner.choosing.findings import Findings
-from penstock.planner.choosing.layouts import describe_placement
 from penstock.planner.plans import Plan
+from penstock.planner.search.breakdown import break_down
+from penstock.planner.search.findings import Findings
+from penstock.planner.search.layouts import describe_placement
 from penstock.view.terminal import plain_timeline_view
 from penstock.view.units import format_bytes, format_number, format_share
 

@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from penstock.planner.choosing.findings import Findings
+from penstock.planner.search.findings import Findings
 
 __all__ = ["findings_view"]
 

@@ -17,10 +17,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from penstock.files.trace.own import header_of
 from penstock.ir.actions import Kind
 from penstock.ir.graph import build_graph
 from penstock.ir.rows import ABSENT, Floats, Ints
-from penstock.sim.own_trace import header_of
 from penstock.sim.timeline import Timeline
 from penstock.view.palette import TRACE_COLOURS
 from penstock.view.trace_lanes import Lanes, find_lanes

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from penstock.ir.dataflow import Routed
-from penstock.splitting.by_layers.elsewhere import Elsewhere, Sometimes
-from penstock.splitting.by_layers.hooks import here_only
+from penstock.splitting.by_layers.hooks.hooks import here_only
 from penstock.splitting.by_layers.layers import split_layers
-from penstock.splitting.by_layers.standin import StandIn
+from penstock.splitting.by_layers.remote_modules import Elsewhere, Sometimes
+from penstock.splitting.by_layers.stand_ins import StandIn
 from penstock.splitting.pipe import Pipe
 from tests.splitting import small
 from tests.splitting.small import WIDTH, Chain, numbers

@@ -18,7 +18,7 @@ from penstock.splitting.by_layers.notes import (
     rebuild,
     write_notes,
 )
-from penstock.splitting.by_layers.standin import StandIn
+from penstock.splitting.by_layers.stand_ins import StandIn
 from tests.splitting.small import Pair
 
 CPU = torch.device("cpu")

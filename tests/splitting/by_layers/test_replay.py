@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.itinerary import Itinerary
 from penstock.splitting.by_layers.notes import Value
 from penstock.splitting.by_layers.replay import Departure, Replay
-from penstock.splitting.by_layers.standin import StandIn
+from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.stand_ins import StandIn
 
 CPU = torch.device("cpu")
 PATHS = {"embed": 0, "layers.0": 0, "layers.1": 1, "head": 1}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.splitting.by_tracing.capture import capture
+from penstock.splitting.by_tracing.capture.capture import capture
 from penstock.splitting.by_tracing.traced import split_traced
 from penstock.splitting.output_loss import find_loss
 from penstock.training.pipeline import Pipeline

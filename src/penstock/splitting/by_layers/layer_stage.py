@@ -12,21 +12,21 @@ import torch
 from torch import nn
 
 from penstock.splitting.by_layers.eager import leave_uncompiled, run_eagerly
-from penstock.splitting.by_layers.elsewhere import (
+from penstock.splitting.by_layers.example.unit_calls import UnitWatch
+from penstock.splitting.by_layers.hooks.hooks import HookTables, keeping_hooks, tables_of
+from penstock.splitting.by_layers.hooks.rebinding import StageHooks
+from penstock.splitting.by_layers.hooks.registrations import Registrations, next_number
+from penstock.splitting.by_layers.inputs import parameter_names
+from penstock.splitting.by_layers.module_outline import Outline, outline_of, outline_tensor
+from penstock.splitting.by_layers.remote_modules import (
     Elsewhere,
     Held,
     Sometimes,
     adapt_stand_ins,
     share_state,
 )
-from penstock.splitting.by_layers.hooks import HookTables, keeping_hooks, tables_of
-from penstock.splitting.by_layers.inputs import parameter_names
-from penstock.splitting.by_layers.itinerary import Itinerary
-from penstock.splitting.by_layers.outline import Outline, outline_of, outline_tensor
-from penstock.splitting.by_layers.rebinding import StageHooks
-from penstock.splitting.by_layers.registrations import Registrations, next_number
 from penstock.splitting.by_layers.replay import Departure, Replay
-from penstock.splitting.by_layers.unit_watch import UnitWatch
+from penstock.splitting.by_layers.routes import Itinerary
 from penstock.splitting.by_layers.units import Unit, Units
 from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 

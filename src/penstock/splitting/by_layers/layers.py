@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from penstock.errors import ModelError, SizeError
-from penstock.splitting.by_layers.itinerary import Itinerary
+from penstock.splitting.by_layers.example.dependencies import Needs, find_needs
 from penstock.splitting.by_layers.layer_stage import build_layer_stages
-from penstock.splitting.by_layers.needs import Needs, find_needs
 from penstock.splitting.by_layers.notes import INPUTS, Value
+from penstock.splitting.by_layers.routes import Itinerary
 from penstock.splitting.by_layers.units import Units, find_units
 from penstock.splitting.caches import tell_of_cache
 from penstock.splitting.pipe import Pipe, check_complete

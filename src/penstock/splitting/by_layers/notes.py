@@ -27,7 +27,7 @@ from torch.utils._pytree import (
 )
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.standin import Absent, stand_in
+from penstock.splitting.by_layers.stand_ins import Absent, stand_in
 
 __all__ = [
     "INPUTS",

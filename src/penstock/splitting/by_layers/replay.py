@@ -17,10 +17,16 @@ from torch.utils._pytree import tree_leaves
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Routed
-from penstock.splitting.by_layers.hooks import Given
-from penstock.splitting.by_layers.itinerary import Itinerary
-from penstock.splitting.by_layers.kept import changed_names
-from penstock.splitting.by_layers.leaks import Leaks, LeakWatch
+from penstock.splitting.by_layers.example.changed_attributes import changed_names
+from penstock.splitting.by_layers.example.side_outputs import Leaks, LeakWatch
+from penstock.splitting.by_layers.hooks.hooks import Given
+from penstock.splitting.by_layers.hooks.inner_values import (
+    Observed,
+    observe,
+    seen_by_hooks,
+    version_of,
+)
+from penstock.splitting.by_layers.hooks.rebinding import StageHooks
 from penstock.splitting.by_layers.notes import (
     INPUTS,
     Entry,
@@ -35,10 +41,9 @@ from penstock.splitting.by_layers.notes import (
     rebuild_side,
     write_notes,
 )
-from penstock.splitting.by_layers.rebinding import StageHooks
 from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint, refuse_reentrant
-from penstock.splitting.by_layers.sides import Observed, observe, seen_by_hooks, version_of
-from penstock.splitting.by_layers.standin import ADVICE, StandIn
+from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.stand_ins import ADVICE, StandIn
 
 __all__ = ["Departure", "Replay"]
 

@@ -9,19 +9,19 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from penstock.errors import ArgumentError, ModelError, SizeError
-from penstock.splitting.by_tracing.capture import Capture, capture
-from penstock.splitting.by_tracing.capture_failure import suggest_layers
-from penstock.splitting.by_tracing.cut import Cut, cut_graph
-from penstock.splitting.by_tracing.entry import Entry
-from penstock.splitting.by_tracing.graph_pieces import (
+from penstock.splitting.by_tracing.capture.capture import Capture, capture
+from penstock.splitting.by_tracing.capture.entry import Entry
+from penstock.splitting.by_tracing.capture.failure import suggest_layers
+from penstock.splitting.by_tracing.capture.traced_graph import tensors_by_name
+from penstock.splitting.by_tracing.cut.cut import Cut, cut_graph
+from penstock.splitting.by_tracing.cut.pieces import (
     GraphPiece,
     estimate_work,
     graph_pieces,
     group_pieces,
 )
-from penstock.splitting.by_tracing.graph_stage import GraphStage, Program, check_names
-from penstock.splitting.by_tracing.holdings import hold
-from penstock.splitting.by_tracing.traced_graph import tensors_by_name
+from penstock.splitting.by_tracing.cut.state_owners import hold
+from penstock.splitting.by_tracing.stage.graph_stage import GraphStage, Program, check_names
 from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
 from penstock.splitting.pipe import Pipe, check_complete
 

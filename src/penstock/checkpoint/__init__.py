@@ -1,0 +1,1 @@
+"""Checkpoints: saved by any layout in the background, loaded by any other."""

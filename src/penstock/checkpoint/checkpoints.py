@@ -1,0 +1,243 @@
+"""Checkpoints of a run: saved by any layout in the background, loaded by any other.
+
+save    agree who writes what, copy it to host memory  |  write, make complete, tell all
+                      the caller waits                 |          a thread of its own
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+from penstock.checkpoint.background import Background
+from penstock.checkpoint.content import (
+    Content,
+    collect_content,
+    restore_generators,
+)
+from penstock.checkpoint.drafts import draft_save
+from penstock.checkpoint.folders import StepFolders
+from penstock.checkpoint.manifest import Manifest, read_manifest
+from penstock.checkpoint.members import Members
+from penstock.checkpoint.reading import check_files, read_tensors
+from penstock.checkpoint.restoring import (
+    check_names,
+    generator_targets,
+    model_targets,
+    optimizer_part,
+)
+from penstock.checkpoint.writing import write_draft
+from penstock.errors import ArgumentError, CheckpointError
+from penstock.ranks.faults import LinkLostError
+from penstock.training.pipeline import Pipeline
+
+__all__ = ["Checkpoints", "Restored"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What was loaded: the step, and the data that was saved with it.
+
+    Torch's generators have their states again if as many processes load as have saved.
+    """
+
+    step: int
+    data: dict[str, Any]
+    has_generator_states: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Save:
+    """A save that was not waited for yet, and the pipeline whose ranks make it."""
+
+    writing: Background
+    pipeline: Pipeline
+
+
+class Checkpoints:
+    """The checkpoints of a run, in a folder that all its processes see.
+
+    All processes that train together make one and call the same methods: those of `group`, or all
+    that there are. The `keep` newest complete steps are kept. If a rank of the pipeline is lost
+    in one of them, the others raise `PeerLostError`, as in a step.
+    """
+
+    def __init__(
+        self, folder: Path | str, *, keep: int = 2, group: dist.ProcessGroup | None = None
+    ) -> None:
+        if keep < 1:
+            raise ArgumentError(f"keep must be at least 1 (keep: {keep}), or nothing would remain")
+        self._folders = StepFolders(Path(folder).absolute())
+        self._keep = keep
+        self._members = Members(group)
+        self._save: _Save | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.finish()
+        elif self._save is not None:
+            self._save.writing.end()
+            self._members.hang_up()
+
+    def save(
+        self,
+        step: int,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        data: Mapping[str, Any] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Save the state after a step; returns when it is copied, and writes in the background.
+
+        `data` is what else the run needs to go on, such as its place in the data and the state of
+        a learning rate scheduler: anything that JSON can hold, the same on all ranks. A save
+        before this one is waited for, and what went wrong with it is raised here.
+        """
+        with self._guarded(pipeline):
+            self._wait()
+            self._begin(step, pipeline, optimizer, data or {})
+            if wait:
+                self._wait()
+
+    def finish(self) -> None:
+        """Wait until what was saved is complete; what went wrong with it is raised here."""
+        if self._save is not None:
+            with self._guarded(self._save.pipeline):
+                self._wait()
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps that are complete now, oldest first."""
+        return self._folders.steps()
+
+    def load(
+        self,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer | None = None,
+        step: int | None = None,
+    ) -> Restored | None:
+        """Load a step, else the newest; nothing if there is none.
+
+        Every process gets what it holds, whatever layout has saved it. Files, names and shapes
+        are checked on all processes before anything is changed on one of them.
+        """
+        with self._guarded(pipeline):
+            self._wait()
+            steps = self._members.share(self._folders.steps())
+            if step is None and not steps:
+                return None
+            chosen = steps[-1] if step is None else step
+            try:
+                return self._load(pipeline, optimizer, chosen)
+            except CheckpointError as error:
+                others = [other for other in steps if other != chosen]
+                hint = f"complete steps besides this one: {others}" if others else "no other step"
+                raise CheckpointError(f"cannot load step {chosen}: {error}; {hint}") from error
+
+    @contextmanager
+    def _guarded(self, pipeline: Pipeline) -> Iterator[None]:
+        """What all processes do together; no rank waits for one that is lost."""
+        try:
+            with pipeline.guarded(self._hang_up):
+                yield
+        except LinkLostError as error:
+            # A pipeline that is in one process watches over nobody, and so has no verdict.
+            raise CheckpointError(str(error)) from error
+
+    def _hang_up(self) -> None:
+        """End all waits of this process for another, or for the thread that may do so."""
+        self._members.hang_up()
+        save = self._save
+        if save is not None:
+            save.writing.give_up()
+
+    def _wait(self) -> None:
+        if self._save is not None:
+            try:
+                self._save.writing.wait()
+            finally:
+                self._save = None
+
+    def _begin(
+        self,
+        step: int,
+        pipeline: Pipeline,
+        optimizer: torch.optim.Optimizer | None,
+        data: Mapping[str, Any],
+    ) -> None:
+        members, folders, keep = self._members, self._folders, self._keep
+        content = members.together(
+            lambda: _checked_content(step, data, pipeline, optimizer, members.rank)
+        )
+        draft = draft_save(members, folders, step, content, data)
+        _logger.debug("step %d: %d bytes copied to host memory", step, draft.copies.num_bytes)
+        writing = Background(
+            lambda: write_draft(members, folders, draft, keep),
+            f"save step {step}",
+            members.hang_up,
+        )
+        self._save = _Save(writing, pipeline)
+
+    def _load(
+        self, pipeline: Pipeline, optimizer: torch.optim.Optimizer | None, step: int
+    ) -> Restored:
+        members, folder = self._members, self._folders.complete(step)
+        manifest = members.together(lambda: read_manifest(folder))
+        held = members.gather(list(pipeline.state_dict()))
+        model = members.together(lambda: model_targets(manifest, pipeline))
+        members.together(lambda: check_names(manifest, pipeline, held))
+        part = members.together(
+            lambda: None if optimizer is None else optimizer_part(manifest, pipeline, optimizer)
+        )
+        members.together(lambda: self._check_files(step, manifest))
+        is_alike = manifest.processes == members.count
+        states = generator_targets(manifest, pipeline, members.rank) if is_alike else {}
+        fresh = states if part is None else states | part.targets
+        # Nothing is changed before all processes have read what is not in the model.
+        members.together(lambda: read_tensors(folder, manifest, fresh))
+        members.together(lambda: read_tensors(folder, manifest, model))
+        if part is not None:
+            part.apply()
+        pipeline.random_step = manifest.values["pipeline.random_step"]
+        restore_generators({key: state for key, (_, state) in states.items()})
+        return Restored(step, manifest.data, bool(states))
+
+    def _check_files(self, step: int, manifest: Manifest) -> None:
+        """Check this process's share of the files."""
+        names = sorted(manifest.files)[self._members.rank :: self._members.count]
+        others = [self._folders.complete(other) for other in self.steps() if other != step]
+        check_files(self._folders.complete(step), manifest, names, others)
+
+
+def _checked_content(
+    step: int,
+    data: Mapping[str, Any],
+    pipeline: Pipeline,
+    optimizer: torch.optim.Optimizer | None,
+    rank: int,
+) -> Content:
+    """What this process has to save, if it can be saved."""
+    if step < 0:
+        raise ArgumentError(f"a step is counted from 0 (step: {step})")
+    try:
+        json.dumps(data)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"data must be what JSON can hold: {error}") from error
+    return collect_content(pipeline, optimizer, rank)

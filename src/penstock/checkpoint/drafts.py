@@ -1,0 +1,215 @@
+"""The first half of a save: all processes agree who writes what, and each copies its part.
+
+After this the training may go on, for nothing that is still to be written can change.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+
+from penstock.checkpoint.content import Content
+from penstock.checkpoint.folders import StepFolders
+from penstock.checkpoint.members import Members, describe_failure
+from penstock.checkpoint.messages import (
+    plan_from_values,
+    plan_to_values,
+    section_of,
+    setting_from_value,
+    setting_to_value,
+)
+from penstock.errors import CheckpointError
+
+__all__ = ["Draft", "HostCopies", "Whole", "draft_save"]
+
+
+class HostCopies(SavePlanner):
+    """Plans as torch does by default, and copies this process's part when the plan is final."""
+
+    def __init__(self) -> None:
+        self._planner = DefaultSavePlanner()
+        self._copies: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Take the state that is to be saved."""
+        self._planner.set_up_planner(state_dict, storage_meta, is_coordinator)
+
+    def create_local_plan(self) -> SavePlan:
+        """All that this process could write."""
+        return self._planner.create_local_plan()
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Everything once: who writes what of which several processes have copies."""
+        return self._planner.create_global_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Copy what this process writes to host memory."""
+        plan = self._planner.finish_plan(new_plan)
+        self._copies = {item.index: _copy(self._planner.resolve_data(item)) for item in plan.items}
+        self._planner.state_dict = {}
+        return plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
+        """The copy of one item."""
+        return self._copies[write_item.index]
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the copies take."""
+        return sum(
+            copy.nbytes if isinstance(copy, torch.Tensor) else copy.getbuffer().nbytes
+            for copy in self._copies.values()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A save that is agreed on, and this process's part of it; `whole` is the first one's."""
+
+    step: int
+    plan: SavePlan
+    copies: HostCopies
+    writer: FileSystemWriter
+    whole: "Whole | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What all processes save: torch's index of it, the plain values, and names of one thing.
+
+    `same` gives keys whose values are saved under another key.
+    """
+
+    metadata: Metadata
+    data: dict[str, Any]
+    values: dict[str, Any]
+    same: dict[str, str]
+    aliases: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What a process tells the first one."""
+
+    step: int
+    data: str
+    plan: SavePlan
+    values: dict[str, Any]
+    aliases: dict[str, str]
+
+    def to_values(self) -> dict[str, Any]:
+        """As plain values, by name."""
+        settings = {key: setting_to_value(value) for key, value in self.values.items()}
+        return {
+            "step": self.step,
+            "data": self.data,
+            "plan": plan_to_values(self.plan),
+            "values": settings,
+            "aliases": self.aliases,
+        }
+
+    @classmethod
+    def from_values(cls, told: Mapping[str, Any]) -> "_Offer":
+        """From plain values."""
+        settings = {key: setting_from_value(value) for key, value in told["values"].items()}
+        plan = plan_from_values(told["plan"])
+        return cls(told["step"], told["data"], plan, settings, told["aliases"])
+
+
+def draft_save(
+    members: Members, folders: StepFolders, step: int, content: Content, data: Mapping[str, Any]
+) -> Draft:
+    """Agree with all processes on a save, and copy what this one will write."""
+    copies = HostCopies()
+    copies.set_up_planner(_nested(content.tensors))
+    plan = copies.create_local_plan()
+    offer = _Offer(step, json.dumps(data, sort_keys=True), plan, content.values, content.aliases)
+    told = members.collect(offer.to_values())
+    whole: Whole | None = None
+    # What each process writes: its own items by their numbers, or why nobody writes anything.
+    answers: list[list[int] | str] = []
+    if members.is_first:
+        try:
+            offers = [_Offer.from_values(values) for values in told]
+            _check_agreement(offers)
+            folders.begin(step)
+            plan, answers, whole = _join(copies, content, offers)
+        except Exception as error:
+            message = f"step {step} cannot be saved: {describe_failure(error)}"
+            answers = [message] * members.count
+    answer = members.scatter(answers)
+    if isinstance(answer, str):
+        raise CheckpointError(answer)
+    own = replace(plan, items=[plan.items[number] for number in answer])
+    writer = _writer(folders, step)
+    final = writer.prepare_global_plan([own] * members.count)[members.rank]
+    finished = members.together(lambda: copies.finish_plan(final))
+    return Draft(step, finished, copies, writer, whole)
+
+
+def _check_agreement(offers: Sequence[_Offer]) -> None:
+    for rank, offer in enumerate(offers):
+        for what, own, first in (
+            ("step", offer.step, offers[0].step),
+            ("data", offer.data, offers[0].data),
+        ):
+            if own != first:
+                raise CheckpointError(
+                    f"the ranks differ in their {what} (rank 0: {first}, rank {rank}: {own}); "
+                    "give the same on all"
+                )
+
+
+def _join(
+    copies: HostCopies, content: Content, offers: Sequence[_Offer]
+) -> tuple[SavePlan, list[list[int] | str], Whole]:
+    """The first process's plan, which has the plain values too, each once, and who writes what."""
+    values = {key: value for offer in offers for key, value in offer.values.items()}
+    firsts: dict[str, str] = {}
+    same = {key: firsts.setdefault(repr(value), key) for key, value in values.items()}
+    written = {key: values[key] for key in firsts.values()}
+    copies.set_up_planner(_nested({**content.tensors, **written}), None, True)
+    plans = [copies.create_local_plan(), *(offer.plan for offer in offers[1:])]
+    final, metadata = copies.create_global_plan(plans)
+    numbers = [_find_items(own, all_of_it) for own, all_of_it in zip(final, plans, strict=True)]
+    aliases = {name: saved for offer in offers for name, saved in offer.aliases.items()}
+    whole = Whole(metadata, json.loads(offers[0].data), values, same, aliases)
+    return plans[0], [*numbers], whole
+
+
+def _find_items(some: SavePlan, plan: SavePlan) -> list[int]:
+    """The numbers that some items of a plan have in it."""
+    numbers = {item.index: number for number, item in enumerate(plan.items)}
+    return [numbers[item.index] for item in some.items]
+
+
+def _nested(items: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys in the sections that their first words name, as a user of torch has them."""
+    nested: dict[str, Any] = {}
+    for key, value in items.items():
+        section, rest = section_of(key)
+        nested.setdefault(section, {})[rest] = value
+    return nested
+
+
+def _writer(folders: StepFolders, step: int) -> FileSystemWriter:
+    """Torch's own writer: one file per process, waited for until it is on the disk."""
+    return FileSystemWriter(folders.partial(step), per_thread_copy_ahead=0)
+
+
+def _copy(data: torch.Tensor | io.BytesIO) -> torch.Tensor | io.BytesIO:
+    if isinstance(data, io.BytesIO):
+        return data
+    return data.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

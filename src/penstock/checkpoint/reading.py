@@ -1,0 +1,100 @@
+"""From the files of a checkpoint to tensors in memory: checked first, then read.
+
+Which parts of which files make up a tensor, or a shard of it, is worked out by torch's planner,
+from an index that is built from the manifest.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from penstock.checkpoint.manifest import (
+    Manifest,
+    Saved,
+    describe_file,
+    read_manifest,
+)
+from penstock.checkpoint.tensor_bytes import read_rows
+from penstock.errors import CheckpointError
+
+__all__ = ["check_files", "read_tensors"]
+
+
+def check_files(
+    folder: Path, manifest: Manifest, names: Iterable[str], others: Iterable[Path]
+) -> None:
+    """Refuse files that are not those that were saved; `others` are where they may come from."""
+    for name in names:
+        path, expected = folder / name, manifest.files[name]
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        if path.stat().st_size != expected.bytes:
+            raise CheckpointError(
+                f"{path} has {path.stat().st_size} bytes, and was saved with {expected.bytes}"
+            )
+        found = describe_file(path)
+        if found != expected:
+            origin = _find_origin(found.sha256, others)
+            raise CheckpointError(
+                f"{path} is not the file that was saved: "
+                + ("its SHA-256 differs" if origin is None else f"it belongs to {origin}")
+            )
+
+
+def _find_origin(sha256: str, folders: Iterable[Path]) -> str | None:
+    """The file of another checkpoint that has this SHA-256."""
+    for folder in folders:
+        try:
+            files = read_manifest(folder).files
+        except CheckpointError:
+            continue
+        for name, file in files.items():
+            if file.sha256 == sha256:
+                return str(folder / name)
+    return None
+
+
+def read_tensors(
+    folder: Path, manifest: Manifest, targets: Mapping[str, tuple[str, torch.Tensor]]
+) -> None:
+    """Read the numbers of tensors in place: the target, and the key that it is saved under.
+
+    Targets go by names of their own, since several of them may be saved as one.
+    """
+    saved = {name: manifest.tensors[key] for name, (key, _) in targets.items()}
+    planner = DefaultLoadPlanner(flatten_state_dict=False)
+    planner.set_up_planner(
+        {name: target for name, (_, target) in targets.items()},
+        Metadata({name: _index(tensor) for name, tensor in saved.items()}),
+        True,
+    )
+    chunks = {
+        (name, chunk.offsets): chunk for name, tensor in saved.items() for chunk in tensor.chunks
+    }
+    for item in planner.create_local_plan().items:
+        place = item.storage_index
+        assert place.offset is not None, "a tensor's part has its place in it"
+        chunk, dtype = chunks[place.fqn, tuple(place.offset)], saved[place.fqn].torch_dtype
+        if 0 not in item.lengths:
+            numbers = read_rows(folder, chunk, dtype, item.storage_offsets, item.lengths)
+            planner.resolve_tensor(item).detach().copy_(numbers)
+
+
+def _index(saved: Saved) -> TensorStorageMetadata:
+    return TensorStorageMetadata(
+        TensorProperties(dtype=saved.torch_dtype),
+        torch.Size(saved.shape),
+        [
+            ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes))
+            for chunk in saved.chunks
+            if 0 not in chunk.sizes
+        ],
+    )

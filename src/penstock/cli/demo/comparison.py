@@ -1,0 +1,98 @@
+"""The part of the demo that compares: the plan with known schedules, predicted with measured."""
+
+from __future__ import annotations
+
+from os import cpu_count
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.progress import show_rounds
+from penstock.cli.reports import title
+from penstock.view.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.tools.demo.candidates import Course
+    from penstock.tools.demo.comparison import Result
+    from penstock.tools.demo.task import Lesson
+
+__all__ = ["compare_and_show", "describe_race"]
+
+_MOST_ROUNDS = 12
+
+
+def compare_and_show(
+    console: Console, lesson: Lesson, courses: Sequence[Course], *, memory: float
+) -> list[Result]:
+    """Run steps of the courses in turns, and show them beside what was predicted."""
+    from penstock.tools.demo.comparison import compare_courses
+
+    rounds = min(_MOST_ROUNDS, lesson.steps)
+    title(console, f"Compare: {' against '.join(course.name for course in courses)}")
+    with show_rounds(console, rounds) as tell:
+        results = compare_courses(lesson, courses, rounds=rounds, tell=tell)
+    console.print(_time_table(results))
+    console.print()
+    console.print(_memory_table(results, memory))
+    console.print(
+        f"medians of {rounds} steps of each, which took turns; predicted from the measured pieces"
+    )
+    console.print(describe_race(results))
+    if lesson.device == "cpu" and lesson.ranks >= (cpu_count() or 1):
+        console.print(
+            f"({lesson.ranks} ranks have {cpu_count()} processor cores, and share them with all "
+            "else that runs here)"
+        )
+    return results
+
+
+def _time_table(results: Sequence[Result]) -> Table:
+    first = results[0]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("schedule")
+    for heading in ("step ms", "spread", "ratio", "predicted ms", "bubble", "predicted"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        predicted = result.course.predicted
+        table.add_row(
+            result.course.name,
+            f"{1e3 * result.typical:.1f}",
+            f"{result.spread:.0%}",
+            f"{result.typical / first.typical:.2f}",
+            f"{1e3 * predicted.end_time:.1f}",
+            format_share(result.recorded.bubble_rate),
+            format_share(predicted.bubble_rate),
+        )
+    return table
+
+
+def _memory_table(results: Sequence[Result], limit: float) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("schedule")
+    for heading in ("peak of a rank", "predicted", f"of {format_bytes(limit)}"):
+        table.add_column(heading, justify="right")
+    for result in results:
+        held = max(result.held)
+        table.add_row(
+            result.course.name,
+            format_bytes(held),
+            format_bytes(result.course.predicted.peak_bytes),
+            format_share(held / limit),
+        )
+    return table
+
+
+def describe_race(results: Sequence[Result]) -> str:
+    """Who was fastest, where that is clear, and how the others compare with the first."""
+    first, *others = results
+    fastest = min(results, key=lambda result: result.typical)
+    second = min(result.typical for result in results if result is not fastest)
+    variation = max(result.spread for result in results)
+    verdict = f"{fastest.course.name} was fastest"
+    if second / fastest.typical - 1 <= variation:
+        verdict = f"no clear winner, for steps of one schedule vary by up to {variation:.0%}"
+    ratios = ", ".join(f"{r.course.name} {r.typical / first.typical:.2f}" for r in others)
+    return f"{verdict}; times as long as {first.course.name}: {ratios}"

@@ -1,0 +1,161 @@
+"""The part of the demo that comes before training: what the model costs, and the best order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.progress import show_busy
+from penstock.cli.reports import title
+from penstock.planner.search.layouts import describe_placement
+from penstock.view.units import format_bytes, format_share
+
+if TYPE_CHECKING:
+    from penstock.costs import Costs
+    from penstock.tools.demo.candidates import Course, PlannedCourse
+    from penstock.tools.demo.task import Lesson
+
+__all__ = ["Prospects", "look_ahead"]
+
+_RIVALS = ("1F1B", "GPipe")
+_SECONDS_PER_PLAN = 2.0
+# Measured bytes are a few per cent off.
+_ROOM = 0.05
+_KINDS = {
+    "F": "forward",
+    "I": "backward_input",
+    "W": "backward_weight",
+    "B": "full_backward",
+}
+_KEPT = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
+
+
+@dataclass(frozen=True)
+class Prospects:
+    """Costs of the pieces, the plan, the bytes per rank that it keeps to, and its rivals."""
+
+    costs: Costs
+    planned: PlannedCourse
+    memory: float
+    rivals: tuple[Course, ...]
+
+
+def look_ahead(console: Console, lesson: Lesson) -> Prospects:
+    """Measure the model, choose a limit, and plan for it."""
+    costs = _measure(console, lesson)
+    return _plan(console, lesson, costs)
+
+
+def _measure(console: Console, lesson: Lesson) -> Costs:
+    from penstock.tools.demo.measuring import appraise
+
+    where = "a GPU" if lesson.device == "cuda" else "the processor"
+    title(console, f"Measure: what a small GPT costs on {where}, with {lesson.ranks} ranks at it")
+    with show_busy(console, "starting processes, running microbatches"):
+        found = appraise(lesson)
+    console.print(_cost_table(lesson, found.costs))
+    console.print(
+        f"milliseconds of one microbatch, typically spread over {found.spread:.0%}; F forward, "
+        "I and W the backward for inputs and weights, B both at once"
+    )
+    return found.costs
+
+
+def _cost_table(lesson: Lesson, costs: Costs) -> Table:
+    """The first piece, the layers, which are alike, by their mean, and the last piece."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("piece")
+    for heading in (*(f"{kind} ms" for kind in _KINDS), "always held", "per microbatch"):
+        table.add_column(heading, justify="right")
+    count = len(lesson.pieces)
+    held = np.sum([costs.per_stage(name, count) for name in _KEPT], axis=0)
+    columns = [1e3 * costs.per_stage(name, count) for name in _KINDS.values()]
+    activations = costs.per_stage("activation_bytes", count)
+    rows = {
+        lesson.pieces[0]: slice(0, 1),
+        f"{lesson.layers} layers, each": slice(1, -1),
+        lesson.pieces[-1]: slice(-1, None),
+    }
+    for name, part in rows.items():
+        table.add_row(
+            name,
+            *(f"{column[part].mean():.2f}" for column in columns),
+            format_bytes(held[part].mean()),
+            format_bytes(activations[part].mean()),
+        )
+    return table
+
+
+def _plan(console: Console, lesson: Lesson, costs: Costs) -> Prospects:
+    from penstock.tools.demo.candidates import family_course, plan_course, plan_courses
+
+    title(console, f"Plan: the fastest order for {lesson.ranks} ranks under a memory limit")
+    rivals = tuple(family_course(name, lesson, costs) for name in _RIVALS)
+    needed = rivals[0].predicted.peak_bytes
+    limit = needed * (1 + _ROOM)
+    with show_busy(console, "solving"):
+        found = plan_courses(lesson, costs, memory=needed, seconds=_SECONDS_PER_PLAN)
+        best = found[0]
+        free = plan_course(
+            lesson,
+            costs,
+            best.plan.problem.placement,
+            memory=None,
+            seconds=_SECONDS_PER_PLAN,
+        )
+    console.print(
+        f"the limit: {format_bytes(limit)} per rank, which is what {_RIVALS[0]} needs and "
+        f"{_ROOM:.0%} of room, left free for what is not predicted"
+    )
+    console.print(_plan_table(found))
+    console.print(_describe_gap(best))
+    console.print(_describe_limit(limit, best, free, rivals[1]))
+    return Prospects(costs, best, limit, rivals)
+
+
+def _plan_table(found: list[PlannedCourse]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("placement")
+    table.add_column("pieces per stage")
+    for heading in ("step ms", "bubble", "peak", "above the bound"):
+        table.add_column(heading, justify="right")
+    for one in found:
+        timeline = one.plan.timeline
+        table.add_row(
+            describe_placement(one.plan.problem.placement),
+            " ".join(map(str, one.sizes)),
+            f"{1e3 * timeline.makespan:.1f}",
+            format_share(timeline.bubble_rate),
+            format_bytes(timeline.peak_bytes),
+            format_share(max(one.plan.gap, 0.0)),
+        )
+    return table
+
+
+def _describe_gap(best: PlannedCourse) -> str:
+    gap = max(best.plan.gap, 0.0)
+    if gap < 0.0005:  # what is told as 0.0 %
+        return "the first is the plan; it is proven that no order of this cut is faster"
+    return (
+        f"the first is the plan; no order of this cut is faster by more than {format_share(gap)}"
+    )
+
+
+def _describe_limit(
+    limit: float, best: PlannedCourse, free: PlannedCourse, wasteful: Course
+) -> str:
+    """Whether the limit has cost anything, and who does not keep it."""
+    free_bytes = free.plan.timeline.peak_bytes
+    saved = 1 - free.plan.timeline.makespan / best.plan.timeline.makespan
+    if free_bytes > limit:
+        effect = f"without it a plan would save {format_share(max(saved, 0.0))} of a step"
+        effect += f" and hold {format_bytes(free_bytes)}"
+    else:
+        effect = "a plan without it is no faster"
+    needed = wasteful.predicted.peak_bytes
+    verb = "needs" if needed > limit else "fits too, with"
+    return f"the limit matters: {effect}; {wasteful.name} {verb} {format_bytes(needed)}"

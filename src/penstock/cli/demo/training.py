@@ -1,0 +1,75 @@
+"""The part of the demo that trains, and sees that the unsplit model learns exactly the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from penstock.cli.progress import Display, show_training, sparkline
+from penstock.cli.reports import title
+from penstock.errors import PipelineError
+
+if TYPE_CHECKING:
+    from penstock.tools.demo.candidates import Course
+    from penstock.tools.demo.task import Lesson
+
+__all__ = ["Training", "train_and_compare"]
+
+# Losses in float32 that are further apart than this are not those of the same model.
+_MOST_DIFFERENCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How the training went: its first and its last loss, and how far any was off."""
+
+    first_loss: float
+    last_loss: float
+    difference: float
+
+
+def train_and_compare(console: Console, lesson: Lesson, course: Course) -> Training:
+    """Train as a pipeline and unsplit on the same data, and compare every loss."""
+    piped = _train(console, lesson, course)
+    alone = _train_alone(console, lesson)
+    pairs = list(zip(piped.steps, alone.steps, strict=True))
+    difference = max(abs(one.loss - other.loss) for one, other in pairs)
+    for name, display in {"pipeline": piped, "unsplit": alone}.items():
+        losses = [step.loss for step in display.steps]
+        line = "" if console.options.ascii_only else sparkline(losses)
+        console.print(f"{name:>8} {line} {losses[0]:.4f} -> {losses[-1]:.4f}")
+    console.print(
+        f"largest difference in {len(pairs)} steps: {difference:.1e} "
+        f"(float32; up to {_MOST_DIFFERENCE:g} would be rounding)"
+    )
+    if not difference <= _MOST_DIFFERENCE:
+        raise PipelineError(
+            f"the losses differ from the unsplit model's by {difference:.1e}, more than "
+            f"rounding in float32 explains ({_MOST_DIFFERENCE:g})"
+        )
+    return Training(piped.steps[0].loss, piped.steps[-1].loss, difference)
+
+
+def _train(console: Console, lesson: Lesson, course: Course) -> Display:
+    from penstock.tools.demo.training import train_pipeline
+
+    schedule = course.schedule
+    title(console, f"Train: {course.name} over {lesson.ranks} processes, on a text")
+    console.print(
+        f"{len(lesson.pieces)} pieces in {schedule.num_stages} stages, {schedule.microbatches} "
+        f"microbatches, {lesson.tokens_per_step} tokens a step"
+    )
+    with show_training(console, "pipeline", lesson) as display:
+        train_pipeline(lesson, course, display.show)
+    return display
+
+
+def _train_alone(console: Console, lesson: Lesson) -> Display:
+    from penstock.tools.demo.training import train_unsplit
+
+    title(console, "Exact: the unsplit model, on the same data, in one process")
+    with show_training(console, "unsplit", lesson) as display:
+        train_unsplit(lesson, display.show)
+    return display

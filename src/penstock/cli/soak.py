@@ -1,0 +1,145 @@
+"""`penstock soak`: thousands of steps over random schedules, with trouble on the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from penstock.cli.torch_side import require_torch
+from penstock.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from penstock.tools.soak.cases import SoakCase
+    from penstock.tools.soak.soak import Progress, SoakRequest, Summary
+
+__all__ = ["soak_command", "tell_end"]
+
+_DEFAULT_MINUTES = 10.0
+# In a log, a line is printed after so many seconds.
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@click.command("soak")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="How long. [default: 10]")
+@click.option("--steps", type=click.IntRange(1), help="How many steps, instead of how long.")
+@click.option("--case", type=click.IntRange(0), help="Just this case, as it was drawn before.")
+@click.option(
+    "-r", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="At most so many."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Which cases are drawn.")
+@click.option(
+    "--faults/--no-faults",
+    "has_faults",
+    default=True,
+    show_default=True,
+    help="Let ranks fail, end, be killed, be stopped and lose their link in some of the cases.",
+)
+def soak_command(
+    minutes: float | None,
+    steps: int | None,
+    case: int | None,
+    ranks: int,
+    seed: int,
+    has_faults: bool,
+) -> None:
+    """Train random schedules under bad conditions, and check every step.
+
+    A case is a schedule (of a family, planned, or in an order that nobody designed), a model with
+    skips, ties and frozen parts, and batches of changing shapes. It runs over links that are slow
+    and deliver out of order, in one process or in one per rank. Every gradient is compared with
+    that of the unsplit model; after every case tensors, threads, open files, processes and memory
+    are counted. After a fault all other ranks must tell, in time, which rank it was.
+
+    The first thing that goes wrong ends it with exit code 1 and the command that repeats it.
+
+    \b
+    Examples:
+      penstock soak
+      penstock soak --steps 500 --ranks 2 --no-faults
+      penstock soak --seed 0 --ranks 4 --faults --case 17
+    """
+    require_torch()
+    from penstock.tools.soak.soak import SoakRequest, soak
+
+    if [minutes, steps, case].count(None) < 2:
+        raise ArgumentError("give one of --minutes, --steps and --case")
+    if steps is None and case is None:
+        minutes = _DEFAULT_MINUTES if minutes is None else minutes
+    seconds = None if minutes is None else 60 * minutes
+    request = SoakRequest(seed, ranks, has_faults, steps, seconds, case)
+    console = Console(soft_wrap=True, highlight=False)
+    with _shown(console, request) as show:
+        summary = soak(request, show)
+    tell_end(console, request, summary)
+    sys.exit(1 if summary.problem else 0)
+
+
+def tell_end(console: Console, request: SoakRequest, summary: Summary) -> None:
+    """Say how far it got, and how to see again what went wrong, if anything did."""
+    console.print(_table(summary.progress))
+    if summary.problem:
+        console.print(f"wrong: {summary.problem}", markup=False)
+        console.print(f"seed: {request.seed}\nrepeat: {summary.command}")
+    else:
+        console.print(f"fine; repeat: {request.command}")
+
+
+@contextmanager
+def _shown(
+    console: Console, request: SoakRequest
+) -> Iterator[Callable[[SoakCase, Progress], None]]:
+    """Shows every case: as a table that changes in a terminal, as a line now and then in a log."""
+    if not console.is_terminal:
+        yield _line_printer(console)
+        return
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+
+        def show(case: SoakCase, progress: Progress) -> None:
+            table = _table(progress)
+            table.title = f"{request.command}\n{case}"
+            live.update(table)
+
+        yield show
+
+
+def _line_printer(console: Console) -> Callable[[SoakCase, Progress], None]:
+    printed = monotonic()
+
+    def show(case: SoakCase, progress: Progress) -> None:
+        nonlocal printed
+        if monotonic() - printed >= _SECONDS_BETWEEN_LINES:
+            printed = monotonic()
+            numbers = ", ".join(f"{name} {value}" for name, value in _numbers(progress).items())
+            console.print(f"{numbers}; now {case}")
+
+    return show
+
+
+def _table(progress: Progress) -> Table:
+    table = Table(title_justify="left")
+    numbers = _numbers(progress)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    table.add_row(*numbers.values())
+    return table
+
+
+def _numbers(progress: Progress) -> dict[str, str]:
+    rate = progress.steps / progress.seconds if progress.seconds else 0.0
+    return {
+        "cases": str(progress.cases),
+        "steps": str(progress.steps),
+        "steps/s": f"{rate:.1f}",
+        "faults survived": str(progress.faults),
+        "worst gradient error": f"{progress.worst.error:.1e}",
+        "largest process": f"{progress.memory / 2**20:.0f} MiB",
+        "time": f"{progress.seconds:.0f} s",
+    }

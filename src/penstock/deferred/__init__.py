@@ -1,0 +1,1 @@
+"""The split backward: weight gradients that I defers and W computes."""

@@ -1,0 +1,191 @@
+"""Compiled code in a stage that splits its backward.
+
+`torch.compile` hands the graph of a backward over to be compiled. Here it is cut in two first
+(`backward_graph.py`). The first half is compiled and runs as part of autograd; instead of weight
+gradients it keeps what they are products of, and the products are made when W comes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch._functorch.config
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import aot_eager, boxed_nop
+from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+from penstock.deferred.backward_graph import CutBackward, Product, cut_backward
+from penstock.deferred.own_pass import deferred_work
+from penstock.deferred.work import add_gradient, add_product, has_hooks
+
+__all__ = ["split_compiled"]
+
+# Takes its inputs as a list, which it empties.
+_Compiled: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+
+def split_compiled(modules: Iterable[nn.Module]) -> bool:
+    """Let the backwards of compiled modules leave weight work; whether any of them can.
+
+    They are compiled as they would be, when they run next, except for the CUDA graphs of
+    `mode="reduce-overhead"`: values in them do not outlive the next microbatch.
+    """
+    can_wait = [_split_module(module) for module in modules]
+    return any(can_wait)
+
+
+def _split_module(module: nn.Module) -> bool:
+    compiled = module if isinstance(module, OptimizedModule) else module._compiled_call_impl
+    context = _context_of(compiled)
+    backend = None if context is None else _in_halves(_innermost(context.callback))
+    if context is None or backend is None:
+        return False
+    target = module._orig_mod if isinstance(module, OptimizedModule) else module._call_impl
+    again: Any = torch.compile(
+        target, backend=backend, dynamic=context._dynamic, fullgraph=context.fullgraph
+    )
+    if isinstance(module, OptimizedModule):
+        module.dynamo_ctx = again.dynamo_ctx
+        module._initialize()
+    else:
+        module._compiled_call_impl = again
+    return True
+
+
+def _context_of(compiled: Any) -> _TorchDynamoContext | None:
+    """What `torch.compile` was told; of a function, only the function itself knows it."""
+    if isinstance(compiled, OptimizedModule):
+        return compiled.dynamo_ctx
+    held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
+    return next((item for item in held if isinstance(item, _TorchDynamoContext)), None)
+
+
+def _innermost(backend: Any) -> Any:
+    while hasattr(backend, "_torchdynamo_orig_backend"):
+        backend = backend._torchdynamo_orig_backend
+    return backend.compiler_fn if isinstance(backend, torch._TorchCompileWrapper) else backend
+
+
+def _in_halves(backend: Any) -> Callable[..., Any] | None:
+    """The same compiler with the backward cut; nothing for one that is not known."""
+    if isinstance(backend, torch._TorchCompileInductorWrapper):
+        return _Inductor(tuple(sorted(backend.config.items())))
+    if backend is aot_eager:
+        return _AotEager()
+    return backend if isinstance(backend, _Inductor | _AotEager) else None
+
+
+@dataclass(frozen=True)
+class _Inductor:
+    """torch's default compiler, with its settings, but with backwards cut in two."""
+
+    config: tuple[tuple[str, Any], ...]
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        # Loaded when it is needed, as `torch.compile` does it.
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+        # A cached backward would not be cut, and buffers given away could not be kept.
+        settings = {"enable_autograd_cache": False, "donated_buffer": False}
+        with torch._functorch.config.patch(settings):
+            return compile_fx(
+                graph,
+                inputs,
+                inner_compile=partial(_compile_cut, compile_fx_inner),
+                config_patches={**dict(self.config), "triton.cudagraphs": False},
+            )
+
+
+@dataclass(frozen=True)
+class _AotEager:
+    """torch's `aot_eager`, which runs graphs as they are, but with backwards cut in two."""
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        compile_graph = aot_autograd(
+            fw_compiler=boxed_nop,
+            bw_compiler=_run_cut,
+            partition_fn=min_cut_rematerialization_partition,
+            keep_inference_input_mutations=True,
+        )
+        settings = {"enable_autograd_cache": False, "donated_buffer": False}
+        with torch._functorch.config.patch(settings):
+            return compile_graph(graph, inputs)
+
+
+def _compile_cut(
+    compile_graph: Callable[..., Any],
+    graph: fx.GraphModule,
+    inputs: Sequence[Any],
+    **options: Any,
+) -> Any:
+    """Compile a graph that Inductor wants compiled; of a backward, the first half."""
+    cut = cut_backward(graph) if options.get("is_backward") else None
+    if cut is None:
+        return compile_graph(graph, inputs, **options)
+    return _FirstHalf(cut, compile_graph(cut.first_half, inputs, **options))
+
+
+def _run_cut(graph: fx.GraphModule, inputs: list[Any]) -> Any:
+    cut = cut_backward(graph)
+    if cut is None:
+        return boxed_nop(graph, inputs)
+    return _FirstHalf(cut, boxed_nop(cut.first_half, inputs))
+
+
+class _FirstHalf:
+    """Runs the first half of a backward, and leaves the products for later where it may."""
+
+    def __init__(self, cut: CutBackward, run: _Compiled) -> None:
+        # So does torch mark functions that take one list and empty it.
+        self._boxed_call = True
+        self._cut, self._run = cut, run
+        self._wanted = sorted(
+            {n for product in cut.products for n in product.operands if n < cut.num_inputs}
+        )
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        cut = self._cut
+        weights = [inputs[product.weight] for product in cut.products]
+        operands = {number: inputs[number] for number in self._wanted}
+        outputs = self._run(inputs)
+        gradients = list(outputs[: cut.num_outputs])
+        operands.update(enumerate(outputs[cut.num_outputs :], start=cut.num_inputs))
+        waiting = deferred_work()
+        for product, weight in zip(cut.products, weights, strict=True):
+            work = _ProductWork(weight, product, [operands[n] for n in product.operands])
+            if waiting is not None and _can_wait(weight):
+                waiting.append(work)
+            else:
+                gradients[product.output] = work.make()
+        return gradients
+
+
+def _can_wait(weight: torch.Tensor) -> bool:
+    """Whether adding to a weight's gradient is all that autograd would do with this one."""
+    return type(weight) is nn.Parameter and weight.requires_grad and not has_hooks(weight)
+
+
+@dataclass(slots=True)
+class _ProductWork:
+    """One product that waits, with its operands."""
+
+    weight: torch.Tensor
+    product: Product
+    operands: list[torch.Tensor]
+
+    def make(self) -> torch.Tensor:
+        """The gradient itself."""
+        made = self.product.make(*self.operands)
+        gradient: torch.Tensor = made[0] @ made[1] if self.product.gives_factors else made
+        return gradient
+
+    def finish(self) -> None:
+        """Add it to the weight's gradient."""
+        if self.product.gives_factors:
+            add_product(self.weight, *self.product.make(*self.operands))
+        else:
+            add_gradient(self.weight, self.make())

@@ -1,0 +1,264 @@
+"""Calls whose weight gradient is one product: which weight, of what, and how it is made later.
+
+A `find_...` function takes the arguments of a call, in torch's order, and says how the weight's
+gradient comes about, or nothing where the call is of a kind that is left to autograd. One argument
+is a watched weight, so in a product of two the operand that is a plain tensor is the other one.
+An `_add_...` function makes the gradient from that of the output and what the call has kept.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from penstock.deferred.work import WeightPart
+
+__all__ = [
+    "Product",
+    "find_added_product",
+    "find_convolution",
+    "find_einsum",
+    "find_embedding",
+    "find_grouped_product",
+    "find_indexed_rows",
+    "find_linear",
+    "find_product",
+    "find_transposed_convolution",
+]
+
+
+class Product(NamedTuple):
+    """How a call's weight gradient is made: `add(part, gradient of the output, *kept)`."""
+
+    weight: torch.Tensor
+    kept: tuple[torch.Tensor, ...]
+    add: Callable[..., None]
+
+
+# ---------------------------------------------------------------- products of matrices
+
+
+def find_linear(value: Any, weight: Any, _bias: Any) -> Product | None:
+    """`value @ weight.T + bias`, for rows of any number of dimensions."""
+    is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
+    return Product(weight, (value,), _add_linear) if is_matrix else None
+
+
+def _add_linear(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
+    part.add_product(_as_matrix(gradient).t(), _as_matrix(value))
+
+
+def find_product(left: Any, right: Any) -> Product | None:
+    """`left @ right`, for two matrices, two stacks of as many, or rows times a matrix."""
+    if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
+        return None
+    of_left, of_right = left.dim(), right.dim()
+    are_stacks = of_left == of_right == 3 and left.shape[0] == right.shape[0]
+    if type(left) is torch.Tensor:
+        if of_right == 2 and of_left:
+            return Product(right, (left,), _add_right)
+        return Product(right, (left,), _add_right_stack) if are_stacks else None
+    if are_stacks or of_left == of_right == 2:
+        return Product(left, (right,), _add_left)
+    return None
+
+
+def find_added_product(added: Any, left: Any, right: Any, beta: Any, alpha: Any) -> Product | None:
+    """`added + left @ right`, without factors, where what is added is not the weight again."""
+    product = find_product(left, right) if beta == alpha == 1 else None
+    return None if product is None or product.weight is added else product
+
+
+def _add_right(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
+    part.add_product(_as_matrix(value).t(), _as_matrix(gradient))
+
+
+def _add_right_stack(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
+    part.add_product(value.mT, gradient)
+
+
+def _add_left(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
+    part.add_product(gradient, value.mT)
+
+
+def find_grouped_product(
+    left: Any, right: Any, offsets: Any, bias: Any, out_dtype: Any
+) -> Product | None:
+    """Rows in groups, each group times its own matrix of a stack."""
+    if bias is not None or out_dtype is not None:
+        return None
+    if offsets is None:
+        return find_product(left, right)
+    if left.dim() != 2 or right.dim() != 3:
+        return None
+    return Product(right, (left, offsets), _add_grouped)
+
+
+def _add_grouped(
+    part: WeightPart, gradient: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor
+) -> None:
+    gradient = gradient.contiguous()
+    # The result lies in memory as the weight does, so that adding them is quick.
+    if part.shown.stride(-1) == 1:
+        part.add(torch._grouped_mm(value.t(), gradient, offs=offsets))
+    else:
+        part.add(torch._grouped_mm(gradient.t(), value, offs=offsets).mT)
+
+
+def find_einsum(equation: Any, first: Any, second: Any) -> Product | None:
+    """Two operands, whose gradients are such sums themselves."""
+    if not isinstance(equation, str) or not isinstance(second, torch.Tensor):
+        return None
+    sides = equation.replace(" ", "").split("->")
+    terms = sides[0].split(",")
+    if len(sides) != 2 or len(terms) != 2:
+        return None
+    if any(not term.isalpha() or len(set(term)) < len(term) for term in (*terms, sides[1])):
+        return None
+    if type(first) is torch.Tensor:
+        value, weight, of_value, of_weight = first, second, *terms
+    else:
+        weight, value, of_weight, of_value = first, second, *terms
+    sizes = dict(zip(of_value, value.shape, strict=True))
+    # A size of one that is spread over a larger one has a gradient that is a sum.
+    is_spread = any(
+        sizes.get(name, size) != size for name, size in zip(of_weight, weight.shape, strict=True)
+    )
+    if is_spread or not set(of_weight) <= {*of_value, *sides[1]}:
+        return None
+    return Product(weight, (value,), partial(_add_einsum, f"{sides[1]},{of_value}->{of_weight}"))
+
+
+def _add_einsum(
+    equation: str, part: WeightPart, gradient: torch.Tensor, value: torch.Tensor
+) -> None:
+    part.add(torch.einsum(equation, gradient, value))
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
+
+
+# ---------------------------------------------------------------- rows of a table
+
+
+def find_embedding(
+    indices: Any,
+    weight: Any,
+    padding: Any,
+    max_norm: Any,
+    _norm: Any,
+    by_frequency: Any,
+    sparse: Any,
+) -> Product | None:
+    """`torch.nn.functional.embedding`, which counts a padding row from either end."""
+    if max_norm is not None or not isinstance(weight, torch.Tensor):
+        return None
+    row = -1 if padding is None else padding % weight.shape[0]
+    return find_indexed_rows(weight, indices, row, by_frequency, sparse)
+
+
+def find_indexed_rows(
+    weight: Any, indices: Any, padding: Any, by_frequency: Any, sparse: Any
+) -> Product | None:
+    """`torch.embedding`; a sparse gradient is not made of products."""
+    if sparse:
+        return None
+    return Product(weight, (indices,), partial(_add_rows, padding, by_frequency))
+
+
+def _add_rows(
+    padding: int,
+    by_frequency: bool,
+    part: WeightPart,
+    gradient: torch.Tensor,
+    indices: torch.Tensor,
+) -> None:
+    rows = part.shown.shape[0]
+    part.add(
+        torch.ops.aten.embedding_dense_backward(gradient, indices, rows, padding, by_frequency)
+    )
+
+
+# ---------------------------------------------------------------- convolutions
+
+
+class _Convolution(NamedTuple):
+    """What a convolution was told, in the order in which its backward wants it."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    is_transposed: bool
+    output_padding: list[int]
+    groups: int
+
+    def add(self, part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
+        """Make the gradient of the weight only."""
+        shown = part.shown.to(value.dtype)
+        if value.dim() < shown.dim():
+            gradient, value = gradient.unsqueeze(0), value.unsqueeze(0)
+        only_weight = [False, True, False]
+        _, made, _ = torch.ops.aten.convolution_backward(
+            gradient, value, shown, None, *self, only_weight
+        )
+        part.add(made)
+
+
+def find_convolution(
+    value: Any, weight: Any, _bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Product | None:
+    """A convolution over any number of dimensions."""
+    if not isinstance(weight, torch.Tensor):
+        return None
+    size = weight.dim() - 2
+    steps = _per_dimension(dilation, size)
+    padded = _symmetric_padding(padding, steps, weight.shape[2:])
+    if padded is None:
+        return None
+    told = _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
+    return Product(weight, (value,), told.add)
+
+
+def find_transposed_convolution(
+    value: Any,
+    weight: Any,
+    _bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
+) -> Product | None:
+    """A transposed convolution over any number of dimensions."""
+    if not isinstance(weight, torch.Tensor):
+        return None
+    size = weight.dim() - 2
+    told = _Convolution(
+        _per_dimension(stride, size),
+        _per_dimension(padding, size),
+        _per_dimension(dilation, size),
+        True,
+        _per_dimension(output_padding, size),
+        groups,
+    )
+    return Product(weight, (value,), told.add)
+
+
+def _per_dimension(told: int | Sequence[int], size: int) -> list[int]:
+    if isinstance(told, int):
+        return [told] * size
+    return list(told) * size if len(told) == 1 else list(told)
+
+
+def _symmetric_padding(
+    padding: str | int | Sequence[int], dilation: list[int], kernel: Sequence[int]
+) -> list[int] | None:
+    """How much goes on each side; nothing where that is more on one side than on the other."""
+    if not isinstance(padding, str):
+        return _per_dimension(padding, len(kernel))
+    if padding == "valid":
+        return [0] * len(kernel)
+    both = [step * (length - 1) for step, length in zip(dilation, kernel, strict=True)]
+    return None if any(sides % 2 for sides in both) else [sides // 2 for sides in both]

@@ -1,0 +1,118 @@
+"""Which parts of a stage are watched: linear layers, other weights, compiled modules."""
+
+from collections.abc import Iterator, Set
+from operator import is_
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList
+
+from penstock.deferred.linear import WatchedLinear
+
+__all__ = ["StageWeights"]
+
+# What these do with their weights is never one product.
+_NO_PRODUCTS = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.Bilinear, ParametrizationList)
+
+
+class StageWeights:
+    """The linear layers of a stage, made watched, and the weights to be watched one by one."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        compiled = [part for module in modules for part in _compiled_modules(module)]
+        self.compiled = [
+            part for part in compiled if any(p.requires_grad for p in part.parameters())
+        ]
+        # The compiler takes the type of a weight for a part of the program.
+        self._compiled_weights = {p for part in compiled for p in part.parameters()}
+        eager = list(dict.fromkeys(part for module in modules for part in _eager_modules(module)))
+        self._layers = [part for part in eager if _is_plain_linear(part)]
+        for layer in self._layers:
+            layer.__class__ = WatchedLinear
+        linear = set(self._layers)
+        self._places = [
+            (part._parameters, name)
+            for part in eager
+            if part not in linear and not isinstance(part, _NO_PRODUCTS)
+            for name in part._parameters
+        ]
+        self._whole: set[torch.Tensor] = set()
+        self.watched: list[nn.Parameter] = []
+        self._found: list[nn.Parameter | None] = []
+        self._trained: list[bool] = []
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Find the weights that are in their places now, if others than last time.
+
+        FSDP puts others there while it has gathered them, and a user may freeze some.
+        """
+        found = [parameters.get(name) for parameters, name in self._places]
+        trained = [weight is not None and weight.requires_grad for weight in found]
+        if trained == self._trained and all(map(is_, found, self._found)):
+            return
+        self._found, self._trained = found, trained
+        self.watched = [
+            weight
+            for weight in found
+            if weight is not None
+            and _is_watchable(weight)
+            and weight not in self._whole
+            and weight not in self._compiled_weights
+        ]
+
+    def leave_out(self, weights: Set[torch.Tensor]) -> None:
+        """Watch these no longer, since that is of no use."""
+        if weights:
+            self._whole |= weights
+            self.watched = [weight for weight in self.watched if weight not in weights]
+
+    def are_trained(self) -> bool:
+        """Whether there is any weight whose gradient may turn out to be able to wait."""
+        places = [*self._places, *((layer._parameters, "weight") for layer in self._layers)]
+        weights = (parameters.get(name) for parameters, name in places)
+        # Of a lazy module nothing is known before it has run.
+        return any(w is not None and w.requires_grad and _may_be_matrix(w) for w in weights)
+
+
+def _may_be_matrix(weight: torch.Tensor) -> bool:
+    return isinstance(weight, UninitializedParameter) or weight.dim() >= 2
+
+
+def _is_watchable(weight: nn.Parameter) -> bool:
+    return (
+        type(weight) is nn.Parameter
+        and weight.requires_grad
+        and weight.dim() >= 2
+        and weight.numel() > 0
+        and weight.is_floating_point()
+    )
+
+
+def _eager_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """A module and those below it that run as they are, not as part of compiled code."""
+    if _is_compiled(module):
+        return
+    yield module
+    for child in module.children():
+        yield from _eager_modules(child)
+
+
+def _compiled_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules at and below a module that run as compiled code."""
+    if _is_compiled(module):
+        yield module
+        return
+    for child in module.children():
+        yield from _compiled_modules(child)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_plain_linear(module: nn.Module) -> bool:
+    """Whether this is torch's own layer; one that is normed or pruned holds its weight apart."""
+    weight = module._parameters.get("weight")
+    return type(module) in (nn.Linear, WatchedLinear) and weight is not None and weight.numel() > 0

@@ -1,0 +1,238 @@
+"""Weights that see the calls they are used in, while a stage is recorded.
+
+A convolution, an embedding, attention or experts use their weights in functions of torch. While a
+stage's forward runs, such a weight has a type of its own, so that torch hands every function that
+takes it to `_run` below. What is recognised as a product (`product_calls.py`) runs with the weight
+as a constant, and behind it a node that has the weight in the graph all the same; anything else
+runs as it is. A view of the weight (one expert of a stack, a transposed matrix) is watched too.
+
+    x ---------- product(x, constant) --- tap --- y      own pass: y to product to x
+    x, weight ---------------------------/               any other pass: y to x and weight
+
+The weight itself is what is used, never a copy, so nothing is lost by not looking.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import nn
+
+from penstock.deferred.calls import (
+    CastTo,
+    Recording,
+    current_cast,
+    current_recording,
+    is_plain_place,
+)
+from penstock.deferred.own_pass import deferred_work
+from penstock.deferred.plain_derivative import run_again
+from penstock.deferred.products import Product
+from penstock.deferred.recognised_ops import VIEWS, find_call
+from penstock.deferred.work import WeightPart, has_hooks, require_unchanged
+
+__all__ = ["FunctionCall", "watch_weights"]
+
+# Used in every call: a look-up by one name is a good part of what they cost.
+_as_it_is = torch._C.DisableTorchFunctionSubclass
+_is_compiling = torch.compiler.is_dynamo_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_Tensor, _strided = torch.Tensor, torch.strided
+_attention: Any = F.multi_head_attention_forward
+_attention_asks = "has_torch_function" in _attention.__code__.co_names
+
+
+class FunctionCall:
+    """One call of a function whose weight gradient is deferred, and its output's gradient."""
+
+    __slots__ = ("_add", "_constant", "gradient", "kept", "versions", "weight")
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        constant: torch.Tensor,
+        kept: list[torch.Tensor],
+        add: Callable[..., None],
+    ) -> None:
+        self.weight, self.kept = weight, kept
+        self._constant, self._add = constant, add
+        self.versions = [value._version for value in kept]
+        self.gradient: torch.Tensor | None = None
+
+    def require_unchanged(self) -> None:
+        """Refuse inputs that were written to since the forward."""
+        for value, version in zip(self.kept, self.versions, strict=True):
+            if value._version != version:
+                require_unchanged(value, version, value.shape)
+
+    def finish(self) -> None:
+        """Make the weight's gradient, as the function does it, and add it."""
+        self.require_unchanged()
+        self._add(WeightPart(self.weight, self._constant), self.gradient, *self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """A call as the module made it, to be differentiated in passes that are not the stage's."""
+
+    function: Callable[..., torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    cast: CastTo
+
+
+class _Tap(torch.autograd.Function):
+    """Stands behind a call that ran with its weight as a constant, and has the real inputs.
+
+    In the stage's own pass the gradient goes on into that call, and the weight's is deferred. In
+    any other pass it goes to the real inputs, the weight among them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: FunctionCall, original: _Original, output: torch.Tensor, *given: Any
+    ) -> torch.Tensor:
+        ctx.call, ctx.original, ctx.num_given = call, original, len(given)
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        call: FunctionCall = ctx.call
+        call.require_unchanged()
+        work = deferred_work()
+        if work is not None and not has_hooks(call.weight):
+            # A second own pass would have to add a second product.
+            assert call.gradient is None, "a stage runs its own pass once per microbatch"
+            call.gradient = gradient
+            work.append(call)
+            passed_on = gradient if ctx.needs_input_grad[2] else None
+            return (None, None, passed_on, *(None,) * ctx.num_given)
+        original: _Original = ctx.original
+        found = run_again(
+            original.function,
+            original.args,
+            original.kwargs,
+            ctx.needs_input_grad[3:],
+            gradient,
+            original.cast,
+        )
+        return (None, None, None, *found)
+
+
+class _WatchedWeight(nn.Parameter):
+    """A weight while it is watched."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        function: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return _run(function, args, kwargs or {})
+
+
+class _WatchedView(torch.Tensor):
+    """A view of a watched weight."""
+
+    __torch_function__ = _WatchedWeight.__torch_function__
+
+
+_WATCHED = (_WatchedWeight, _WatchedView)
+
+
+@contextmanager
+def watch_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
+    """Let weights see the calls they are used in meanwhile."""
+    watched = [weight for weight in weights if type(weight) is nn.Parameter]
+    for weight in watched:
+        weight.__class__ = _WatchedWeight
+    try:
+        yield
+    finally:
+        for weight in watched:
+            weight.__class__ = nn.Parameter
+
+
+def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    recording = None if _is_compiling() else current_recording.get()
+    if recording is not None and function is _attention and _attention_asks:
+        return _unasked(function)(*args, **kwargs)
+    with _as_it_is():
+        if recording is None:
+            return function(*args, **kwargs)
+        _note_use(recording, args)
+        product = find_call(function, args, kwargs)
+        if product is not None:
+            return _run_product(recording, product, function, args, kwargs)
+        made = function(*args, **kwargs)
+        return _watch_views(made) if function in VIEWS else made
+
+
+def _note_use(recording: Recording, args: tuple[Any, ...]) -> None:
+    """Note which weights were given to a function, of whatever kind."""
+    for value in args:
+        if type(value) is _WatchedWeight:
+            recording.watched.add(value)
+
+
+def _run_product(
+    recording: Recording,
+    product: Product,
+    function: Callable[..., torch.Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> torch.Tensor:
+    """Run a call with its weight as a constant, if its gradient can wait, or else as it is."""
+    shown, kept, add = product
+    base = shown._base
+    weight: Any = shown if base is None else base
+    if type(shown) not in _WATCHED or not _can_wait(weight, kept):
+        return function(*args, **kwargs)
+    recording.products.add(weight)
+    constant = shown.detach()
+    constants = [constant if value is shown else value for value in args]
+    named = {name: constant if value is shown else value for name, value in kwargs.items()}
+    output = function(*constants, **named)
+    values = [recording.keep(v, output.dtype if v.is_floating_point() else v.dtype) for v in kept]
+    call = FunctionCall(weight, constant, values, add)
+    original = _Original(function, args, kwargs, current_cast(output.device.type))
+    tapped: torch.Tensor = _Tap.apply(call, original, output, *args, *kwargs.values())  # type: ignore[no-untyped-call]  # upstream
+    return tapped
+
+
+def _can_wait(weight: torch.Tensor, kept: Iterable[torch.Tensor]) -> bool:
+    """Whether autograd would do nothing here but save the inputs and make one product of them."""
+    for value in kept:
+        if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
+            return False
+    return (
+        _is_grad_enabled() and weight.requires_grad and not has_hooks(weight) and is_plain_place()
+    )
+
+
+def _watch_views(made: Any) -> Any:
+    """Let what are views of a weight, and not copies, be watched as well."""
+    for view in made if isinstance(made, tuple | list) else (made,):
+        weight = view._base
+        if type(weight) is _WatchedWeight and weight.is_contiguous() and view.requires_grad:
+            view.__class__ = _WatchedView
+    return made
+
+
+def _unasked(function: Any) -> Any:
+    """A function of torch's Python code, without its question whether its arguments see to it.
+
+    So its inner calls are seen.
+    """
+    known = {**function.__globals__, "has_torch_function": lambda _: False}
+    inner = FunctionType(
+        function.__code__, known, function.__name__, function.__defaults__, function.__closure__
+    )
+    inner.__kwdefaults__ = function.__kwdefaults__
+    return inner

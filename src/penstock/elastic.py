@@ -1,0 +1,231 @@
+"""Training that goes on when machines leave or come: the loop that every process of torchrun runs.
+
+torchrun starts all processes anew when their number has changed or one has failed. Each start
+runs the same few steps:
+
+how many are we  ->  plan for so many  ->  load the last checkpoint  ->  train, and save  -> done
+                     (same costs)          (whatever layout saved it)         |
+                                                                  a rank is lost: all end, torchrun
+                                                                  starts anew with those left
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from penstock.alive.timeouts import DEFAULT_WATCH, Watch
+from penstock.checkpoint.checkpoints import Checkpoints
+from penstock.errors import ArgumentError
+from penstock.loss.reduction import Reduction
+from penstock.measuring.layers import measure_layers
+from penstock.planner.partition.pieces import Piece
+from penstock.planner.plans import Plan
+from penstock.planner.search.layer_files import LayerCosts, read_layers, write_layers
+from penstock.planner.search.search import search
+from penstock.ranks.agreement import together
+from penstock.ranks.group_transport import GroupTransport
+from penstock.splitting.splitter import split
+from penstock.step.microbatches import split_batch
+from penstock.training.device import find_device
+from penstock.training.pipeline import Pipeline
+
+__all__ = ["ElasticStep", "Job", "train_elastically"]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, whatever the number of ranks.
+
+    `model()` makes the model, with the same numbers in every process, and `layers` names its lists
+    of layers. `batch(step)` gives the model's positional arguments and the target of a step, the
+    same in every process: data position is the step, so that nothing is skipped or seen twice.
+    `rows` is how many rows a batch has, and `microbatches` into how many parts they are cut.
+    `costs` is what the layers cost for one microbatch, and what the optimizer holds for them;
+    without it they are measured once, and kept. `memory` is bytes per rank, for the planner.
+    `seed` makes dropout the same for every number of ranks; see `Pipeline`.
+    """
+
+    model: Callable[[], nn.Module]
+    layers: str | Sequence[str]
+    loss: Callable[..., torch.Tensor]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    batch: Callable[[int], tuple[tuple[Any, ...], Any]]
+    rows: int
+    microbatches: int
+    steps: int
+    reduction: Reduction = "auto"
+    costs: Sequence[Piece] | None = None
+    memory: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.microbatches, self.steps) < 1 or self.rows % self.microbatches:
+            raise ArgumentError(
+                f"rows must be a multiple of microbatches, and steps at least 1 (rows: "
+                f"{self.rows}, microbatches: {self.microbatches}, steps: {self.steps})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticStep:
+    """A step that was done: its number from 1, its loss, and how many ranks did it."""
+
+    number: int
+    loss: float
+    ranks: int
+
+
+def train_elastically(
+    job: Job,
+    folder: Path | str,
+    *,
+    save_every: int = 100,
+    plan_seconds: float = 10.0,
+    on_step: Callable[[ElasticStep], None] = lambda _step: None,
+    device: torch.device | str | None = None,
+    watch: Watch = DEFAULT_WATCH,
+) -> Pipeline:
+    """Train a job to its last step, from wherever its last checkpoint is; every process calls it.
+
+    Under `torchrun`, whose restarts bring it back after a failure and after a change in the number
+    of processes. `folder` is seen by all of them; it holds checkpoints, the measured costs and a
+    plan per number of ranks, which is looked for `plan_seconds` once. `on_step` is called on every
+    rank; steps since the last checkpoint come again after a restart, with the same losses. The
+    stages are moved to `device`, or stay where `job.model()` makes them. Returns the trained
+    pipeline.
+    """
+    if save_every < 1:
+        raise ArgumentError(f"save_every counts steps, from 1 up (got {save_every})")
+    _require_fresh_store()
+    model = job.model()
+    home = find_device(None, {0: model}) if device is None else find_device(device, {})
+    if not dist.is_initialized():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if home.type == "cuda" else "gloo")
+    place = Path(folder).absolute()
+    ranks = dist.get_world_size()
+    plan = _share_plan(job, model, place, ranks, home, plan_seconds)
+    assert plan.choices is not None, "a search has made the plan"
+    example, _ = _first_microbatch(job, find_device(None, {0: model}))
+    pipe = split(model, layers=job.layers, stages=plan.choices.sizes, example=example)
+    for stage in plan.schedule.placement.stages(dist.get_rank()):
+        pipe.stages[stage].to(home)
+    pipeline = Pipeline(
+        pipe,
+        plan,
+        loss=job.loss,
+        reduction=job.reduction,
+        group=dist.group.WORLD if ranks > 1 else None,
+        ranks=None if ranks > 1 else 1,
+        device=home,
+        seed=job.seed,
+        watch=watch,
+    )
+    optimizer = job.optimizer(pipeline.parameters())
+    with Checkpoints(place / "checkpoints") as checkpoints:
+        restored = checkpoints.load(pipeline, optimizer)
+        first = 0 if restored is None else restored.step
+        _logger.info("%d ranks go on after step %d: %s", ranks, first, plan.schedule.name)
+        for step in range(first, job.steps):
+            args, target = job.batch(step)
+            result = pipeline.step(*args, target=target)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert result.loss is not None, "a training step has a loss"
+            on_step(ElasticStep(step + 1, result.loss, ranks))
+            if (step + 1) % save_every == 0 or step + 1 == job.steps:
+                checkpoints.save(step + 1, pipeline, optimizer)
+    return pipeline
+
+
+def _require_fresh_store() -> None:
+    """Refuse a torchrun whose restarts find each other by what earlier starts have left behind."""
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if is_shared and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise ArgumentError(
+            "torchrun on several machines keeps one store for all restarts, and processes look "
+            "for those of an earlier start in it; start torchrun with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+        )
+
+
+def _share_plan(
+    job: Job, model: nn.Module, folder: Path, ranks: int, device: torch.device, seconds: float
+) -> Plan:
+    """The plan for so many ranks: the first rank finds it, all read it."""
+    assert dist.group.WORLD is not None, "torch.distributed is running"
+    members = GroupTransport(dist.group.WORLD, torch.device("cpu"))
+    is_first = dist.get_rank() == 0
+    costs_file = folder / "layers.json"
+    with together(members, "measure the layers"):
+        if is_first and job.costs is None and not costs_file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            found = _measure(job, model, device)
+            _write_whole(costs_file, lambda file: write_layers(file, found))
+    pieces = _given(job) if job.costs is not None else read_layers(costs_file)
+    plan_file = folder / f"plan-{ranks}-ranks-{_digest(job, pieces)}.json"
+    with together(members, "find a plan"):
+        if is_first and not plan_file.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            plan = search(
+                pieces.layers,
+                ranks=ranks,
+                batch=job.rows,
+                memory=job.memory,
+                transfer=pieces.transfer,
+                seconds=seconds,
+            ).best
+            _write_whole(plan_file, plan.to_file)
+    return Plan.from_file(plan_file)
+
+
+def _given(job: Job) -> LayerCosts:
+    assert job.costs is not None, "the job has costs"
+    size = job.rows // job.microbatches
+    return LayerCosts({size: tuple(job.costs)}, {size: 0.0})
+
+
+def _measure(job: Job, model: nn.Module, device: torch.device) -> LayerCosts:
+    """What the layers cost here, for one microbatch of the first batch."""
+    example, target = _first_microbatch(job, device)
+    pieces = measure_layers(
+        model.to(device),
+        layers=job.layers,
+        example=example,
+        loss=job.loss,
+        target=target,
+        optimizer=job.optimizer,
+        device=device,
+    )
+    return _given(replace(job, costs=pieces))
+
+
+def _first_microbatch(job: Job, device: torch.device) -> tuple[tuple[Any, ...], Any]:
+    """The arguments and the target of the first microbatch, on this device."""
+    args, target = job.batch(0)
+    first = [split_batch(value, job.microbatches)[0] for value in (*args, target)]
+    *parts, wanted = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), first)
+    return tuple(parts), wanted
+
+
+def _digest(job: Job, costs: LayerCosts) -> str:
+    """A name for what a plan depends on, beside the number of ranks."""
+    facts = repr((costs.layers, costs.transfer, job.rows, job.memory))
+    return blake2b(facts.encode(), digest_size=6).hexdigest()
+
+
+def _write_whole(file: Path, write: Callable[[Path], None]) -> None:
+    """Write a file so that it is there complete, or not at all."""
+    partial = file.with_name(f"partial-{file.name}")
+    write(partial)
+    partial.replace(file)

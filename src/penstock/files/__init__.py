@@ -1,0 +1,1 @@
+"""Formats on disk: timelines, traces and flight records, read strictly."""

@@ -1,0 +1,1 @@
+"""Flight records: what each rank did last, readable after its process was killed."""

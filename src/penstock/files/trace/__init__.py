@@ -1,0 +1,1 @@
+"""Trace files of viewers and of torch's profiler, read into timelines."""

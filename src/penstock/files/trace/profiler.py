@@ -1,0 +1,183 @@
+"""What torch's profiler has seen of a step: its ranges that bear the name of an action.
+
+Every process is a rank, in the order of its host. Where the profiler has watched a device too, the
+times are the device's: from the first kernel that a range started to the last.
+
+host     |0F0|0F1|0B0|            a range that started no kernel takes no time on the device:
+device        |0F0   |0F1 |0B0 |  it stands where the device was when the host came to it
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import ArgumentError, ParseError
+from penstock.files.trace.device_work import DeviceWork, find_stretches
+from penstock.files.trace.events import Event
+from penstock.files.trace.spans import ActionSpan, count_of, read_span
+from penstock.ir.actions import Action, Kind
+from penstock.ir.schedule import Schedule
+from penstock.ir.text import parse_work
+from penstock.sim.timeline import Timeline
+
+__all__ = ["Process", "Profile", "processes_of", "profiled_timeline"]
+
+_RANGE = "user_annotation"
+# What is added to every time of a file.
+_BASE = "baseTimeNanoseconds"
+
+
+@dataclass(slots=True)
+class Profile:
+    """What a file of the profiler says of actions, and of what they did on a device."""
+
+    ranges: list[ActionSpan] = field(default_factory=list)
+    work: DeviceWork = field(default_factory=DeviceWork)
+
+    def add(self, event: Event) -> None:
+        """Take in an event; those that tell of neither are passed by."""
+        if event.fields.get("ph") != "X":
+            return
+        if event.fields.get("cat") != _RANGE:
+            self.work.add(event)
+        elif _is_action(event.fields.get("name")):
+            self.ranges.append(read_span(event))
+
+    def __len__(self) -> int:
+        return len(self.ranges) + len(self.work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """An action and when it ran, in nanoseconds on the clock that all processes share."""
+
+    action: Action
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What one process ran, in its order, and which rank it says that it is."""
+
+    rank: int | None
+    ran: tuple[_Ran, ...]
+
+
+def _is_action(name: object) -> bool:
+    """Whether a range is ours; users have ranges of their own."""
+    try:
+        return isinstance(name, str) and isinstance(parse_work(name), Action)
+    except ParseError:
+        return False
+
+
+def processes_of(fields: Mapping[str, Any], profile: Profile) -> list[Process]:
+    """The processes of one file: usually one, several where files were merged."""
+    base = count_of({_BASE: 0, **fields}, _BASE)
+    ranges: dict[int, list[ActionSpan]] = {}
+    for span in sorted(profile.ranges, key=lambda span: (span.start, span.number)):
+        ranges.setdefault(span.process, []).append(span)
+    if not ranges:
+        raise ParseError(
+            "the trace holds no action; profile a step of a pipeline with the host's activities"
+        )
+    if len(ranges) > 1 and len(profile.work):
+        raise ParseError(
+            f"the trace has a device and {len(ranges)} processes that share it; "
+            "give the files of the ranks before they were merged"
+        )
+    rank = _rank_of(fields) if len(ranges) == 1 else None
+    return [Process(rank, _times(of_one, profile.work, base)) for of_one in ranges.values()]
+
+
+def _rank_of(fields: Mapping[str, Any]) -> int | None:
+    """What the profiler says where a process group existed."""
+    world = fields.get("distributedInfo")
+    rank = world.get("rank") if isinstance(world, dict) else None
+    return rank if isinstance(rank, int) else None
+
+
+def _times(ranges: Sequence[ActionSpan], work: DeviceWork, base: int) -> tuple[_Ran, ...]:
+    """One process's actions in their order, with the device's times if there are any."""
+    starts, ends = (
+        np.array([getattr(span, side) for span in ranges]) for side in ("start", "end")
+    )
+    if len(work):
+        there = find_stretches(work, starts, ends)
+        is_idle = there.start > there.end
+        # Where the device was when the host came to what gave it nothing to do.
+        reached = np.maximum.accumulate(np.where(is_idle, starts, there.end))
+        starts = np.where(is_idle, reached, there.start)
+        ends = np.where(is_idle, reached, there.end)
+    return tuple(
+        _Ran(span.action, base + round(1000 * start), base + round(1000 * end))
+        for span, start, end in zip(ranges, starts.tolist(), ends.tolist(), strict=True)
+    )
+
+
+def profiled_timeline(processes: Sequence[Process], *, name: str, step: int) -> Timeline:
+    """One step of what the processes ran, each as a rank.
+
+    They are numbered as they say; where one does not say, by the lowest stage that each runs.
+    """
+    ranks = _in_order(processes)
+    steps = [_split_steps(process.ran) for process in ranks]
+    counts = {len(found) for found in steps}
+    if len(counts) > 1:
+        raise ParseError(
+            f"the processes ran different numbers of steps ({_listed(counts)}); "
+            "profile the same steps on every rank"
+        )
+    if not -len(steps[0]) <= step < len(steps[0]):
+        raise ArgumentError(f"step {step} is not there; the trace holds {len(steps[0])}, from 0")
+    orders = [found[step] for found in steps]
+    schedule = Schedule.from_orders([[ran.action for ran in order] for order in orders], name=name)
+    begin = min(ran.start for order in orders for ran in order)
+    start, end = (
+        np.array([(getattr(ran, side) - begin) / 1e9 for order in orders for ran in order])
+        for side in ("start", "end")
+    )
+    return Timeline(schedule, start, end, np.zeros(len(start)))
+
+
+def _listed(counts: set[int]) -> str:
+    return ", ".join(map(str, sorted(counts)))
+
+
+def _in_order(processes: Sequence[Process]) -> list[Process]:
+    said = [process.rank for process in processes]
+    if len(set(said)) < len(said) and None not in said:
+        raise ParseError(f"two traces say that they are rank {max(said, key=said.count)}")
+    if None in said:
+        return sorted(processes, key=lambda process: min(ran.action.stage for ran in process.ran))
+    return sorted(processes, key=lambda process: process.rank or 0)
+
+
+def _split_steps(ran: Sequence[_Ran]) -> list[list[_Ran]]:
+    """What a process ran, step by step: an action that comes again is of the next step.
+
+    Only unsharding has no microbatch to tell it by and comes before its step's first action.
+    """
+    steps: list[list[_Ran]] = [[]]
+    seen: set[Action] = set()
+    for item in ran:
+        if item.action in seen:
+            steps.append(_take_opening(steps[-1]))
+            seen.clear()
+        if item.action.kind.has_microbatch:
+            seen.add(item.action)
+        steps[-1].append(item)
+    return steps
+
+
+def _take_opening(step: list[_Ran]) -> list[_Ran]:
+    """Take the unsharding off the end of a step; it opens the next one."""
+    last = len(step)
+    while last and step[last - 1].action.kind is Kind.UNSHARD:
+        last -= 1
+    opening = step[last:]
+    del step[last:]
+    return opening

@@ -1,0 +1,46 @@
+"""Losses added inside a stage: they count as if they were part of the loss of the whole model."""
+
+from contextvars import ContextVar
+
+import torch
+
+from penstock.errors import PipelineError
+from penstock.loss.contract import require_number
+
+__all__ = ["add_loss", "collect_losses"]
+
+_current: ContextVar[list[torch.Tensor] | None] = ContextVar("penstock_losses", default=None)
+
+
+def add_loss(loss: torch.Tensor) -> None:
+    """Add an auxiliary loss from inside a stage's forward: one number, a mean over the rows seen.
+
+    It is weighed like the microbatch's share of the batch, so that the gradient is that of the
+    mean over the whole batch. Outside a training step, and while a checkpoint recomputes, this
+    does nothing. Call it in the thread that runs the forward.
+    """
+    collected = _current.get()
+    if collected is None:
+        return
+    number = require_number(loss, "an added loss")
+    if not torch.is_grad_enabled():
+        raise PipelineError(
+            "a loss was added where no gradient is recorded (under no_grad, or in a checkpoint "
+            "with use_reentrant=True) and would have no effect; add it outside, or set "
+            "use_reentrant=False"
+        )
+    collected.append(number)
+
+
+class collect_losses:  # noqa: N801  # a context manager, written for speed
+    """Gather what `add_loss` gets meanwhile, in this thread."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> list[torch.Tensor]:
+        collected: list[torch.Tensor] = []
+        self._token = _current.set(collected)
+        return collected
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)

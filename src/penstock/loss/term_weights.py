@@ -1,0 +1,269 @@
+"""What the parts of a loss count for in one step: by labels, by elements, by one, or by rows."""
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from penstock.errors import BatchError
+from penstock.loss.calls import (
+    HINTED_IGNORE_INDEX,
+    Elementwise,
+    Labelled,
+    LossCall,
+    Mean,
+)
+from penstock.loss.labels import Labels, Relation, Source, fetch_numbers
+from penstock.loss.memory import Term
+from penstock.loss.reduction import share_counts, weigh_rows
+
+__all__ = ["ADVICE", "Given", "TermWeights", "is_close"]
+
+# How far sums of class weights may lie apart.
+_ACCURACY = 1e-4
+# The argument that a source has whose labels are on another rank, which has sent their counts.
+_TOLD = "labels on another rank"
+ADVICE = (
+    "say what it is with Pipeline(reduction=...): 'mean' for a mean over rows, 'sum' for losses "
+    "that add up, or a function of one microbatch's target or labels that counts what the loss is "
+    "a mean over, such as lambda labels: (labels != -100).sum()"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a step was given, as far as the weights of its losses depend on it.
+
+    `told` has the counts of labels that only another rank has, by how they become a target;
+    `doubt` says why rows may not be what the loss is a mean over; `adds_up` says that the model
+    was given the count of the whole batch, so that its losses are parts of a sum; `makes_own` says
+    that the model makes its loss itself.
+    """
+
+    rows: Sequence[int]
+    labels: Labels
+    told: Mapping[Relation, Sequence[float]] | None
+    doubt: str | None
+    adds_up: bool
+    makes_own: bool
+    is_training: bool
+    names: Hashable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Counted:
+    """What a mean counts in labels, microbatch by microbatch."""
+
+    source: Source
+    mean: Mean
+    counts: Sequence[float]
+    weights: list[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _First:
+    """A term as it was found first.
+
+    If it is known what it counts, `given` has the weights that it was given; else `seen` has the
+    row weights and counts seen with it.
+    """
+
+    number: int
+    term: Term
+    seen: list[tuple[float, float]]
+    given: list[float]
+
+
+class TermWeights:
+    """The weights of one step's microbatches, for each part that a loss may have."""
+
+    def __init__(self, given: Given) -> None:
+        self._given = given
+        self._rows = weigh_rows(given.rows)
+        self._known: list[_Counted] = []
+        self._checks: list[tuple[int, float, torch.Tensor]] = []
+        self._first: list[_First] = []
+        self._weighed: list[int] = []
+        self._has_looked = False
+
+    @property
+    def num_microbatches(self) -> int:
+        """How many microbatches the step has."""
+        return len(self._rows)
+
+    def is_even(self, weights: Sequence[float]) -> bool:
+        """Whether these weights of all microbatches are those of their rows."""
+        return all(map(is_close, weights, self._rows))
+
+    def by_rows(self, microbatch: int, *, is_known: bool) -> float:
+        """Weigh by rows, unless something says that the loss is not a mean over them.
+
+        `is_known` says that the rest of the loss explains any labels that do not count.
+        """
+        if self._given.doubt is not None:
+            doubt = self._given.doubt
+            raise BatchError(f"what the loss is a mean over is not known: {doubt}; {ADVICE}")
+        if not is_known and not self._has_looked:
+            self._has_looked = True
+            uneven = self._given.labels.find_uneven()
+            if uneven is not None:
+                raise BatchError(
+                    f"what the loss is a mean over is not known, and what counts in {uneven} is "
+                    f"not spread evenly over the microbatches; {ADVICE}"
+                )
+        return self._rows[microbatch]
+
+    def of_all(self, term: Term) -> list[float] | None:
+        """Weigh a term in all microbatches, if it is known what it counts in them."""
+        if term.reading == "sum":
+            return [1.0] * len(self._rows)
+        if term.reading == "rest":
+            return self._rows
+        if term.source is None:
+            return None
+        counted = self._find_counted(term.source, term.mean)
+        return None if counted is None else counted.weights
+
+    def _find_counted(self, source: Source, mean: Mean) -> "_Counted | None":
+        for known in self._known:
+            if known.source == source and known.mean.is_like(mean):
+                return known
+        counts = self._count(source, mean)
+        if counts is None:
+            return None
+        self._known.append(_Counted(source, mean, counts, share_counts(counts)))
+        return self._known[-1]
+
+    def expect(self, term: Term, microbatch: int, found: torch.Tensor | float) -> None:
+        """Compare what a loss has really counted; what is on a device, when the step is over."""
+        if term.source is None or term.reading != "mean":
+            return
+        counted = self._find_counted(term.source, term.mean)
+        if counted is None:
+            return
+        expected = counted.counts[microbatch]
+        if isinstance(found, torch.Tensor):
+            self._checks.append((microbatch, expected, found.detach()))
+        else:
+            _require_equal(microbatch, expected, found, 0.0)
+
+    def begin_microbatch(self, microbatch: int) -> None:
+        """Note that the loss of a microbatch is weighed here."""
+        self._weighed.append(microbatch)
+
+    def check(self) -> None:
+        """Refuse a step whose losses have counted something else than its labels said."""
+        if any(first.seen and len(first.seen) < len(self._weighed) for first in self._first):
+            raise BatchError(
+                "a part of the loss that only some microbatches have must be read off an argument "
+                f"of the step, so that it is known what it counts; {ADVICE}"
+            )
+        if not all(map(self._is_complete, self._first)):
+            raise BatchError(
+                "each part of a loss must count alike in all microbatches (one is a mean over "
+                f"other labels, or by other weights of classes, in some of them); {ADVICE}"
+            )
+        actual = fetch_numbers([found for _, _, found in self._checks])
+        for (microbatch, expected, found), number in zip(self._checks, actual, strict=True):
+            # Weights of classes are added in any order; counts only lose digits.
+            eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+            accuracy = 2 * eps if expected.is_integer() else max(_ACCURACY, 16 * eps)
+            _require_equal(microbatch, expected, number, accuracy)
+
+    def _is_complete(self, first: "_First") -> bool:
+        """Whether a term was given all of its weights; where nothing counts, it has none."""
+        weights = self.of_all(first.term)
+        if weights is None or first.term.reading != "mean":
+            return True
+        expected = math.fsum(weights[microbatch] for microbatch in self._weighed)
+        return math.isclose(math.fsum(first.given), expected, rel_tol=1e-9)
+
+    def of_one(self, number: int, term: Term, call: LossCall, microbatch: int) -> float:
+        """Weigh a term of a loss in a microbatch; `number` tells it from others that are like it.
+
+        What it was found to count in its first microbatch holds for the step, and is checked.
+        """
+        first = self._find_first(number, term, call)
+        weights = self.of_all(first.term)
+        if weights is not None:
+            self.expect(first.term, microbatch, call.mean.count(call.target))
+            first.given.append(weights[microbatch])
+            return weights[microbatch]
+        first.seen.append((self._rows[microbatch], call.count()))
+        self._require_steady(first)
+        return self._rows[microbatch]
+
+    def repeat(self, term: Term, weight: float) -> None:
+        """Note the weight that a term was given without being looked at again."""
+        for first in self._first:
+            if first.term.source == term.source and first.term.mean.is_like(term.mean):
+                first.given.append(weight)
+                return
+
+    def _find_first(self, number: int, term: Term, call: LossCall) -> "_First":
+        for first in self._first:
+            if first.number == number and first.term.is_like(call):
+                return first
+        self._first.append(_First(number, term, [], []))
+        return self._first[-1]
+
+    def _require_steady(self, first: "_First") -> None:
+        """Accept that rows stand for counts that are not known, if both grow alike."""
+        (first_row, first_count), (row, count) = first.seen[0], first.seen[-1]
+        # What is the same for all microbatches need not depend on them: say, a norm of weights.
+        is_constant = isinstance(first.term.mean, Elementwise) and count == first_count
+        if not is_constant and not is_close(count * first_row, first_count * row):
+            raise BatchError(
+                "what the loss counts must be known of all microbatches before the first "
+                "backward, but differs between them and is not read off an argument that the rank "
+                f"with the last stage was given; pass the labels there too, or {ADVICE}"
+            )
+
+    def find_source(
+        self, call: LossCall, microbatch: int, known: Source | None, taken: Collection[Source]
+    ) -> Source | None:
+        """Find the labels that a call's target was made of: values here, or counts from afar.
+
+        Several may have the same values in this microbatch. Then it is the one that is known from
+        another, else one that is not taken by another call.
+        """
+        found = list(self._given.labels.find(call, microbatch))
+        if known in found:
+            return known
+        if found:
+            return next((source for source in found if source not in taken), found[0])
+        match call.mean:
+            case Labelled(ignore_index=ignored, class_weights=None) if (
+                ignored == HINTED_IGNORE_INDEX and self._given.told is not None
+            ):
+                return self._find_told(self._given.told, call.count(), microbatch)
+            case _:
+                return None
+
+    def _find_told(
+        self, told: Mapping[Relation, Sequence[float]], count: float, microbatch: int
+    ) -> Source | None:
+        fitting = [relation for relation in told if told[relation][microbatch] == count]
+        if len({tuple(told[relation]) for relation in fitting}) != 1:
+            return None
+        return Source(_TOLD, "", fitting[0])
+
+    def _count(self, source: Source, mean: Mean) -> Sequence[float] | None:
+        if source.argument != _TOLD:
+            return self._given.labels.count(source, mean)
+        return None if self._given.told is None else self._given.told[source.relation]
+
+
+def _require_equal(microbatch: int, expected: float, found: float, accuracy: float) -> None:
+    if not math.isclose(found, expected, rel_tol=accuracy):
+        raise BatchError(
+            f"the loss of microbatch {microbatch} must count what the labels of the step say (got "
+            f"{found:g} instead of {expected:g}), but the model or the loss function makes "
+            f"something else of them; {ADVICE}"
+        )
+
+
+def is_close(one: float, other: float) -> bool:
+    """Whether two weights differ by no more than their rounding."""
+    return math.isclose(one, other, rel_tol=1e-12)

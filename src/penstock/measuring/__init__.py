@@ -1,0 +1,1 @@
+"""Measured costs: seconds and bytes of stages and layers, seconds of links."""

@@ -1,0 +1,73 @@
+"""Where to cut a model so that its slowest stage is fastest, by what its layers really cost."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import ArgumentError
+from penstock.ir.placement import Placement
+from penstock.measuring.layers import measure_pieces
+from penstock.planner.partition.partition import Partition, partition
+from penstock.planner.partition.pieces import Piece
+from penstock.splitting.by_layers.layers import split_layers
+from penstock.splitting.by_layers.units import find_units
+from penstock.splitting.by_tracing.traced import split_into_pieces
+
+__all__ = ["balance"]
+
+
+def balance(
+    model: nn.Module,
+    *,
+    layers: str | Sequence[str] | None = None,
+    placement: Placement,
+    example: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    target: Any = None,
+    weights: Sequence[float] | None = None,
+    memory: float | Sequence[float] | None = None,
+    in_flight: int | Sequence[int] = 1,
+    optimizer_bytes: float = 0.0,
+    device: torch.device | str | None = None,
+) -> Partition:
+    """How many layers each stage should get: `split(model, layers=..., stages=found.sizes)`.
+
+    Without `layers` the model is traced, and the pieces of its graph stand in for them. They are
+    measured on one microbatch, which `example`, `example_kwargs` and `target` give, on
+    the device that the model is on. What stands before and after the layers counts with the first
+    and the last, and so does the loss. `weights`, one per layer, replace the measurement.
+
+    `memory` caps the bytes of each rank: parameters, gradients of those that are trained with
+    `optimizer_bytes` for every byte of them, and the activations of `in_flight` microbatches; see
+    `partition`.
+    """
+    args, kwargs = tuple(example), dict(example_kwargs or {})
+    if weights is None and loss is None:
+        raise ArgumentError("give a loss to measure the layers with, or weights in their place")
+    if layers is None:
+        names, pipe = split_into_pieces(model, args, kwargs, placement.num_stages)
+    else:
+        lists = [layers] if isinstance(layers, str) else list(layers)
+        names = find_units(model, lists).layers
+        known = (args, kwargs) if args or kwargs else (None, None)
+        pipe = split_layers(model, lists, [1] * len(names), *known)
+    if weights is not None:
+        if len(weights) != len(names):
+            raise ArgumentError(f"there are {len(names)} layers, but {len(weights)} weights")
+        pieces = [Piece.of_weight(n, w) for n, w in zip(names, weights, strict=True)]
+    else:
+        assert loss is not None, "there is a loss, or there are weights"
+        pieces = measure_pieces(
+            pipe,
+            names,
+            args,
+            kwargs,
+            loss=loss,
+            target=target,
+            optimizer_bytes=optimizer_bytes,
+            device=device,
+        )
+    return partition(pieces, placement, memory=memory, in_flight=in_flight)

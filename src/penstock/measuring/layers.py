@@ -1,0 +1,100 @@
+"""What every layer of a model costs, measured: what plans for any number of ranks start from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import ArgumentError
+from penstock.measuring.optimizer_state import MakeOptimizer
+from penstock.measuring.stages import measure
+from penstock.planner.partition.pieces import Piece
+from penstock.splitting.by_layers.layers import split_layers
+from penstock.splitting.by_layers.units import find_units
+from penstock.splitting.pipe import Pipe
+
+__all__ = ["measure_layers", "measure_pieces"]
+
+# What a piece takes over from the costs of a stage as it is.
+_COLUMNS = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "parameter_bytes",
+    "gradient_bytes",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "message_bytes",
+    "workspace_bytes",
+)
+
+
+def measure_layers(
+    model: nn.Module,
+    *,
+    layers: str | Sequence[str],
+    example: Sequence[Any],
+    example_kwargs: Mapping[str, Any] | None = None,
+    loss: Callable[..., torch.Tensor],
+    target: Any = None,
+    optimizer: MakeOptimizer | None = None,
+    optimizer_bytes: float = 0.0,
+    device: torch.device | str | None = None,
+) -> tuple[Piece, ...]:
+    """Measure every layer of a model on one microbatch, for `partition` and `search`.
+
+    `layers` names the model's lists of layers, as `split` takes them. What stands before and after
+    them counts with the first and the last, and so does the loss. What the optimizer holds is
+    found out from `optimizer`, as by `measure`, or is `optimizer_bytes` for every byte of
+    parameters that are trained.
+    """
+    lists = [layers] if isinstance(layers, str) else list(layers)
+    names = find_units(model, lists).layers
+    args, kwargs = tuple(example), dict(example_kwargs or {})
+    pipe = split_layers(model, lists, [1] * len(names), args, kwargs)
+    pieces = measure_pieces(
+        pipe,
+        names,
+        args,
+        kwargs,
+        loss=loss,
+        target=target,
+        optimizer=optimizer,
+        optimizer_bytes=optimizer_bytes,
+        device=device,
+    )
+    return tuple(pieces)
+
+
+def measure_pieces(
+    pipe: Pipe,
+    names: Sequence[str],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    loss: Callable[..., torch.Tensor],
+    target: Any,
+    optimizer: MakeOptimizer | None = None,
+    optimizer_bytes: float = 0.0,
+    device: torch.device | str | None,
+) -> list[Piece]:
+    """Make one piece per stage of a pipe, from what the stage costs."""
+    if optimizer is not None and optimizer_bytes:
+        raise ArgumentError(
+            f"optimizer says what it holds; leave out optimizer_bytes (got {optimizer_bytes})"
+        )
+    costs = measure(
+        pipe, args, kwargs, loss=loss, target=target, device=device, optimizer=optimizer
+    )
+    count = len(names)
+    columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
+    state = costs.per_stage("optimizer_bytes", count) + optimizer_bytes * columns["gradient_bytes"]
+    return [
+        Piece(
+            name,
+            optimizer_bytes=float(state[number]),
+            **{column: float(values[number]) for column, values in columns.items()},
+        )
+        for number, name in enumerate(names)
+    ]

@@ -1,0 +1,105 @@
+"""What a stage holds of one microbatch, from what each of its actions does to the memory.
+
+    rank of the stage     input arrives   F        output leaves   gradient arrives   I  ...
+    bytes in use          + message       + left   + left - sent   + gradient         + left
+
+Every stage stands on a rank of its own for this, so that a send copies what it sends: the most
+that is in use while it runs, beyond what was, is the message.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from penstock.ir.actions import Action, Kind
+from penstock.ir.dataflow import Dataflow
+from penstock.measuring.memory_meters import Reading, gauge_for
+from penstock.step.executor import Around
+
+__all__ = ["ActionBytes"]
+
+_WATCHED = (
+    Kind.FORWARD,
+    Kind.BACKWARD_INPUT,
+    Kind.BACKWARD_WEIGHT,
+    Kind.FULL_BACKWARD,
+    Kind.SEND_F,
+    Kind.SEND_B,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    kind: Kind
+    stage: int
+    peer: int | None = None
+
+
+class ActionBytes:
+    """Reads off what the actions of the first microbatch of a step do to the memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._gauge = gauge_for(device)
+        self._is_counting = False
+        self._readings: dict[_Key, Reading] = {}
+
+    @property
+    def around(self) -> dict[Kind, Around]:
+        """What is called in place of the actions that are looked at."""
+        return dict.fromkeys(_WATCHED, self._run)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Look at the actions of a step meanwhile."""
+        self._is_counting = True
+        try:
+            yield
+        finally:
+            self._is_counting = False
+
+    def _run(self, action: Action, run: Callable[[], None]) -> None:
+        if self._is_counting and action.microbatch == 0:
+            key = _Key(action.kind, action.stage, action.peer)
+            self._readings[key] = self._gauge.watch(run)
+        else:
+            run()
+
+    def message(self, flow: Dataflow, stage: int) -> int:
+        """The bytes that a stage receives for its forward."""
+        return sum(self._sent(Kind.SEND_F, other, stage) for other in flow.producers(stage))
+
+    def activation(self, flow: Dataflow, stage: int) -> int:
+        """The bytes that are in use because of a stage after its forward, once its output left."""
+        left = self._readings[_Key(Kind.FORWARD, stage)].left
+        sends = [_Key(Kind.SEND_F, stage, other) for other in flow.consumers(stage)]
+        return max(0, self.message(flow, stage) + left + self._left_by_sending(sends))
+
+    def stash(self, flow: Dataflow, stage: int) -> int:
+        """The bytes that are still in use after I, once the gradient for its input left."""
+        left = self._readings[_Key(Kind.BACKWARD_INPUT, stage)].left
+        sends = [_Key(Kind.SEND_B, stage, other) for other in flow.producers(stage)]
+        arrived = sum(self._sent(Kind.SEND_B, other, stage) for other in flow.consumers(stage))
+        here = self.activation(flow, stage) + arrived + left
+        return max(0, here + self._left_by_sending(sends))
+
+    def workspace(self, stage: int) -> int:
+        """The most bytes that an action of this stage needs only while it runs."""
+        found = (
+            reading.workspace
+            for key, reading in self._readings.items()
+            if key.stage == stage and key.kind.is_compute
+        )
+        return max(found)
+
+    def _sent(self, kind: Kind, stage: int, peer: int) -> int:
+        reading = self._readings[_Key(kind, stage, peer)]
+        return reading.peak - reading.before
+
+    def _left_by_sending(self, sends: list[_Key]) -> int:
+        """What sends leave in use where they are made: less than nothing, if they let go."""
+        return sum(
+            self._readings[key].left - self._sent(key.kind, key.stage, key.peer or 0)
+            for key in sends
+        )

@@ -1,0 +1,229 @@
+"""What the stages of a model cost on this machine: seconds and bytes, from real microbatches.
+
+The stages run one after the other in this process, so a model that fits on one device can be
+measured for any number of ranks.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from penstock.costs import Costs
+from penstock.errors import ArgumentError
+from penstock.ir.actions import Kind
+from penstock.ir.rows import Floats
+from penstock.ir.schedule import Schedule
+from penstock.measuring.optimizer_state import MakeOptimizer, count_optimizer_bytes
+from penstock.measuring.stage_bytes import ActionBytes
+from penstock.sim.timeline import Timeline
+from penstock.splitting.pipe import Pipe
+from penstock.splitting.untouched import untouched
+from penstock.step.microbatches import Ready, count_rows
+from penstock.training.device import find_device
+from penstock.training.pipeline import Pipeline
+
+__all__ = ["Measurement", "measure", "measure_closely"]
+
+_SECONDS = {
+    "forward": Kind.FORWARD,
+    "backward_input": Kind.BACKWARD_INPUT,
+    "backward_weight": Kind.BACKWARD_WEIGHT,
+    "full_backward": Kind.FULL_BACKWARD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Costs, and how far their seconds can be trusted.
+
+    `spread` has, for each kind of compute and each stage, how far the middle half of the
+    samples lies apart, as a share of their median.
+    """
+
+    costs: Costs
+    spread: Mapping[str, tuple[float, ...]]
+
+    def __str__(self) -> str:
+        lines = ["stage" + "".join(f"{_SECONDS[name].text + ' ms':>15}" for name in self.spread)]
+        for stage in range(len(self.spread["forward"])):
+            cells = (self._cell(name, stage) for name in self.spread)
+            lines.append(f"{stage:5}" + "".join(cells))
+        return "\n".join(lines)
+
+    def _cell(self, name: str, stage: int) -> str:
+        spread = self.spread[name]
+        seconds = self.costs.per_stage(name, len(spread))[stage]
+        return f"{1e3 * seconds:9.3f} ±{spread[stage]:4.0%}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """One microbatch, what its output is judged by, and how often and where it is run."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    target: Any
+    loss: Callable[..., torch.Tensor]
+    microbatches: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """A step as it was recorded, and the bytes of an earlier one."""
+
+    timeline: Timeline
+    bytes: ActionBytes
+
+
+def measure(
+    stages: Pipe | Sequence[nn.Module],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor],
+    target: Any = None,
+    microbatches: int = 5,
+    device: torch.device | str | None = None,
+    optimizer: MakeOptimizer | None = None,
+) -> Costs:
+    """Seconds of F, I, W and B and bytes of every stage, for one microbatch as given.
+
+    Seconds are medians over `microbatches`, after steps that do not count; see `measure_closely`
+    for how far they can be trusted. Activations are what a forward leaves in use on its rank, and
+    the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
+    or a function that makes one for a list of parameters; its state is counted from one step on
+    a copy. The stages run where their parameters are; `device` is needed only where these do not
+    say it. Parameters, gradients, buffers and random numbers stay as they are.
+    """
+    found = measure_closely(
+        stages,
+        args,
+        kwargs,
+        loss=loss,
+        target=target,
+        microbatches=microbatches,
+        device=device,
+        optimizer=optimizer,
+    )
+    return found.costs
+
+
+def measure_closely(
+    stages: Pipe | Sequence[nn.Module],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss: Callable[..., torch.Tensor],
+    target: Any = None,
+    microbatches: int = 5,
+    device: torch.device | str | None = None,
+    optimizer: MakeOptimizer | None = None,
+) -> Measurement:
+    """What `measure` gives, and the spread of its seconds."""
+    if microbatches < 1:
+        raise ArgumentError(f"microbatches must be at least 1 (microbatches: {microbatches})")
+    modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
+    place = find_device(device, dict(enumerate(modules)))
+    sample = _Sample(args, kwargs or {}, target, loss, microbatches, place)
+    with untouched(modules):
+        split = _observe(stages, len(modules), ("F", "I", "W"), sample)
+        whole = _observe(stages, len(modules), ("F", "B"), sample)
+        state = [
+            0 if optimizer is None else count_optimizer_bytes(module, optimizer)
+            for module in modules
+        ]
+    samples = {name: _seconds([split, whole], kind) for name, kind in _SECONDS.items()}
+    costs = Costs.from_mapping(
+        {name: [float(np.median(each)) for each in found] for name, found in samples.items()}
+        | _bytes(split, whole)
+        | {
+            "parameter_bytes": [_count_bytes(module.parameters()) for module in modules],
+            "gradient_bytes": [_count_bytes(_trained(module)) for module in modules],
+            "optimizer_bytes": state,
+        }
+    )
+    return Measurement(
+        costs, {name: tuple(map(_spread, found)) for name, found in samples.items()}
+    )
+
+
+def _observe(
+    stages: Pipe | Sequence[nn.Module], count: int, kinds: Sequence[str], sample: _Sample
+) -> _Observed:
+    """Run every microbatch by itself through all stages and back, each stage on its own rank."""
+    numbers = range(sample.microbatches)
+    orders = [[f"{s}{kind}{m}" for m in numbers for kind in kinds] for s in range(count)]
+    schedule = Schedule.from_orders(orders, name="one by one")
+    held = ActionBytes(sample.device)
+    pipeline = Pipeline(
+        stages,
+        schedule,
+        loss=sample.loss,
+        ranks=count,
+        # All microbatches are the same; nothing is to be found out while they are measured.
+        reduction="mean",
+        device=sample.device,
+        around=held.around,
+    )
+    batch = [_repeat(value, sample.microbatches) for value in sample.args]
+    named = {name: _repeat(value, sample.microbatches) for name, value in sample.kwargs.items()}
+    target = None if sample.target is None else _repeat(sample.target, sample.microbatches)
+    pipeline.step(*batch, target=target, **named)
+    with held.counting():
+        pipeline.step(*batch, target=target, **named)
+    timeline = pipeline.step(*batch, target=target, record=True, **named).timeline
+    assert timeline is not None, "the step was recorded"
+    return _Observed(timeline, held)
+
+
+def _repeat(value: Any, microbatches: int) -> Any:
+    """The same value for every microbatch."""
+    return value if count_rows(value) is None else Ready([value] * microbatches)
+
+
+def _seconds(observed: Sequence[_Observed], kind: Kind) -> list[Floats]:
+    """Per stage, what each action of a kind took."""
+    timelines = [each.timeline for each in observed]
+    return [
+        np.concatenate(
+            [
+                (timeline.end - timeline.start)[
+                    timeline.schedule.rows.is_kind(kind) & (timeline.schedule.rows.stage == stage)
+                ]
+                for timeline in timelines
+            ]
+        )
+        for stage in range(timelines[0].schedule.num_stages)
+    ]
+
+
+def _spread(samples: Floats) -> float:
+    low, middle, high = np.quantile(samples, [0.25, 0.5, 0.75])
+    return float((high - low) / middle) if middle else 0.0
+
+
+def _bytes(split: _Observed, whole: _Observed) -> dict[str, object]:
+    """The bytes that come and go with a microbatch."""
+    flow, held = split.timeline.schedule.dataflow, split.bytes
+    stages = range(flow.num_stages)
+    return {
+        "activation_bytes": [held.activation(flow, stage) for stage in stages],
+        "weight_stash_bytes": [held.stash(flow, stage) for stage in stages],
+        "message_bytes": [held.message(flow, stage) for stage in stages],
+        "workspace_bytes": [
+            max(held.workspace(stage), whole.bytes.workspace(stage)) for stage in stages
+        ],
+    }
+
+
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _count_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters)

@@ -1,0 +1,1 @@
+"""Data parallelism and tensor parallelism beside the pipeline: DDP, FSDP2, DTensor."""

@@ -1,0 +1,120 @@
+"""Tensors that lie over a mesh (`DTensor`), as what crosses a boundary: a local part and a layout.
+
+Each rank of a stage's mesh sends its part to the rank at the same place in the next stage's mesh.
+There it is put on the mesh whose dimensions have the same names; autograd undoes both, so that
+gradients travel as local parts too.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from penstock.errors import BoundaryError
+from penstock.tensors.tree import Structure
+
+__all__ = ["Meshes", "as_whole", "take_local_parts"]
+
+# A tensor that lies over a mesh: names of its dimensions, what each does, whole shape and strides.
+Layout: TypeAlias = tuple[list[str], list[str], list[int], list[int]]
+
+
+def as_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor with the whole value, on every rank of its mesh; a loss, say."""
+    whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return whole
+
+
+def take_local_parts(
+    structure: Structure, tensors: list[torch.Tensor]
+) -> tuple[Structure, list[torch.Tensor]]:
+    """A tree with local parts in place of tensors over a mesh, and their layouts noted."""
+    if not any(isinstance(tensor, DTensor) for tensor in tensors):
+        return structure, tensors
+    layouts = [_layout(t) if isinstance(t, DTensor) else None for t in tensors]
+    parts = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+    return ["m", layouts, structure], parts
+
+
+class Meshes:
+    """Finds the meshes that a stage's parameters lie over, by the names of their dimensions."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._found: dict[tuple[str, ...], DeviceMesh] = {}
+
+    def put_back(
+        self, structure: Structure, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Structure, Sequence[torch.Tensor]]:
+        """The tree that `take_local_parts` got on another rank, on this stage's own mesh."""
+        match structure:
+            case ["m", layouts, inner]:
+                pairs = zip(tensors, layouts, strict=True)
+                return inner, [self._spread(t, layout) if layout else t for t, layout in pairs]
+            case _:
+                return structure, tensors
+
+    def _spread(self, part: torch.Tensor, layout: Layout) -> torch.Tensor:
+        names, placements, shape, stride = layout
+        return DTensor.from_local(
+            part,
+            self._find(tuple(names)),
+            [_read_placement(text) for text in placements],
+            shape=torch.Size(shape),
+            stride=tuple(stride),
+        )
+
+    def _find(self, names: tuple[str, ...]) -> DeviceMesh:
+        if names not in self._found:
+            self._found[names] = self._search(names)
+        return self._found[names]
+
+    def _search(self, names: tuple[str, ...]) -> DeviceMesh:
+        meshes = [p.device_mesh for p in self._module.parameters() if isinstance(p, DTensor)]
+        for mesh in meshes:
+            if mesh.mesh_dim_names == names:
+                return mesh
+        for mesh in meshes:
+            root = mesh._get_root_mesh()
+            if set(names) <= set(root.mesh_dim_names or ()):
+                return root[names]
+        raise BoundaryError(
+            f"a stage received a tensor over the mesh dimensions {names}, but has no parameter on "
+            "a mesh with these; parallelize one of its layers, or send a whole tensor"
+        )
+
+
+def _layout(tensor: DTensor) -> Layout:
+    names = tensor.device_mesh.mesh_dim_names
+    if names is None:
+        raise BoundaryError(
+            "a tensor over a mesh can cross a boundary only if the dimensions of the mesh have "
+            "names; give init_device_mesh(mesh_dim_names=...)"
+        )
+    placements = [_write_placement(placement) for placement in tensor.placements]
+    return list(names), placements, list(tensor.shape), list(tensor.stride())
+
+
+def _write_placement(placement: Placement) -> str:
+    if type(placement) is Replicate:
+        return "replicate"
+    if type(placement) is Shard:
+        return f"shard {placement.dim}"
+    if type(placement) is Partial:
+        return f"partial {placement.reduce_op}"
+    raise BoundaryError(f"a tensor that is placed as {placement} cannot cross a stage boundary")
+
+
+def _read_placement(text: str) -> Placement:
+    match text.split():
+        case ["replicate"]:
+            return Replicate()
+        case ["shard", dim]:
+            return Shard(int(dim))
+        case ["partial", operation]:
+            return Partial(operation)
+        case _:
+            raise BoundaryError(f"no tensor is placed as {text!r}")

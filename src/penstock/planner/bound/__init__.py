@@ -1,0 +1,1 @@
+"""Lower bounds: what no order can beat."""

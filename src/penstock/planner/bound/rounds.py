@@ -1,0 +1,93 @@
+"""A problem whose microbatches go round the ranks, seen from the ranks and relaxed for a bound."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from penstock.ir.rows import Floats
+from penstock.planner.bound.visits import Longs, Visits
+from penstock.planner.problem import Problem
+
+__all__ = ["Rounds", "cheapest_backward", "see_from_ranks"]
+
+# Rooms are taken this much larger, so that a sum that just fits is not refused for its last bit.
+_GRACE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """What visits cost, and the way from one to the next; lags are per stage.
+
+    `stage` has a row per round and a column per rank, `ranks_in_order` each round's ranks in the
+    order in which microbatches come by.
+    """
+
+    visits: Visits
+    stage: Longs
+    ranks_in_order: Longs
+    lag_down: Floats
+    lag_up: Floats
+
+    @cached_property
+    def descent(self) -> Floats:
+        """Per round and rank, the earliest start of the first F: a stage after the other."""
+        steps = self.by_stage(self.visits.forward)[:-1] + self.lag_down
+        return np.concatenate(([0.0], np.cumsum(steps)))[self.stage]
+
+    @cached_property
+    def ascent(self) -> Floats:
+        """Per round and rank, the seconds from the last stage's start of I to that of its own."""
+        steps = (self.by_stage(self.visits.backward)[1:] + self.lag_up)[::-1]
+        return np.concatenate(([0.0], np.cumsum(steps)))[::-1][self.stage]
+
+    @property
+    def first_start(self) -> Floats:
+        """Per rank, when it starts: with F of its first stage, which nothing can delay."""
+        start: Floats = self.descent[0]
+        return start
+
+    def by_stage(self, values: Floats) -> Floats:
+        """Values per round and rank, in the order of the stages."""
+        flat = np.empty((self.stage.size, *values.shape[2:]))
+        flat[self.stage.ravel()] = values.reshape(flat.shape)
+        return flat
+
+
+def see_from_ranks(problem: Problem) -> Rounds | None:
+    """The relaxed problem, or nothing where the placement does not go round the ranks.
+
+    Whoever does B in one piece could do I and W in its place, no later and with no more bytes,
+    if I and W took no longer than B and W needed no more bytes than F took: so they are cut down
+    to that, and a bound for them holds with B too.
+    """
+    ranks = problem.ranks
+    if problem.stages % ranks:
+        return None
+    order = np.array(problem.placement.rank_of_stage).reshape(-1, ranks)
+    if (np.sort(order, axis=1) != np.arange(ranks)).any():
+        return None
+    stage = np.argsort(order, axis=1) + ranks * np.arange(len(order))[:, None]
+    backward, weight = cheapest_backward(problem)
+    activation = problem.activation[stage]
+    enough = problem.microbatches * activation.sum(axis=0)
+    visits = Visits(
+        microbatches=problem.microbatches,
+        forward=problem.forward[stage],
+        backward=backward[stage],
+        weight=weight[stage],
+        activation=activation,
+        stash=np.minimum(problem.stash[stage], activation),
+        room=np.minimum(problem.room, enough) * (1 + _GRACE),
+    )
+    return Rounds(visits, stage, order, problem.lag_down, problem.lag_up)
+
+
+def cheapest_backward(problem: Problem) -> tuple[Floats, Floats]:
+    """Per stage, seconds of I and of W that neither they nor B can beat."""
+    if problem.costs.full_backward is None:
+        return problem.backward_input, problem.backward_weight
+    sending = problem.backward_input - problem.costs.per_stage("backward_input", problem.stages)
+    full = problem.costs.per_stage("full_backward", problem.stages) + sending
+    backward = np.minimum(problem.backward_input, full)
+    return backward, np.minimum(problem.backward_weight, full - backward)

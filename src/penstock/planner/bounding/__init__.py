@@ -1,1 +1,0 @@
-"""What no order can beat: what `lower_bound` is made of."""

@@ -1,1 +1,0 @@
-"""Cutting a chain of pieces into stages: what `partition` is made of."""

@@ -1,0 +1,1 @@
+"""Exact solutions with a proof, for small problems."""

@@ -1,0 +1,101 @@
+"""The byte limits of a constraint model.
+
+bytes of one microbatch    |<--- activation --->|<-- stash -->|
+on its rank                F starts             I ends        W ends
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import ceil, floor, gcd, isfinite, lcm
+from typing import TYPE_CHECKING
+
+from penstock.planner.exact.model import Piece, ScheduleModel
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import IntervalVar, LinearExprT
+
+__all__ = ["add_bytes"]
+
+# A room is counted in units with so many binary digits at most.
+_DIGITS = 24
+
+
+def add_bytes(filled: ScheduleModel) -> None:
+    """Let no rank hold more than it has room for; what is held is rounded down, the room up."""
+    for rank, room in enumerate(filled.problem.room.tolist()):
+        stages = filled.problem.placement.stages(rank)
+        if isfinite(room) and room > 0:
+            _add_room(filled, stages, room)
+            for stage in stages:
+                _add_most_held(filled, stage, room)
+
+
+def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> None:
+    """Each microbatch holds its bytes for an interval; at no time are there too many."""
+    problem = filled.problem
+    sizes = [float(size[s]) for s in stages for size in (problem.activation, problem.stash)]
+    unit = _find_unit([room, *sizes])
+    intervals: list[IntervalVar] = []
+    demands: list[int] = []
+    for stage in stages:
+        columns = (filled.forward[stage], filled.backward[stage], filled.weight[stage])
+        activation, stash = (
+            floor(size[stage] / unit) for size in (problem.activation, problem.stash)
+        )
+        for forward, backward, weight in zip(*columns, strict=True):
+            if activation:
+                intervals.append(_between(filled, forward.start, backward.end))
+                demands.append(activation)
+            if stash:
+                intervals.append(_between(filled, backward.end, weight.end))
+                demands.append(stash)
+    filled.model.add_cumulative(intervals, demands, ceil(room / unit))
+
+
+def _find_unit(sizes: list[float]) -> float:
+    """The largest size that all are multiples of, or a small part of the first where that is tiny.
+
+    The solver multiplies bytes with ticks, and that must not overflow.
+    """
+    exact = [Fraction(size) for size in sizes]
+    whole = lcm(*(size.denominator for size in exact))
+    unit = Fraction(gcd(*(int(size * whole) for size in exact)), whole)
+    return max(float(unit), 2.0**-_DIGITS * sizes[0])
+
+
+def _between(filled: ScheduleModel, start: LinearExprT, end: LinearExprT) -> IntervalVar:
+    size = filled.model.new_int_var(0, filled.horizon, "")
+    return filled.model.new_interval_var(start, size, end, "")
+
+
+def _add_most_held(filled: ScheduleModel, stage: int, room: float) -> None:
+    """What follows for a stage alone, since microbatches keep their order: who waits for whom.
+
+    No more than so many microbatches are between F and I at once, or between I and W; where W
+    keeps all that F took, between F and W.
+    """
+    activation, stash = (
+        float(size[stage]) for size in (filled.problem.activation, filled.problem.stash)
+    )
+    keeps_order = stage not in filled.is_merged
+    _wait(filled, filled.forward[stage], filled.backward[stage], room, activation)
+    if keeps_order:
+        _wait(filled, filled.backward[stage], filled.weight[stage], room, stash)
+    if keeps_order and stash >= activation:
+        _wait(filled, filled.forward[stage], filled.weight[stage], room, activation)
+
+
+def _wait(
+    filled: ScheduleModel,
+    takers: tuple[Piece, ...],
+    givers: tuple[Piece, ...],
+    room: float,
+    size: float,
+) -> None:
+    if size * len(takers) <= room:
+        return
+    # Rounded up where the room is a whole number of sizes but for its last bit.
+    most = floor(room / size * (1 + 1e-9))
+    for taker, giver in zip(takers[most:], givers, strict=False):
+        filled.model.add(taker.start >= giver.end)

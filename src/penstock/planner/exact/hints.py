@@ -1,0 +1,87 @@
+"""Between schedules and solutions of a constraint model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.ir.actions import Action, Kind
+from penstock.ir.rows import Floats
+from penstock.ir.schedule import Schedule
+from penstock.planner.exact.model import Piece, ScheduleModel
+from penstock.sim.engine import simulate
+from penstock.sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import LinearExprT
+
+__all__ = ["add_hints", "read_schedule"]
+
+
+def add_hints(filled: ScheduleModel, schedule: Schedule) -> None:
+    """Let the search begin at a schedule: its start times in ticks solve the model.
+
+    Microbatches are renamed so that they keep their order. A stage that has some B and some I is
+    left to the search.
+    """
+    timeline = simulate(schedule, filled.problem.costs)
+    for stage in range(filled.problem.stages):
+        forward = _starts(timeline, stage, Kind.FORWARD)
+        backward = _starts(timeline, stage, Kind.BACKWARD_INPUT)
+        weight = _starts(timeline, stage, Kind.BACKWARD_WEIGHT)
+        full = _starts(timeline, stage, Kind.FULL_BACKWARD)
+        if len(full) and not len(backward):
+            backward, weight = full, full + filled.problem.backward_input[stage]
+        _hint(filled, filled.forward[stage], forward)
+        _hint(filled, filled.backward[stage], backward)
+        _hint(filled, filled.weight[stage], weight)
+        for choice in filled.is_merged.get(stage, ()):
+            filled.model.add_hint(choice, len(full) > 0)
+
+
+def _starts(timeline: Timeline, stage: int, kind: Kind) -> Floats:
+    rows = timeline.schedule.rows
+    return np.sort(timeline.start[(rows.stage == stage) & (rows.kind == kind)])
+
+
+def _hint(filled: ScheduleModel, pieces: tuple[Piece, ...], starts: Floats) -> None:
+    if len(starts) == len(pieces):
+        for piece, start in zip(pieces, starts, strict=True):
+            filled.model.add_hint(piece.start, filled.ticks.down(start))
+
+
+def read_schedule(filled: ScheduleModel, value: Callable[[LinearExprT], int]) -> Schedule:
+    """The schedule of a solution: every rank's actions in the order of their times."""
+    orders = []
+    for rank in range(filled.problem.ranks):
+        timed: list[tuple[int, int, Action]] = []
+        for stage in filled.problem.placement.stages(rank):
+            timed += _timed_actions(filled, value, stage)
+        # What takes no time stands before what starts when it ends.
+        timed.sort(key=lambda entry: entry[:2])
+        orders.append([action for *_, action in timed])
+    return Schedule.from_orders(orders, name="exact")
+
+
+def _timed_actions(
+    filled: ScheduleModel, value: Callable[[LinearExprT], int], stage: int
+) -> list[tuple[int, int, Action]]:
+    merged = {
+        number for number, choice in enumerate(filled.is_merged.get(stage, ())) if value(choice)
+    }
+    timed = []
+    for kind, actions in (
+        (Kind.FORWARD, filled.forward),
+        (Kind.BACKWARD_INPUT, filled.backward),
+        (Kind.BACKWARD_WEIGHT, filled.weight),
+    ):
+        for number, piece in enumerate(actions[stage]):
+            name = kind
+            if number in merged and kind != Kind.FORWARD:
+                if kind == Kind.BACKWARD_WEIGHT:
+                    continue
+                name = Kind.FULL_BACKWARD
+            timed.append((value(piece.start), value(piece.end), Action(name, stage, number)))
+    return timed

@@ -1,0 +1,226 @@
+"""A problem as a constraint model: an interval per action, one at a time on every rank.
+
+The model assumes that microbatches keep their order in each stage and kind. That loses nothing: in
+any schedule, give the j-th start of a stage and kind to microbatch j. The j-th of what needs an
+input starts no earlier than the j-th input is there, so all is well with the same times and bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.planner.exact.ticks import Ticks, find_limits
+from penstock.planner.problem import Problem
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar, LinearExprT
+
+__all__ = ["Actions", "Piece", "ScheduleModel", "make_model"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """One action of the model: when it starts and ends, and the interval between."""
+
+    start: IntVar
+    end: LinearExprT
+    interval: IntervalVar
+
+
+# One tuple per stage, one piece per microbatch.
+Actions = tuple[tuple[Piece, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleModel:
+    """The makespan to make small, and F, I and W of every stage and microbatch.
+
+    `is_merged` says per microbatch whether I and W are one piece, B: I then takes as long as B,
+    and W nothing. Only stages where that can be better than I and W in a row are in it.
+    """
+
+    model: CpModel
+    problem: Problem
+    ticks: Ticks
+    horizon: int
+    makespan: IntVar
+    forward: Actions
+    backward: Actions
+    weight: Actions
+    is_merged: dict[int, tuple[IntVar, ...]]
+
+
+def make_model(model: CpModel, problem: Problem, *, least: float, most: float) -> ScheduleModel:
+    """Fill an empty model with a problem whose best makespan lies between `least` and `most`."""
+    ticks = Ticks.for_makespan(most)
+    # Every rank starts within the makespan of the first rank, and then has one of its own.
+    horizon = 2 * ticks.most(most)
+    draft = _Draft(model, problem, ticks, horizon)
+    is_merged = draft.choices()
+    filled = ScheduleModel(
+        model,
+        problem,
+        ticks,
+        horizon,
+        model.new_int_var(ticks.least(least), ticks.most(most), "makespan"),
+        tuple(draft.fixed(seconds) for seconds in problem.forward),
+        draft.backwards(is_merged),
+        draft.weights(is_merged),
+        is_merged,
+    )
+    _add_needs(filled)
+    _add_ranks(filled)
+    _add_order(filled)
+    _add_limits(filled)
+    return filled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """Makes the variables of a model."""
+
+    model: CpModel
+    problem: Problem
+    ticks: Ticks
+    horizon: int
+
+    def choices(self) -> dict[int, tuple[IntVar, ...]]:
+        """The stages where B can be better than I and W in a row: it is shorter, or takes less."""
+        full = self._full_backward()
+        split = self.problem.backward_input + self.problem.backward_weight
+        is_bounded = np.isfinite(self.problem.room)[list(self.problem.placement.rank_of_stage)]
+        can_pay = (full < split) | (is_bounded & (self.problem.stash > self.problem.activation))
+        return {
+            stage: tuple(self.model.new_bool_var("") for _ in range(self.problem.microbatches))
+            for stage in np.flatnonzero(can_pay).tolist()
+        }
+
+    def _full_backward(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        stages, costs = self.problem.stages, self.problem.costs
+        sending = self.problem.backward_input - costs.per_stage("backward_input", stages)
+        return sending + [costs.full_backward_seconds(stage) for stage in range(stages)]
+
+    def backwards(self, is_merged: dict[int, tuple[IntVar, ...]]) -> Actions:
+        """I of every stage, as long as B where it is merged."""
+        full = self._full_backward()
+        return tuple(
+            self.chosen(seconds, full[stage], is_merged[stage])
+            if stage in is_merged
+            else self.fixed(seconds)
+            for stage, seconds in enumerate(self.problem.backward_input)
+        )
+
+    def weights(self, is_merged: dict[int, tuple[IntVar, ...]]) -> Actions:
+        """W of every stage, without length where it is merged."""
+        return tuple(
+            self.chosen(seconds, 0.0, is_merged[stage])
+            if stage in is_merged
+            else self.fixed(seconds)
+            for stage, seconds in enumerate(self.problem.backward_weight)
+        )
+
+    def fixed(self, seconds: float) -> tuple[Piece, ...]:
+        """A stage's actions that take so many seconds."""
+        length = self.ticks.down(seconds)
+        starts = [self._time() for _ in range(self.problem.microbatches)]
+        make = self.model.new_fixed_size_interval_var
+        return tuple(Piece(start, start + length, make(start, length, "")) for start in starts)
+
+    def chosen(
+        self, seconds: float, merged: float, choice: tuple[IntVar, ...]
+    ) -> tuple[Piece, ...]:
+        """A stage's actions that take so many seconds, or others where they are merged."""
+        length, other = self.ticks.down(seconds), self.ticks.down(merged)
+        pieces = []
+        for is_merged in choice:
+            start, end = self._time(), self._time()
+            size = length + (other - length) * is_merged
+            pieces.append(Piece(start, end, self.model.new_interval_var(start, size, end, "")))
+        return tuple(pieces)
+
+    def _time(self) -> IntVar:
+        return self.model.new_int_var(0, self.horizon, "")
+
+
+def _add_needs(filled: ScheduleModel) -> None:
+    """An action starts when what it needs is there."""
+    model, problem, ticks = filled.model, filled.problem, filled.ticks
+    for stage in range(problem.stages):
+        columns = (filled.forward[stage], filled.backward[stage], filled.weight[stage])
+        for forward, backward, weight in zip(*columns, strict=True):
+            model.add(backward.start >= forward.end)
+            model.add(weight.start >= backward.end)
+    for stage, (down, up) in enumerate(zip(problem.lag_down, problem.lag_up, strict=True)):
+        for here, there in zip(filled.forward[stage], filled.forward[stage + 1], strict=True):
+            model.add(there.start >= here.end + ticks.down(down))
+        for here, there in zip(filled.backward[stage], filled.backward[stage + 1], strict=True):
+            model.add(here.start >= there.end + ticks.down(up))
+    for stage, choices in filled.is_merged.items():
+        pairs = zip(filled.backward[stage], filled.weight[stage], choices, strict=True)
+        for backward, weight, choice in pairs:
+            model.add(weight.start == backward.end).only_enforce_if(choice)
+
+
+def _add_ranks(filled: ScheduleModel) -> None:
+    """A rank does one thing at a time, from its first F to its last W."""
+    model, problem = filled.model, filled.problem
+    arrival = np.concatenate(([0.0], np.cumsum(problem.forward[:-1] + problem.lag_down)))
+    for rank in range(problem.ranks):
+        stages = problem.placement.stages(rank)
+        kinds = (filled.forward, filled.backward, filled.weight)
+        model.add_no_overlap(
+            piece.interval for stage in stages for kind in kinds for piece in kind[stage]
+        )
+        first = filled.forward[stages[0]][0]
+        latest: IntVar | int = first.start
+        if len({problem.placement.rank_of_stage[s] for s in range(stages[0])}) == stages[0]:
+            # No rank before it has two stages on the way, so nothing can delay its first F.
+            latest = filled.ticks.most(arrival[stages[0]])
+            model.add(first.start <= latest)
+        for stage in stages:
+            for piece in filled.weight[stage]:
+                model.add(piece.end <= filled.makespan + latest)
+
+
+def _add_order(filled: ScheduleModel) -> None:
+    """Microbatches keep their order; W may leave it where some are merged with their I."""
+    for kind in (filled.forward, filled.backward, filled.weight):
+        for stage, pieces in enumerate(kind):
+            if kind is filled.weight and stage in filled.is_merged:
+                continue
+            for one, other in pairwise(pieces):
+                filled.model.add(other.start >= one.end)
+    _add_turnaround(filled)
+
+
+def _add_turnaround(filled: ScheduleModel) -> None:
+    """A rank that holds the last stage alone starts I as soon as its F has ended.
+
+    Nothing but that I needs this F. Whatever stands between the two, another F or a W, can stand
+    behind them: I is earlier, the other no later than I was, and no more bytes are held.
+    """
+    problem, last = filled.problem, filled.problem.stages - 1
+    stages = problem.placement.stages(problem.placement.rank_of_stage[last])
+    if stages != (last,) or problem.stash[last] > problem.activation[last]:
+        return
+    for forward, backward in zip(filled.forward[last], filled.backward[last], strict=True):
+        filled.model.add(backward.start == forward.end)
+
+
+def _add_limits(filled: ScheduleModel) -> None:
+    """What the bounds know about single actions: when they start at the earliest, and the rest."""
+    model, ticks = filled.model, filled.ticks
+    limits = find_limits(filled.problem)
+    tables = (
+        (filled.forward, limits.forward_start, limits.after_forward),
+        (filled.backward, limits.backward_start, limits.after_backward),
+    )
+    for actions, earliest, after in tables:
+        for pieces, times, tails in zip(actions, earliest, after, strict=True):
+            for piece, time, tail in zip(pieces, times, tails, strict=True):
+                model.add(piece.start >= max(0, ticks.least(time)))
+                model.add(filled.makespan >= piece.start + ticks.least(tail))

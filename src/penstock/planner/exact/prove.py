@@ -1,0 +1,149 @@
+"""The best schedule there is, with a proof, for small problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from operator import le
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeAlias
+
+from penstock.errors import MissingDependencyError
+from penstock.ir.actions import Action, Kind
+from penstock.ir.schedule import Schedule
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.exact.byte_limits import add_bytes
+from penstock.planner.exact.hints import add_hints, read_schedule
+from penstock.planner.exact.model import ScheduleModel, make_model
+from penstock.planner.problem import Problem
+from penstock.sim.engine import simulate
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpSolver, CpSolverSolutionCallback
+
+__all__ = ["Exact", "prove"]
+
+# Takes the makespan and the bound so far.
+Progress: TypeAlias = Callable[[float, float], None]
+
+# A schedule is taken for optimal if it is above the bound by no more than this part of it: the
+# proof is made in whole ticks, which are so fine that their rounding makes up less than that.
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The best schedule that was found, and seconds that no schedule can beat."""
+
+    schedule: Schedule
+    makespan: float
+    lower_bound: float
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no schedule is faster, to a millionth."""
+        return self.makespan <= self.lower_bound * (1 + _TOLERANCE)
+
+
+def prove(
+    problem: Problem,
+    *,
+    start: Schedule | None = None,
+    seconds: float = 10.0,
+    progress: Progress | None = None,
+) -> Exact:
+    """Search for the best schedule of a problem, and for a proof that none is better.
+
+    `start` is a schedule that is known already: the search begins there, and the answer is never
+    worse. Without it, the search begins with microbatches that go one at a time. `progress` is
+    called with the makespan and the bound whenever a better schedule is found. Unless the time
+    runs out, the same problem always gives the same answer.
+
+    >>> from penstock.costs import Costs
+    >>> from penstock.ir.placement import Placement
+    >>> exact = prove(Problem.of(Costs(), Placement.loop(2), 2))
+    >>> exact.makespan, exact.is_optimal
+    (7.0, True)
+    """
+    schedule = _one_at_a_time(problem) if start is None else start
+    known = Exact(schedule, simulate(schedule, problem.costs).makespan, lower_bound(problem))
+    return known if known.is_optimal else _search(problem, known, seconds, progress)
+
+
+def _search(problem: Problem, known: Exact, seconds: float, progress: Progress | None) -> Exact:
+    library = _load_library()
+    filled = make_model(library.CpModel(), problem, least=known.lower_bound, most=known.makespan)
+    add_bytes(filled)
+    add_hints(filled, known.schedule)
+    filled.model.minimize(filled.makespan)
+    solver = _make_solver(library, seconds)
+    status = solver.solve(filled.model, _make_follower(filled, progress))
+    bound = max(known.lower_bound, solver.best_objective_bound * filled.ticks.seconds)
+    best = known
+    if status in (library.OPTIMAL, library.FEASIBLE):
+        schedule = read_schedule(filled, solver.value)
+        timeline = simulate(schedule, problem.costs)
+        fits = all(map(le, timeline.rank_peak_bytes, problem.memory))
+        if fits and timeline.makespan < known.makespan:
+            best = Exact(schedule, timeline.makespan, bound)
+    return replace(best, lower_bound=bound)
+
+
+def _make_solver(library: ModuleType, seconds: float) -> CpSolver:
+    """A solver that always takes the same way, on one core.
+
+    Its linear relaxation says little about orders and takes long; what helps is to look hard at
+    who must come before whom on a rank.
+    """
+    solver: CpSolver = library.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = 1
+    solver.parameters.linearization_level = 0
+    solver.parameters.use_strong_propagation_in_disjunctive = True
+    solver.parameters.use_dynamic_precedence_in_disjunctive = True
+    solver.parameters.use_hard_precedences_in_cumulative = True
+    return solver
+
+
+def _make_follower(
+    filled: ScheduleModel, progress: Progress | None
+) -> CpSolverSolutionCallback | None:
+    """What tells `progress` of every better schedule."""
+    if progress is None:
+        return None
+    from ortools.sat.python.cp_model import CpSolverSolutionCallback
+
+    tell = progress
+
+    class Follower(CpSolverSolutionCallback):
+        def on_solution_callback(self) -> None:
+            seconds = filled.ticks.seconds
+            tell(self.objective_value * seconds, self.best_objective_bound * seconds)
+
+    return Follower()
+
+
+def _one_at_a_time(problem: Problem) -> Schedule:
+    """Every microbatch goes all the way before the next one starts: what needs least room."""
+    orders = []
+    for rank in range(problem.ranks):
+        stages = problem.placement.stages(rank)
+        actions: list[Action] = []
+        for number in range(problem.microbatches):
+            actions += [Action(Kind.FORWARD, stage, number) for stage in stages]
+            for stage in reversed(stages):
+                actions.append(Action(Kind.BACKWARD_INPUT, stage, number))
+                actions.append(Action(Kind.BACKWARD_WEIGHT, stage, number))
+        orders.append(actions)
+    return Schedule.from_orders(orders, name="one at a time")
+
+
+def _load_library() -> ModuleType:
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise MissingDependencyError(
+            "exact answers need OR-Tools, which is not installed; "
+            "pip install 'penstock[solver]' brings it"
+        ) from error
+    return cp_model

@@ -1,0 +1,77 @@
+"""Seconds in whole ticks and bytes in whole pieces, rounded so that a bound stays a bound.
+
+Take any schedule that keeps the limits, and round its start times down to ticks. With seconds of
+work and of transfers rounded down too, nothing overlaps that did not before and every input is
+there in time, for floor(a) + floor(b) <= floor(a + b). So the ticks of the best schedule are among
+the solutions in ticks, and the least of these is never more than its makespan.
+"""
+
+from dataclasses import dataclass
+from math import ceil, floor
+
+import numpy as np
+
+from penstock.ir.rows import Floats
+from penstock.planner.bound.heads import find_heads
+from penstock.planner.bound.rounds import see_from_ranks
+from penstock.planner.bound.tails import find_tails
+from penstock.planner.problem import Problem
+
+__all__ = ["Limits", "Ticks", "find_limits"]
+
+# A makespan has so many binary digits of ticks; more make no plan better and the solver slower.
+_DIGITS = 26
+# Sums of seconds are off by less than this part of a tick.
+_ROUNDING = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Ticks:
+    """A clock that ticks every so many seconds, a power of two."""
+
+    seconds: float
+
+    @classmethod
+    def for_makespan(cls, seconds: float) -> "Ticks":
+        """A clock that is fine enough for this makespan."""
+        return cls(2.0 ** (int(np.frexp(seconds)[1]) - _DIGITS))
+
+    def down(self, seconds: float) -> int:
+        """Ticks, rounded down."""
+        return floor(seconds / self.seconds)
+
+    def least(self, seconds: float) -> int:
+        """Ticks of a sum, rounded down even if the sum is off by its last bits."""
+        return floor(seconds / self.seconds - _ROUNDING)
+
+    def most(self, seconds: float) -> int:
+        """Ticks of a sum, rounded up even if the sum is off by its last bits."""
+        return ceil(seconds / self.seconds + _ROUNDING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Limits:
+    """Per stage and microbatch: the earliest start of F and I, and how long a step takes then."""
+
+    forward_start: Floats
+    backward_start: Floats
+    after_forward: Floats
+    after_backward: Floats
+
+
+def find_limits(problem: Problem) -> Limits:
+    """What the bounds know about single actions; nothing much where there are no rounds."""
+    shape = (problem.stages, problem.microbatches)
+    rounds = see_from_ranks(problem)
+    if rounds is None:
+        return Limits(*(np.zeros(shape) for _ in range(4)))
+    tails = find_tails(rounds)
+    start = find_heads(rounds, tails).start
+    half = rounds.visits.rounds
+    after_backward = tails.backward + rounds.by_stage(rounds.visits.backward)[:, None]
+    return Limits(
+        rounds.by_stage(start[:half]),
+        rounds.by_stage(start[half:][::-1]),
+        tails.forward,
+        after_backward,
+    )

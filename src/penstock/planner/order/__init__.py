@@ -1,0 +1,1 @@
+"""Good orders, fast."""

@@ -1,0 +1,134 @@
+"""Better orders from good guesses: change how urgent some work is, build again, keep what helps.
+
+urgency    stage 0   F F F F   I W I W I W      a change takes one kind of work of neighbouring
+           stage 1     F F F F I W I W I        stages within a stretch of time, and makes it more
+           stage 2       F[F F]F I W I W I      or less urgent; the order is then built anew, so
+           stage 3         [F F]F I W I W       that everything else falls into place around it
+"""
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+
+from penstock.ir.rows import Floats
+from penstock.planner.order.guesses import Guess
+from penstock.planner.order.orders import Builder, Built, Policy
+
+__all__ = ["Candidate", "climb", "try_out"]
+
+# So many candidates are worked on side by side; the better, the more often.
+_SIDE_BY_SIDE = 6
+
+# Between orders of one makespan, the one that leaves more ranks more time is easier to improve.
+_WEIGHT_OF_MEAN = 0.005
+
+
+# So often a change is one of policy, else one of urgency.
+_SHARE_OF_POLICY = 0.35
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A guess and the order that was built from it."""
+
+    guess: Guess
+    built: Built
+
+
+def _makespan(candidate: Candidate) -> float:
+    return candidate.built.makespan
+
+
+def _score(candidate: Candidate) -> float:
+    return candidate.built.makespan + _WEIGHT_OF_MEAN * candidate.built.mean
+
+
+def try_out(
+    builder: Builder, guesses: Iterable[Guess], may_go_on: Callable[[Candidate], bool]
+) -> list[Candidate]:
+    """Candidates from guesses, the best first, for as long as `may_go_on` says of the fastest.
+
+    Guesses that get stuck give none.
+    """
+    candidates: list[Candidate] = []
+    best: Candidate | None = None
+    for guess in guesses:
+        built = builder.build(guess.urgency, guess.policy)
+        if built is not None:
+            candidates.append(Candidate(guess, built))
+            best = min(best or candidates[-1], candidates[-1], key=_makespan)
+        if best is not None and not may_go_on(best):
+            break
+    return sorted(candidates, key=_score)
+
+
+def climb(
+    builder: Builder,
+    candidates: Sequence[Candidate],
+    random: Random,
+    may_go_on: Callable[[Candidate], bool],
+) -> Candidate:
+    """Improve the best candidates for as long as `may_go_on` says of the fastest order."""
+    pool = sorted(candidates, key=_score)[:_SIDE_BY_SIDE]
+    best = min(candidates, key=_makespan)
+    while may_go_on(best):
+        number = min(int(random.expovariate(0.7)), len(pool) - 1)
+        guess = _change(pool[number], random, builder.lanes.cycle)
+        built = builder.build(guess.urgency, guess.policy)
+        if built is None:
+            continue
+        changed = Candidate(guess, built)
+        if _score(changed) <= _score(pool[number]):
+            del pool[number]
+            insort(pool, changed, key=_score)
+            best = min(best, changed, key=_makespan)
+    return best
+
+
+def _change(candidate: Candidate, random: Random, cycle: float) -> Guess:
+    """Another guess near that of a candidate."""
+    guess = candidate.guess
+    if random.random() < 0.05:
+        # What was meant to be urgent gives way to what was done: the same order, other distances.
+        return replace(guess, urgency=candidate.built.start)
+    for _ in range(random.choice((1, 1, 1, 2))):
+        if random.random() < _SHARE_OF_POLICY:
+            lost = max(0.0, candidate.built.makespan - cycle * guess.urgency.shape[1])
+            guess = replace(guess, policy=_change_policy(guess.policy, random, lost))
+        else:
+            guess = replace(guess, urgency=_change_urgency(guess.urgency, random, cycle))
+    return guess
+
+
+def _change_policy(policy: Policy, random: Random, lost: float) -> Policy:
+    match random.randrange(4):
+        case 0:
+            patience = policy.patience + random.gauss(0, 0.25)
+            return replace(policy, patience=min(1.5, max(0.0, patience)))
+        case 1:
+            overrun = policy.overrun + random.gauss(0, 0.25)
+            return replace(policy, overrun=min(1.0, max(0.0, overrun)))
+        case 2:
+            return replace(policy, allowance=lost * random.uniform(0.0, 1.2))
+        case _:
+            return replace(policy, is_late=not policy.is_late)
+
+
+def _change_urgency(urgency: Floats, random: Random, cycle: float) -> Floats:
+    """Move one kind of work of neighbouring stages in a stretch of time, by up to some cycles."""
+    changed = urgency.copy()
+    stages = len(urgency) // 3
+    a, b = random.randrange(stages), random.randrange(stages)
+    first, last = (0, stages - 1) if random.random() < 0.2 else (min(a, b), max(a, b))
+    kind = random.randrange(3) * stages
+    part = changed[kind + first : kind + last + 1]
+    begin, end = float(urgency.min()), float(urgency.max())
+    length = (end - begin) * 2 ** -random.uniform(0, 6)
+    moment = random.uniform(begin - length / 2, end)
+    is_within = (part >= moment) & (part < moment + length)
+    part[is_within] += random.gauss(0, 1) * cycle * random.choice((0.1, 0.3, 1.0, 2.0))
+    np.maximum.accumulate(part, axis=1, out=part)
+    return changed

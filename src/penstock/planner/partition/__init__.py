@@ -1,0 +1,1 @@
+"""Cutting a chain of pieces into stages."""

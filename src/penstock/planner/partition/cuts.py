@@ -1,0 +1,200 @@
+"""Find the best cuts: rank after rank, with all states that are still worth keeping.
+
+A rank's ticks and bytes join stages that lie far apart in the chain, so the search takes the
+ranks in order and gives all stages of a rank their pieces before it goes on. Two states that agree
+on the cuts around what is left have the same future, and the better one is kept:
+
+V, 3 ranks      cuts  0   1   2   3   4   5   6
+after rank 0          |   |               |   |     left: stages 1 to 4, between cuts 1 and 5
+after rank 1          |   |   |       |   |   |     left: stages 2 and 3, between cuts 2 and 4
+
+States that break a limit are dropped, and those whose bound is no better than an answer at hand.
+At first only the most promising states are kept. The search is repeated with more of them until
+none was left out for its number alone, or an answer meets the bound: then it is the best one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room
+from penstock.planner.partition.front import Front
+from penstock.planner.partition.goals import Goal
+from penstock.planner.partition.steps import NewCut, Step, Way
+
+__all__ = ["Answer", "NoAnswer", "find_cuts"]
+
+# How many times more states each further sweep keeps.
+_WIDER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The places of all cuts, what they make of the goal, and whether it is proven the least."""
+
+    cuts: tuple[int, ...]
+    value: int
+    is_proven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NoAnswer:
+    """There are no cuts within the limits, or, where that is not proven, none were found."""
+
+    is_proven: bool
+
+
+def find_cuts(
+    chain: Chain,
+    limits: Limits,
+    room: Room,
+    way: Way,
+    goal: Goal,
+    *,
+    effort: int,
+    at_hand: Answer | None = None,
+    width: int = 512,
+) -> Answer | NoAnswer:
+    """Look for the cuts within these limits that make the goal smallest.
+
+    The search ends when its answer is proven, or when it has looked at `effort` states. The first
+    sweep keeps at most `width` states after each step.
+    """
+    search = _Search(chain, limits, room, way, goal)
+    best, bound = at_hand, search.bound()
+    while effort > 0 and (best is None or best.value > bound):
+        sweep = search.sweep(UNLIMITED if best is None else best.value, width, effort)
+        best = sweep.answer or best
+        if sweep.is_complete:
+            return NoAnswer(is_proven=True) if best is None else replace(best, is_proven=True)
+        effort -= sweep.num_states
+        width *= _WIDER
+    if best is None:
+        return NoAnswer(is_proven=False)
+    return replace(best, is_proven=best.value <= bound)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Trace:
+    """The states after one step: the state that each came from, and the cuts it has made."""
+
+    parent: Longs
+    cuts: dict[int, Longs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """How one sweep over all steps went, and whether it left nothing out."""
+
+    answer: Answer | None
+    is_complete: bool
+    num_states: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Search:
+    """What stays the same in all sweeps."""
+
+    chain: Chain
+    limits: Limits
+    room: Room
+    way: Way
+    goal: Goal
+
+    def bound(self) -> int:
+        """The least that any answer can be."""
+        return int(self.goal.bound(self._start(), self.way.ahead)[0])
+
+    def sweep(self, below: int, width: int, effort: int) -> _Sweep:
+        """Look for an answer below a value, with at most `width` states after each step."""
+        front, traces = self._start(), []
+        is_complete, num_states = True, 0
+        for step in self.way.steps:
+            front = front.numbered()
+            for new in step.new_cuts:
+                low, num_places = self._places(front, new)
+                num_states += int(num_places.sum())
+                if num_states > effort:
+                    return _Sweep(None, is_complete=False, num_states=num_states)
+                front = _make_cut(front, new.cut, low, num_places)
+            front = self._fill(front, step, below)
+            if len(front) > width:
+                is_complete = False
+                front = front.take(self._most_promising(front, step, width))
+            if not len(front):
+                return _Sweep(None, is_complete, num_states)
+            made = {new.cut: front.cuts[new.cut] for new in step.new_cuts}
+            traces.append(_Trace(front.parent, made))
+            front = _at_rest(front, step)
+        answer = Answer(self._follow(traces), int(front.value[0]))
+        return _Sweep(answer, is_complete, num_states)
+
+    def _start(self) -> Front:
+        chain = self.chain
+        return Front.single(chain.placement.num_stages, chain.num_pieces, self.goal.start)
+
+    def _places(self, front: Front, new: NewCut) -> tuple[Longs, Longs]:
+        """For every state, the first place that the cut may have in it, and how many."""
+        cut, room = new.cut, self.room
+        before, after = front.cuts[new.before], front.cuts[new.after]
+        low = np.maximum(before + (cut - new.before), room.lowest[cut])
+        high = np.minimum(after - (new.after - cut), room.highest[cut])
+        if new.before == cut - 1:
+            high = np.minimum(high, room.last[cut - 1, before])
+        if new.after == cut + 1:
+            low = np.maximum(low, room.first[cut, after])
+        return low, np.maximum(high - low + 1, 0)
+
+    def _fill(self, front: Front, step: Step, below: int) -> Front:
+        """The states with the pieces of one stage, without those that lead nowhere."""
+        chain, room, stage = self.chain, self.room, step.stage
+        begin, end = front.cuts[stage], front.cuts[stage + 1]
+        ticks = chain.ticks[end] - chain.ticks[begin]
+        front = replace(
+            front,
+            value=self.goal.add(front, ticks),
+            ticks=front.ticks + ticks,
+            bytes=front.bytes + chain.bytes[stage, end] - chain.bytes[stage, begin],
+            spread=front.spread + np.square(ticks, dtype=np.float64),
+        )
+        later = list(step.ahead.later_stages)
+        fits = end <= room.last[stage, begin]
+        fits &= front.ticks <= self.limits.rank_ticks - room.least_ticks[later].sum()
+        fits &= front.bytes <= self.limits.rank_bytes[step.rank] - room.least_bytes[later].sum()
+        front = front.take(np.flatnonzero(fits))
+        if step.is_last_of_rank:
+            front = replace(front, value=self.goal.close(front, step.rank))
+        front = front.take(np.flatnonzero(self._bound(front, step) < below))
+        if step.is_last_of_rank:
+            front = front.take(front.best_of_equals(step.ahead.cuts))
+        return front
+
+    def _bound(self, front: Front, step: Step) -> Longs:
+        return self.goal.bound(_at_rest(front, step), step.ahead)
+
+    def _most_promising(self, front: Front, step: Step, width: int) -> Longs:
+        """The states with the least bounds, and among equal ones those to try first."""
+        guess = self.goal.guess(_at_rest(front, step), step.ahead)
+        return np.lexsort((guess, self._bound(front, step)))[:width]
+
+    def _follow(self, traces: Sequence[_Trace]) -> tuple[int, ...]:
+        """All cuts of the first of the last states."""
+        num_stages = self.chain.placement.num_stages
+        cuts, state = {0: 0, num_stages: self.chain.num_pieces}, 0
+        for trace in reversed(traces):
+            cuts |= {cut: int(places[state]) for cut, places in trace.cuts.items()}
+            state = int(trace.parent[state])
+        return tuple(cuts[cut] for cut in range(num_stages + 1))
+
+
+def _make_cut(front: Front, cut: int, low: Longs, num_places: Longs) -> Front:
+    """Every state with every place of the cut."""
+    index = np.repeat(np.arange(len(front)), num_places)
+    first = np.repeat(np.cumsum(num_places) - num_places, num_places)
+    return front.take(index).with_cut(cut, low[index] + np.arange(len(index)) - first)
+
+
+def _at_rest(front: Front, step: Step) -> Front:
+    """The states as the rest of the way sees them: a rank that is complete takes no more."""
+    return front.without_rank(step.ahead.cuts) if step.is_last_of_rank else front

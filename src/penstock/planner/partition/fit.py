@@ -1,0 +1,119 @@
+"""Cuts that keep every rank within its bytes, and how many more bytes it would take."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from penstock.ir.placement import Placement
+from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
+from penstock.planner.partition.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.partition.goals import Excess
+from penstock.planner.partition.steps import Way, plan_way
+
+__all__ = ["bytes_per_rank", "closest_cuts", "find_any_fit", "find_fit", "guess_fit", "sum_ranks"]
+
+# How many states are looked at: for a guess, for a proof that nothing fits, and for one that
+# nothing comes closer. These are numbers, not times, so that every machine answers alike.
+_EFFORT_OF_GUESS = 1 << 19
+_EFFORT_OF_FIT = 1 << 23
+_EFFORT_OF_CLOSEST = 1 << 22
+# Guesses have come near enough when the next would differ by a part in so many.
+_NEAR_ENOUGH = 1000
+
+
+def find_fit(
+    chain: Chain, caps: tuple[int, ...], *, stage_ticks: int = UNLIMITED
+) -> Answer | NoAnswer:
+    """Any cuts with no slower stage that keep every rank within its bytes.
+
+    The value of an answer is the ticks of its slowest stage.
+    """
+    return _fit(chain, caps, stage_ticks, _EFFORT_OF_FIT)
+
+
+def find_any_fit(chain: Chain, caps: tuple[int, ...]) -> Answer | NoAnswer:
+    """The same for stages of any length, with a last attempt from larger caps downwards."""
+    found = find_fit(chain, caps)
+    if isinstance(found, Answer) or found.is_proven:
+        return found
+    closest = closest_cuts(chain, caps)
+    return found if closest.value > 0 else _as_fit(chain, closest.cuts)
+
+
+def guess_fit(
+    chain: Chain, caps: tuple[int, ...], *, stage_ticks: int = UNLIMITED
+) -> Answer | NoAnswer:
+    """The same, but what is not found soon is given up."""
+    return _fit(chain, caps, stage_ticks, _EFFORT_OF_GUESS)
+
+
+def closest_cuts(chain: Chain, caps: tuple[int, ...]) -> Answer:
+    """The cuts whose worst rank exceeds its cap by least; the value is by how many bytes."""
+    closest = _guess_closest(chain, caps)
+    limits = Limits(UNLIMITED, UNLIMITED, _raise(caps, closest.value - 1))
+    room = find_room(chain, limits)
+    if room is None:
+        return replace(closest, is_proven=True)
+    way = _byte_way(chain, caps, room)
+    goal = Excess.of(chain, caps, room, way, floor=1)
+    found = find_cuts(chain, limits, room, way, goal, at_hand=closest, effort=_EFFORT_OF_CLOSEST)
+    return closest if isinstance(found, NoAnswer) else found
+
+
+def bytes_per_rank(chain: Chain, cuts: tuple[int, ...]) -> list[int]:
+    """What each rank takes with these cuts."""
+    places, stages = np.array(cuts), np.arange(len(cuts) - 1)
+    taken = chain.bytes[stages, places[1:]] - chain.bytes[stages, places[:-1]]
+    return sum_ranks(chain.placement, taken)
+
+
+def sum_ranks(placement: Placement, per_stage: Longs) -> list[int]:
+    """For every rank, the sum over its stages."""
+    ranks = range(placement.num_ranks)
+    return [int(per_stage[list(placement.stages(rank))].sum()) for rank in ranks]
+
+
+def _fit(chain: Chain, caps: tuple[int, ...], stage_ticks: int, effort: int) -> Answer | NoAnswer:
+    limits = Limits(stage_ticks, UNLIMITED, caps)
+    room = find_room(chain, limits)
+    if room is None:
+        return NoAnswer(is_proven=True)
+    way = _byte_way(chain, caps, room)
+    goal = Excess.of(chain, caps, room, way, floor=0)
+    found = find_cuts(chain, limits, room, way, goal, effort=effort)
+    return found if isinstance(found, NoAnswer) else _as_fit(chain, found.cuts)
+
+
+def _as_fit(chain: Chain, cuts: tuple[int, ...]) -> Answer:
+    return Answer(cuts, int(np.diff(chain.ticks[list(cuts)]).max()))
+
+
+def _guess_closest(chain: Chain, caps: tuple[int, ...]) -> Answer:
+    """Halve what all caps are raised by, as long as cuts are soon found that fit."""
+    room = find_room(chain, Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * len(caps)))
+    assert room is not None, "without limits there is room"
+    closest = _measure(chain, caps, tuple(room.lowest.tolist()))
+    low = 0
+    while closest.value - low > max(1, closest.value // _NEAR_ENOUGH):
+        guess = (low + closest.value) // 2
+        found = guess_fit(chain, _raise(caps, guess))
+        if isinstance(found, NoAnswer):
+            low = guess
+        else:
+            closest = _measure(chain, caps, found.cuts)
+    return closest
+
+
+def _measure(chain: Chain, caps: tuple[int, ...], cuts: tuple[int, ...]) -> Answer:
+    taken = bytes_per_rank(chain, cuts)
+    return Answer(cuts, max(t - cap for t, cap in zip(taken, caps, strict=True)))
+
+
+def _raise(caps: tuple[int, ...], by: int) -> tuple[int, ...]:
+    return tuple(cap + by for cap in caps)
+
+
+def _byte_way(chain: Chain, caps: tuple[int, ...], room: Room) -> Way:
+    """The way that begins where the bytes are tighter."""
+    least = sum_ranks(chain.placement, room.least_bytes)
+    return plan_way(chain.placement, [t - cap for t, cap in zip(least, caps, strict=True)])

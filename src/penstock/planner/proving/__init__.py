@@ -1,1 +1,0 @@
-"""The exact solver: what `prove` is made of."""

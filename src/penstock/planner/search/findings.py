@@ -1,0 +1,152 @@
+"""What a search has found: the best plans side by side, and why the others lost."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from penstock.planner.plans import Plan
+from penstock.planner.search.breakdown import Breakdown, break_down, step_seconds, why_slower
+from penstock.planner.search.choices import Choices
+from penstock.planner.search.layouts import describe_placement
+from penstock.planner.search.space import Candidate
+
+__all__ = ["Finding", "Findings", "describe_refusal"]
+
+_HEADINGS = (
+    "seconds",
+    "bubble",
+    "gap",
+    "peak bytes",
+    "microbatches",
+    "placement",
+    "layers",
+    "checkpointed",
+    "order",
+    "verdict",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A plan with the choices that it stands on, and where the seconds of its step go."""
+
+    plan: Plan
+
+    @property
+    def choices(self) -> Choices:
+        """What was chosen to get there."""
+        assert self.plan.choices is not None, "a search has made the plan"
+        return self.plan.choices
+
+    @cached_property
+    def seconds(self) -> float:
+        """What a step over the whole batch costs."""
+        return step_seconds(self.plan)
+
+    @cached_property
+    def causes(self) -> Breakdown:
+        """Where the seconds go."""
+        return break_down(self.plan)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The plans that a search has found, the fastest first.
+
+    `refused` are choices that do not fit, whatever the order; `num_slower` counts those that are
+    proven to be slower than the best plan.
+    """
+
+    found: tuple[Finding, ...]
+    refused: tuple[Candidate, ...]
+    num_slower: int
+
+    @property
+    def best(self) -> Plan:
+        """The fastest plan."""
+        return self.found[0].plan
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """For every plan, why it is not the best, with the seconds by cause."""
+        best = self.found[0]
+        others = [why_slower(other.causes, best.causes) for other in self.found[1:]]
+        return ("fastest", *others)
+
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """What the cells of a row are."""
+        return _HEADINGS
+
+    @property
+    def rows(self) -> tuple[tuple[str, ...], ...]:
+        """The plans as a table of text."""
+        pairs = zip(self.found, self.verdicts, strict=True)
+        return tuple((*_cells(finding), verdict) for finding, verdict in pairs)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What else there was to choose, and why it is not in the table."""
+        told = []
+        if self.num_slower:
+            told.append(f"proven to be slower, and not solved: {self.num_slower}")
+        if self.refused:
+            told.append(f"over the limit, whatever the order: {len(self.refused)}, such as")
+            tempting = sorted(self.refused, key=lambda one: float(one.problem.work.max()))
+            told += [f"  {describe_refusal(one)}" for one in tempting[:3]]
+        return tuple(told)
+
+    def __str__(self) -> str:
+        table = [self.headings, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+        return "\n".join([*lines, *self.remarks])
+
+
+def describe_refusal(candidate: Candidate) -> str:
+    """Choices that do not fit, with by how much and where."""
+    choices = candidate.choices
+    return (
+        f"{describe_placement(candidate.problem.placement)}, microbatches of "
+        f"{choices.microbatch_size}, checkpointed {_join_runs(choices.checkpointed)}: over the "
+        f"limit by {candidate.missing_bytes:,.0f} bytes on rank {candidate.fullest_rank}"
+    )
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    plan, choices = finding.plan, finding.choices
+    return (
+        f"{finding.seconds:.4g}",
+        f"{plan.timeline.bubble_rate:.1%}".replace("%", " %"),
+        f"{max(plan.gap, 0.0):.1%}".replace("%", " %"),
+        f"{plan.timeline.peak_bytes:.4g}",
+        f"{plan.problem.microbatches} x {choices.microbatch_size}",
+        describe_placement(plan.problem.placement),
+        _count_runs(choices.sizes),
+        _join_runs(choices.checkpointed),
+        plan.schedule.name,
+    )
+
+
+def _count_runs(sizes: Iterable[int]) -> str:
+    """Equal neighbours told once.
+
+    >>> _count_runs((3, 4, 4, 4, 2))
+    '3 3x4 2'
+    """
+    runs = [(size, len(list(run))) for size, run in groupby(sizes)]
+    return " ".join(f"{length}x{size}" if length > 1 else f"{size}" for size, length in runs)
+
+
+def _join_runs(stages: Sequence[int]) -> str:
+    """Neighbouring stages told by the first and the last.
+
+    >>> _join_runs((0, 1, 2, 5)), _join_runs(())
+    ('0-2 5', 'none')
+    """
+    told = []
+    for _, run in groupby(enumerate(stages), key=lambda item: item[1] - item[0]):
+        held = [stage for _, stage in run]
+        told.append(f"{held[0]}-{held[-1]}" if len(held) > 1 else f"{held[0]}")
+    return " ".join(told) or "none"

@@ -1,0 +1,154 @@
+"""Choose cuts, placement, microbatches, checkpoints and order together.
+
+every combination -> bounds and known families rule most out -> the few best are solved
+                                                                    |
+    the best, with one stage more or less checkpointed  <-----------+   and the same again
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from time import perf_counter
+
+from penstock.costs import PerLink
+from penstock.errors import MemoryLimitError
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.families import fixed_schedules
+from penstock.planner.order.solver import Progress, solve
+from penstock.planner.partition.pieces import Piece
+from penstock.planner.plans import Plan
+from penstock.planner.search.breakdown import step_seconds
+from penstock.planner.search.findings import Finding, Findings, describe_refusal
+from penstock.planner.search.space import Candidate, Space
+
+__all__ = ["search"]
+
+# So many of the most promising candidates are solved for a short while, so many of these for
+# longer, and so many of the neighbours of the best; and how the time is shared.
+_MOST_TRIED, _SHARE_TO_TRY = 24, 0.4
+_MOST_SOLVED, _SHARE_TO_SOLVE = 4, 0.35
+_MOST_NEIGHBOURS, _SHARE_FOR_NEIGHBOURS = 3, 0.25
+# So many plans are told of.
+_MOST_TOLD = 10
+
+
+def search(
+    layers: Sequence[Piece] | Mapping[int, Sequence[Piece]],
+    *,
+    ranks: int,
+    batch: int,
+    memory: float | Sequence[float] | None = None,
+    transfer: PerLink | Mapping[int, PerLink] = 0.0,
+    is_checked_after: bool = False,
+    seconds: float = 20.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> Findings:
+    """Find the fastest way to train a model of these layers, on so many ranks of so many bytes.
+
+    `layers` has what one microbatch costs in every layer: one list, for microbatches of one row,
+    or a list for every microbatch size that there is to choose; `transfer` likewise. `batch` is
+    how many rows a step takes. Chosen are the size of a microbatch, the placement, the stages per
+    rank, which layers make which stage, which stages are checkpointed, and the order.
+
+    A step lasts until the last rank is done, since ranks wait for each other before the optimizer
+    step; with `is_checked_after` they do not, and what would forbid the step is found afterwards.
+    `seconds` is how long to solve.
+    """
+    space = Space.of(layers, ranks, batch, memory, transfer, is_checked_after)
+    candidates = list(space.candidates())
+    refused = tuple(one for one in candidates if one.missing_bytes > 0)
+    promising = _screen(candidates, inf)
+    if not promising:
+        raise MemoryLimitError(_nothing_fits(refused))
+    work = _Work(seconds, progress)
+    tried = work.solve(promising[:_MOST_TRIED], _SHARE_TO_TRY)
+    solved = work.solve(tried[:_MOST_SOLVED], _SHARE_TO_SOLVE)
+    neighbours = _screen(space.neighbours(solved[0].candidate), solved[0].seconds)
+    near = work.solve(neighbours[:_MOST_NEIGHBOURS], _SHARE_FOR_NEIGHBOURS)
+    found = [*solved, *near, *tried[_MOST_SOLVED:], *promising[_MOST_TRIED:]]
+    plans = [one.known for one in _best_first(found) if one.known is not None]
+    return Findings(
+        found=tuple(map(Finding, plans[:_MOST_TOLD])),
+        refused=refused,
+        num_slower=len(candidates) - len(refused) - len(promising),
+    )
+
+
+@dataclass(frozen=True)
+class _Promise:
+    """A candidate with the least that it could take, and its best order, if one is known."""
+
+    candidate: Candidate
+    lower_bound: float
+    known: Plan | None
+
+    @property
+    def seconds(self) -> float:
+        """What a step costs with the known order, if there is one."""
+        return inf if self.known is None else step_seconds(self.known)
+
+
+def _best_first(promises: Sequence[_Promise]) -> list[_Promise]:
+    return sorted(promises, key=lambda one: (one.seconds, one.lower_bound))
+
+
+def _screen(candidates: Sequence[Candidate], best: float) -> list[_Promise]:
+    """Those that fit and could be faster than the best known, the most promising first."""
+    kept: list[_Promise] = []
+    fitting = [one for one in candidates if one.missing_bytes <= 0]
+    for candidate in sorted(fitting, key=lambda one: float(one.problem.work.max())):
+        if float(candidate.problem.work.max()) >= best:
+            break
+        bound = lower_bound(candidate.problem)
+        if bound < best:
+            kept.append(_Promise(candidate, bound, _best_family(candidate, bound)))
+            best = min(best, kept[-1].seconds)
+    promising = [one for one in kept if one.lower_bound < best or one.seconds == best]
+    return sorted(promising, key=lambda one: (one.lower_bound, one.seconds))
+
+
+def _best_family(candidate: Candidate, bound: float) -> Plan | None:
+    """The fastest family that keeps the limit."""
+    plans = [
+        Plan(candidate.problem, schedule, bound, candidate.choices)
+        for schedule in fixed_schedules(candidate.problem)
+    ]
+    return min((plan for plan in plans if plan.keeps_limit), key=step_seconds, default=None)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Solves for so many seconds in all."""
+
+    seconds: float
+    progress: Callable[[Progress], None] | None
+
+    def solve(self, promises: Sequence[_Promise], share: float) -> list[_Promise]:
+        """Solve each, unless it is proven to be slower than another; the best first."""
+        end = perf_counter() + share * self.seconds
+        best = min((one.seconds for one in promises), default=inf)
+        solved = []
+        for number, one in enumerate(promises):
+            left = max(0.0, end - perf_counter()) / (len(promises) - number)
+            solved.append(self._solve(one, left) if one.lower_bound < best else one)
+            best = min(best, solved[-1].seconds)
+        return _best_first(solved)
+
+    def _solve(self, promise: _Promise, seconds: float) -> _Promise:
+        """The better of what the solver finds and of what is known."""
+        candidate = promise.candidate
+        found = solve(candidate.problem, seconds=seconds, progress=self.progress)
+        bound = max(found.lower_bound, promise.lower_bound)
+        plans = [replace(found, choices=candidate.choices)]
+        plans += [] if promise.known is None else [promise.known]
+        best = replace(min(plans, key=step_seconds), lower_bound=bound)
+        return replace(promise, lower_bound=bound, known=best)
+
+
+def _nothing_fits(refused: Sequence[Candidate]) -> str:
+    closest = min(refused, key=lambda one: one.missing_bytes)
+    needed = float(closest.problem.least_bytes.max())
+    return (
+        f"no choice fits; the closest is {describe_refusal(closest)}; a limit of {needed:,.0f} "
+        "bytes per rank would do, or more ranks"
+    )

@@ -1,0 +1,199 @@
+"""What there is to choose from: microbatch size, placement, cuts and checkpointed stages.
+
+size -> placement -> cuts -> checkpointed stages -> a problem that a schedule can solve, or not
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from math import inf
+
+import numpy as np
+
+from penstock.costs import Costs, PerLink
+from penstock.errors import ArgumentError, SizeError
+from penstock.ir.placement import Placement
+from penstock.planner.order.families import fixed_schedules
+from penstock.planner.partition.partition import Partition
+from penstock.planner.partition.pieces import Piece
+from penstock.planner.problem import Problem
+from penstock.planner.search.checkpointing import (
+    checkpoint,
+    fewest_checkpoints,
+    is_worth_checkpointing,
+)
+from penstock.planner.search.choices import Choices
+from penstock.planner.search.cuts import cuts_for, rebalance
+from penstock.planner.search.in_flight import count_in_flight
+from penstock.planner.search.layouts import regular_placements
+from penstock.schedules.sizes import require_size
+
+__all__ = ["Candidate", "Space"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A problem and the choices that have led to it."""
+
+    problem: Problem
+    choices: Choices
+
+    @property
+    def missing_bytes(self) -> float:
+        """The bytes by which the worst rank misses its limit; none are missing below 0."""
+        return float((self.problem.least_bytes - self.problem.memory).max())
+
+    @property
+    def fullest_rank(self) -> int:
+        """The rank that misses its limit by most, or is closest to it."""
+        return int((self.problem.least_bytes - self.problem.memory).argmax())
+
+
+@dataclass(frozen=True)
+class Space:
+    """All that a search may choose: layers by microbatch size, for one batch on so many ranks."""
+
+    layers: Mapping[int, tuple[Piece, ...]]
+    transfer: Mapping[int, PerLink]
+    ranks: int
+    batch: int
+    memory: tuple[float, ...]
+    is_checked_after: bool
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[Piece] | Mapping[int, Sequence[Piece]],
+        ranks: int,
+        batch: int,
+        memory: float | Sequence[float] | None,
+        transfer: PerLink | Mapping[int, PerLink],
+        is_checked_after: bool,
+    ) -> "Space":
+        """The space of what a user gives, checked; a list of layers is for one row each."""
+        by_size = dict(layers) if isinstance(layers, Mapping) else {1: layers}
+        links = (
+            dict(transfer) if isinstance(transfer, Mapping) else dict.fromkeys(by_size, transfer)
+        )
+        _check(by_size, links, ranks, batch)
+        limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
+        if limits.ndim and limits.shape != (ranks,):
+            raise SizeError(
+                f"one memory limit, or one per rank (ranks: {ranks}, got {limits.size})"
+            )
+        return cls(
+            layers={size: tuple(pieces) for size, pieces in sorted(by_size.items())},
+            transfer=links,
+            ranks=ranks,
+            batch=batch,
+            memory=tuple(np.broadcast_to(limits, (ranks,)).tolist()),
+            is_checked_after=is_checked_after,
+        )
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every combination that is worth a look, the simplest first."""
+        for size, layers in self.layers.items():
+            for placement in regular_placements(self.ranks, most_stages=len(layers)):
+                if self.batch % size == 0:
+                    yield from _Corner(self, size, placement).candidates()
+
+    def candidate(self, placement: Placement, choices: Choices) -> Candidate:
+        """The problem that choices lead to, whether or not it fits."""
+        size, stages = choices.microbatch_size, placement.num_stages
+        cut = Partition(
+            pieces=self.layers[size],
+            placement=placement,
+            cuts=(0, *accumulate(choices.sizes)),
+            in_flight=(1,) * stages,
+            memory=None,
+            is_best=False,
+        )
+        plain = replace(cut.to_costs(), transfer=self.transfer[size])
+        costs = checkpoint(plain, choices.checkpointed, stages)
+        return Candidate(Problem(costs, placement, self.batch // size, self.memory), choices)
+
+    def neighbours(self, candidate: Candidate) -> list[Candidate]:
+        """The candidates in which one stage more or less is checkpointed."""
+        placement, chosen = candidate.problem.placement, set(candidate.choices.checkpointed)
+        if not self.can_checkpoint(candidate):
+            return []
+        flipped = [tuple(sorted(chosen ^ {stage})) for stage in range(placement.num_stages)]
+        return [
+            self.candidate(placement, replace(candidate.choices, checkpointed=stages))
+            for stages in flipped
+        ]
+
+    def can_checkpoint(self, candidate: Candidate) -> bool:
+        """Whether there is a limit, and it is known that checkpoints save bytes."""
+        plain = self.candidate(
+            candidate.problem.placement, replace(candidate.choices, checkpointed=())
+        )
+        is_limited = bool(np.isfinite(self.memory).any())
+        return is_limited and is_worth_checkpointing(plain.problem.costs, plain.problem.stages)
+
+
+@dataclass(frozen=True)
+class _Corner:
+    """The part of a space with one microbatch size and one placement."""
+
+    space: Space
+    size: int
+    placement: Placement
+
+    def candidates(self) -> Iterator[Candidate]:
+        pieces, one = self.space.layers[self.size], (1,) * self.placement.num_stages
+        least = self.in_flight[0] if self.in_flight else one
+        chosen: dict[Choices, None] = {}
+        for cut in cuts_for(pieces, self.placement, self.space.memory, least):
+            for stages in self._checkpoints(cut):
+                chosen[self._choices(cut, stages)] = None
+                if stages:
+                    chosen[self._choices(rebalance(cut, stages), stages)] = None
+        return (self.space.candidate(self.placement, choices) for choices in chosen)
+
+    @cached_property
+    def in_flight(self) -> list[tuple[int, ...]]:
+        """Per family, the microbatches in flight per stage, fewest first."""
+        free = (inf,) * self.space.ranks
+        problem = Problem(Costs(), self.placement, self.space.batch // self.size, free)
+        found = {count_in_flight(schedule) for schedule in fixed_schedules(problem)}
+        return sorted(found, key=lambda counts: (sum(counts), counts))
+
+    def _checkpoints(self, cut: Partition) -> list[tuple[int, ...]]:
+        """Which stages to checkpoint: none, all, and as few as some family needs."""
+        plain = self.space.candidate(self.placement, self._choices(cut, ()))
+        if not self.space.can_checkpoint(plain):
+            return [()]
+        few = [fewest_checkpoints(plain.problem, counts) for counts in self.in_flight]
+        return list(dict.fromkeys([(), *few, tuple(range(self.placement.num_stages))]))
+
+    def _choices(self, cut: Partition, stages: tuple[int, ...]) -> Choices:
+        return Choices(cut.sizes, stages, self.size, self.space.is_checked_after)
+
+
+def _check(
+    layers: Mapping[int, Sequence[Piece]], links: Mapping[int, PerLink], ranks: int, batch: int
+) -> None:
+    if ranks < 1 or batch < 1:
+        raise SizeError(f"ranks and batch must be at least 1 (ranks: {ranks}, batch: {batch})")
+    if set(layers) != set(links):
+        raise ArgumentError("give transfer as one value, or for the same sizes as the layers")
+    names = {size: [piece.name for piece in pieces] for size, pieces in layers.items()}
+    if not layers or any(named != next(iter(names.values())) for named in names.values()):
+        raise ArgumentError("give the same layers, by name, for every microbatch size")
+    fewest = min(map(len, names.values()))
+    if fewest < ranks:
+        raise SizeError(
+            f"every rank needs a layer (layers: {fewest}, ranks: {ranks}); use {fewest} ranks or "
+            "fewer, or finer layers"
+        )
+    if any(type(size) is not int or size < 1 for size in layers):
+        raise ArgumentError(f"microbatch sizes count rows (got {', '.join(map(str, layers))})")
+    if all(batch % size for size in layers):
+        sizes = ", ".join(map(str, sorted(layers)))
+        raise SizeError(
+            f"no microbatch size fills a batch of {batch} evenly (sizes: {sizes}); "
+            "use a multiple of one of them"
+        )
+    require_size(ranks, max(1, batch // min(layers)))

@@ -1,1 +1,0 @@
-"""Good orders, fast: what `solve` is made of."""

@@ -1,0 +1,1 @@
+"""Messages between ranks: transports, process groups, agreement."""

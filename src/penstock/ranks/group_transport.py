@@ -1,0 +1,348 @@
+"""Messages over `torch.distributed`: one rank of the schedule per process.
+
+The first step with new shapes sends a header before each activation; after that both sides know
+what comes, and receives are posted ahead. Gradients need no header: they have the form of what was
+sent.
+
+The order of the messages of a channel is that of the lowered schedule, the same on both sides.
+Receives are started in the order in which they were posted, also while shapes are learned: what
+was posted behind an activation is not started before the header of that activation has come.
+
+Where messages have no tags nothing else tells them apart. So every message has a label there in
+each step that learns shapes, in the first step after it with the same shapes, and in the first
+after a failure. Labels are compared before a tensor is used:
+
+    channel (tensors)    activation            gradient              activation
+    beside it (labels)   0, F0 along edge 0    1, B0 along edge 1    2, F1 along edge 0
+
+All of it goes over connections that are the transport's own. Another thread can hang them up; then
+every wait ends with a `LinkLostError`, as it does when a connection breaks.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from penstock.errors import BoundaryError, PipelineError
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.channels import Channels, TaggedChannels, open_pairs
+from penstock.ranks.faults import LinkLostError, PeerFailedError
+from penstock.ranks.labels import NO_PACKET, Label, Labels, digest_of_form
+from penstock.ranks.private_groups import open_gloo
+from penstock.ranks.transport import Message
+from penstock.tensors.packet import Packet
+from penstock.tensors.plain import dense_value
+from penstock.tensors.wire_format import Format, describe
+
+__all__ = ["GroupTransport"]
+
+# What keeps a send going: its works, and the tensors that must live until they are done.
+_Outgoing: TypeAlias = tuple[list[dist.Work], list[torch.Tensor]]
+
+# How many sends of a channel may be on their way before the next one waits for the oldest.
+_SENDS_AHEAD = 4
+# How many signatures are remembered; where shapes never come back, the oldest go.
+_SIGNATURES = 64
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A receive that is under way; its `number` on its channel, where that is compared."""
+
+    works: list[dist.Work]
+    buffers: list[torch.Tensor]
+    format: Format
+    number: int
+
+
+class GroupTransport:
+    """One rank of the schedule, talking to the others through a process group.
+
+    With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, device: torch.device, *, by_order: bool = False
+    ) -> None:
+        self._device = device
+        self._rank = dist.get_rank(group)
+        self.num_ranks = dist.get_world_size(group)
+        self.ranks = (self._rank,)
+        self.connections = Connections()
+        self._gloo = open_gloo(group, self.connections)
+        # Gloo speaks from host memory; what is on a device goes through a pinned copy.
+        is_on_host = dist.get_backend(group) == "gloo" or device.type == "cpu"
+        wire = torch.device("cpu") if is_on_host else device
+        self._channels: Channels = TaggedChannels(self._gloo)
+        if by_order or not is_on_host:
+            self._channels = open_pairs(group, self.connections, wire)
+        self._has_tags = self._channels.has_tags
+        self._labels = Labels(self._gloo, has_tags=self._has_tags)
+        self._formats: dict[bytes, dict[Message, Format]] = {}
+        # The signatures under which a step with known shapes went well, labels and all.
+        self._proven: set[bytes] = set()
+        self._is_after_failure = False
+        self._reset(b"")
+
+    def open_channels(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Connect the ranks that will talk: one channel per direction, source first.
+
+        All ranks give the same pairs in the same order.
+        """
+        self._channels.open(self._rank, pairs)
+
+    def hang_up(self) -> None:
+        """End all communication, whoever waits for it; any thread may call this."""
+        self.connections.hang_up()
+        self._channels.abort()
+
+    def _reset(self, signature: bytes) -> None:
+        self._signature = signature
+        self._known = self._formats.get(signature)
+        is_proven = signature in self._proven and not self._is_after_failure
+        self._has_labels = not (self._has_tags or is_proven)
+        self._is_steady = self._known is not None and not self._has_labels
+        self._learned: dict[Message, Format] = {}
+        # Activations that one of the two ranks has given up.
+        self._missing: set[Message] = set()
+        # By source: posted but not started; started but not yet compared with their labels.
+        self._posted: dict[int, deque[Message]] = {}
+        self._unlabelled: dict[int, deque[Message]] = {}
+        self._incoming: dict[Message, _Incoming] = {}
+        self._sent: list[Message] = []
+        self._outgoing: dict[int, deque[_Outgoing]] = {}
+
+    def begin_step(self, signature: bytes) -> None:
+        """Look up the shapes of this signature, if it was seen before."""
+        self._reset(signature)
+
+    def send(self, message: Message, packet: Packet) -> None:
+        """Send a packet; whatever can fail on this rank is done before anything leaves."""
+        form = None
+        if message.is_forward or self._has_labels:
+            form = describe(packet.structure, packet.tensors)
+        if message.is_forward and self._known is not None and form != self._known[message]:
+            raise BoundaryError(
+                f"what edge {message.edge} carries has changed its form, though the batch has "
+                f"not: {form} instead of {self._known[message]}"
+            )
+        buffers = [self._outbound(tensor) for tensor in packet.tensors]
+        self._send_all(message, form, buffers)
+
+    def send_failure(self, message: Message) -> None:
+        """Keep the protocol going with zeros, or with a header that says why nothing comes."""
+        if message in self._sent:
+            return
+        if message.is_forward and self._known is None:
+            self._missing.add(message)
+            self._sent.append(message)
+            number = self._channels.number_to_send(message)
+            self._hold(message, *self._labels.start(Label(number, message, 0, NO_PACKET), b""))
+            return
+        form = self._find_form(message)
+        if form is not None:
+            zeros = [leaf.empty(self._channels.device).zero_() for leaf in form.tensors]
+            self._send_all(message, form, zeros)
+
+    def _send_all(
+        self, message: Message, form: Format | None, buffers: list[torch.Tensor]
+    ) -> None:
+        """Send what is told of a message, if anything is, and its tensors."""
+        is_new = message.is_forward and self._known is None
+        if form is not None and (is_new or self._has_labels):
+            text = form.to_bytes() if is_new else b""
+            number = self._channels.number_to_send(message)
+            label = Label(number, message, digest_of_form(form), len(text))
+            self._hold(message, *self._labels.start(label, text))
+        if form is not None and is_new:
+            self._learned[message] = form
+        works = [self._channels.send(message, buffer) for buffer in buffers if buffer.numel()]
+        self._hold(message, works, buffers)
+        self._sent.append(message)
+
+    def _find_form(self, message: Message) -> Format | None:
+        """Return the form of a message, if it is known without a header of its own."""
+        if self._known is not None:
+            return self._known[message]
+        if message.is_forward:
+            return self._learned.get(message)
+        form = self._learned.get(_answered_by(message))
+        return None if form is None else form.of_gradients
+
+    def post_receive(self, message: Message) -> None:
+        """Start the receive, unless its form or one posted before it is still to be learned."""
+        if message in self._incoming:
+            return
+        if self._known is not None:
+            self._start(message, self._known[message])
+            return
+        queue = self._posted.setdefault(message.source, deque())
+        if message not in queue:
+            queue.append(message)
+            self._start_gradients(queue)
+
+    def discard(self, message: Message) -> None:
+        """Take a message that nobody wants any more, if it is on its way."""
+        # An older message of the channel may turn out to have failed, before this one is reached.
+        while message in self._incoming or message in self._posted.get(message.source, ()):
+            with suppress(PeerFailedError):
+                self._start_until(message)
+                if message in self._incoming:
+                    self.receive(message)
+
+    def receive(self, message: Message) -> Packet:
+        """Wait for a message; those posted before it on its channel are started first."""
+        if message not in self._incoming:
+            self._start_until(message)
+            if message not in self._incoming:
+                raise PipelineError(f"{message} was not posted")
+        if self._has_labels:
+            self._compare_labels(message)
+        incoming = self._incoming.pop(message)
+        _wait(incoming.works)
+        tensors = [self._inbound(buffer) for buffer in incoming.buffers]
+        if not message.is_forward:
+            return Packet("", tensors)
+        for tensor, form in zip(tensors, incoming.format.tensors, strict=True):
+            tensor.requires_grad_(form.requires_grad)
+        return Packet(incoming.format.tree_structure, tensors)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """One small collective on the host, if there is anybody else."""
+        if self.num_ranks == 1:
+            return [data]
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        theirs = [torch.empty_like(mine) for _ in range(self.num_ranks)]
+        try:
+            self._gloo.allgather([theirs], [mine]).wait()
+        except RuntimeError as error:
+            raise LinkLostError(str(error)) from error
+        return [bytes(item.tolist()) for item in theirs]
+
+    def end_step(self) -> None:
+        """Wait for all sends."""
+        for channel in self._outgoing.values():
+            while channel:
+                _wait(channel.popleft()[0])
+
+    def remember_shapes(self) -> None:
+        """From now on this signature needs no headers; called by all ranks or by none."""
+        self._is_after_failure = False
+        if self._known is not None:
+            self._proven.add(self._signature)
+            return
+        if len(self._formats) == _SIGNATURES:
+            self._forget(next(iter(self._formats)))
+        gradients = {_answered_by(m): form.of_gradients for m, form in self._learned.items()}
+        self._formats[self._signature] = self._learned | gradients
+
+    def forget_shapes(self) -> None:
+        """Learn the shapes of this signature anew; called by all ranks or by none."""
+        self._is_after_failure = True
+        self._forget(self._signature)
+
+    def _forget(self, signature: bytes) -> None:
+        self._formats.pop(signature, None)
+        self._proven.discard(signature)
+
+    def _start_until(self, message: Message) -> None:
+        """Start what was posted on a channel, in that order, until this message is started."""
+        queue = self._posted.get(message.source, deque())
+        while message not in self._incoming and message in queue:
+            self._start_gradients(queue)
+            if message not in self._incoming and message in queue:
+                self._start_next(queue)
+
+    def _start_gradients(self, queue: deque[Message]) -> None:
+        """Start what comes first in a queue as far as no header has to be waited for."""
+        while queue and not queue[0].is_forward:
+            form = self._find_form(queue[0])
+            # What never went there has no gradient, and neither end has a message for it.
+            if form is None and _answered_by(queue[0]) not in self._missing:
+                return
+            if form is not None:
+                self._start(queue[0], form)
+            queue.popleft()
+
+    def _start_next(self, queue: deque[Message]) -> None:
+        """Wait for the header of the activation that comes first in a queue, and start it."""
+        message = queue[0]
+        if not message.is_forward:
+            raise PipelineError(f"{message} is waited for before its activation was sent")
+        if message not in self._learned:
+            form = self._receive_header(message)
+            if form is None:
+                self._missing.add(queue.popleft())
+                raise PeerFailedError(f"rank {message.source} failed before it could send")
+            self._learned[message] = form
+        # If there is no memory, the message stays in the queue, to be taken off the wire.
+        self._start(message, self._learned[message])
+        queue.popleft()
+
+    def _start(self, message: Message, form: Format) -> None:
+        buffers = [leaf.empty(self._channels.device) for leaf in form.tensors]
+        number = self._channels.number_to_receive(message) if self._has_labels else 0
+        works = [self._channels.receive(message, buffer) for buffer in buffers if buffer.numel()]
+        self._incoming[message] = _Incoming(works, buffers, form, number)
+        if self._has_labels and not (message.is_forward and self._known is None):
+            self._unlabelled.setdefault(message.source, deque()).append(message)
+
+    def _receive_header(self, message: Message) -> Format | None:
+        """Wait for the form of an activation; None if there will be none."""
+        started = self._unlabelled.get(message.source)
+        if started:
+            # Labels meet by order too, so those of what was started before come first.
+            self._compare_labels(started[-1])
+        label = self._labels.receive(message)
+        if not self._has_tags:
+            number = self._channels.number_to_receive(message)
+            label.require(Label(number, message, label.digest))
+        return None if label.form_bytes == NO_PACKET else self._labels.receive_form(label)
+
+    def _compare_labels(self, message: Message) -> None:
+        """Compare what was started on a channel with its labels, up to this message."""
+        queue = self._unlabelled.get(message.source, deque())
+        while message in queue:
+            started = queue.popleft()
+            incoming = self._incoming[started]
+            expected = Label(incoming.number, started, digest_of_form(incoming.format))
+            self._labels.receive(started).require(expected)
+
+    def _hold(self, message: Message, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
+        """Keep what is being sent alive, and let go of what has left."""
+        channel = self._outgoing.setdefault(message.destination, deque())
+        channel.append((works, buffers))
+        # A receiver that learns or compares does so late, and then no send may be waited for.
+        while self._is_steady and len(channel) > _SENDS_AHEAD:
+            _wait(channel.popleft()[0])
+
+    def _outbound(self, tensor: torch.Tensor) -> torch.Tensor:
+        value = dense_value(tensor)
+        if value.device == self._channels.device:
+            return value
+        if self._channels.device.type != "cpu":
+            return value.to(self._channels.device)
+        staged = torch.empty_like(value, device="cpu", pin_memory=True)
+        return staged.copy_(value)
+
+    def _inbound(self, buffer: torch.Tensor) -> torch.Tensor:
+        return buffer if buffer.device == self._device else buffer.to(self._device)
+
+
+def _answered_by(message: Message) -> Message:
+    """Return the gradient that comes back for an activation, or the activation of a gradient."""
+    is_forward, edge, microbatch, source, destination = message
+    return Message(not is_forward, edge, microbatch, destination, source)
+
+
+def _wait(works: list[dist.Work]) -> None:
+    try:
+        for work in works:
+            work.wait()
+    except RuntimeError as error:
+        raise LinkLostError(str(error)) from error

@@ -1,0 +1,90 @@
+"""Groups of our own between some or all ranks of a process group.
+
+They are nobody else's, so that their connections can be hung up; and they are not in torch's list
+of groups, which would keep them open as long as the program runs. A rank need not know of groups
+that it is no member of: a group is found by its members, in their order, and by how often these
+have met.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from hashlib import sha256
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import _get_default_store
+
+from penstock.ranks.abortable_sockets import Connections
+
+__all__ = ["OwnGroup", "open_gloo", "open_like", "open_nccl"]
+
+
+class OwnGroup(Protocol):
+    """What a backend of torch does for us; peers are numbered within the group."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        """Start to send; messages of one tag arrive in order."""
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
+        """Start to receive."""
+
+    def allgather(self, into: list[list[torch.Tensor]], mine: list[torch.Tensor]) -> dist.Work:
+        """Start to give every rank's tensor to all."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> dist.Work:
+        """Start to sum a tensor over all ranks."""
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> dist.Work:
+        """Start to give one rank's tensor to all."""
+
+    def abort(self) -> None:
+        """End what is under way; NCCL does, gloo must be hung up."""
+
+
+def open_gloo(
+    group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int] | None = None
+) -> OwnGroup:
+    """Connect ranks of a group for host memory; all of these call it, as often as the others."""
+    store, rank, size = _meet(group, ranks)
+    with connections.noting():
+        backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
+    # The type stubs leave out what a backend is for.
+    return cast("OwnGroup", backend)
+
+
+def open_nccl(group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> OwnGroup:
+    """Connect ranks of a group for device memory; all of these call it, as often as the others."""
+    store, rank, size = _meet(group, ranks)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = _timeout(group)
+    return cast("OwnGroup", dist.ProcessGroupNCCL(store, rank, size, options))
+
+
+def open_like(
+    group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int]
+) -> OwnGroup:
+    """Connect ranks of a group for the memory that the group is for."""
+    if dist.get_backend(group) == "gloo":
+        return open_gloo(group, connections, ranks)
+    return open_nccl(group, ranks)
+
+
+def _meet(group: dist.ProcessGroup, ranks: Sequence[int] | None) -> tuple[PrefixStore, int, int]:
+    """Where the members find each other; this rank's number among them, and how many they are."""
+    everyone = dist.get_process_group_ranks(group)
+    members = everyone if ranks is None else [everyone[rank] for rank in ranks]
+    number = members.index(dist.get_rank())
+    store = _get_default_store()
+    name = "penstock/" + sha256(repr(members).encode()).hexdigest()[:16]
+    meeting = store.add(f"{name}/{number}", 1)
+    return PrefixStore(f"{name}/group{meeting}", store), number, len(members)
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta:
+    """How long a wait may take: as long as in the user's group, where that is of the same kind."""
+    if dist.get_backend(group) != "gloo":
+        return default_pg_timeout
+    return group._get_backend(torch.device("cpu")).options._timeout

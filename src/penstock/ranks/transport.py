@@ -1,0 +1,117 @@
+"""How values get from rank to rank: the interface, and all ranks in one process.
+
+A transport carries packets (activations) and gradients, each named by a `Message`. It also lets
+the ranks agree: `gather` gives every rank's bytes to every rank.
+"""
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from penstock.tensors.packet import Packet
+from penstock.tensors.plain import plain_value
+
+__all__ = ["LocalTransport", "Message", "Transport"]
+
+
+class Message(NamedTuple):
+    """One value between two ranks: along which edge, for which microbatch, in which direction."""
+
+    is_forward: bool
+    edge: int
+    microbatch: int
+    source: int
+    destination: int
+
+
+class Transport(Protocol):
+    """Carries messages between the ranks of a schedule, of which this process runs some."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that this process runs."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks there are in all."""
+
+    def begin_step(self, signature: bytes) -> None:
+        """Start a step; a signature seen before promises the shapes that it had then."""
+
+    def send(self, message: Message, packet: Packet) -> None:
+        """Send a packet; its tensors must not be written to afterwards."""
+
+    def send_failure(self, message: Message) -> None:
+        """Send, in place of a packet, the news that there will be none; nothing if it was sent."""
+
+    def post_receive(self, message: Message) -> None:
+        """Be ready for a message; doing so again changes nothing."""
+
+    def receive(self, message: Message) -> Packet:
+        """Wait for a message that was posted, and take it."""
+
+    def discard(self, message: Message) -> None:
+        """Take a message that nobody wants any more, if it is on its way."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Give `data`, as long on every rank, to all; get what every rank gave, in order."""
+
+    def end_step(self) -> None:
+        """Wait until all that was sent has left."""
+
+    def remember_shapes(self) -> None:
+        """All ranks have ended this step well: its shapes are known from now on."""
+
+    def forget_shapes(self) -> None:
+        """The step has failed on some rank: its shapes are no longer known."""
+
+
+class LocalTransport:
+    """Every rank of the schedule in this process: messages are copied, nothing else happens."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.ranks = tuple(range(num_ranks))
+        self._inbox: dict[Message, Packet] = {}
+
+    def begin_step(self, signature: bytes) -> None:
+        """Start with an empty inbox, even if the last step failed half-way."""
+        del signature
+        self._inbox.clear()
+
+    def send(self, message: Message, packet: Packet) -> None:
+        """Copy the packet, so that no rank can write to another's memory."""
+        self._inbox[message] = Packet(packet.structure, [_copy(t) for t in packet.tensors])
+
+    def send_failure(self, message: Message) -> None:
+        """Nobody waits in one process: whoever fails ends the step."""
+
+    def post_receive(self, message: Message) -> None:
+        """Nothing to do: the inbox takes any message."""
+
+    def receive(self, message: Message) -> Packet:
+        """Take a message that was sent."""
+        return self._inbox.pop(message)
+
+    def discard(self, message: Message) -> None:
+        """Forget a message."""
+        self._inbox.pop(message, None)
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """One process speaks for all ranks."""
+        return [data]
+
+    def end_step(self) -> None:
+        """Nothing is on its way."""
+
+    def remember_shapes(self) -> None:
+        """Nothing to remember: packets carry their structure."""
+
+    def forget_shapes(self) -> None:
+        """Nothing to forget either."""
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    value = plain_value(tensor.detach())
+    copy = value.clone() if value.layout is torch.strided else value.to_dense()
+    return copy.requires_grad_(tensor.requires_grad)

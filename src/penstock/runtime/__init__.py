@@ -1,1 +1,0 @@
-"""Running a lowered schedule: stages, microbatches, backward, transports and the executor."""

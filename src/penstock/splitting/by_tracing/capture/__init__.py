@@ -1,0 +1,1 @@
+"""From a model to one graph, by `torch.export`."""

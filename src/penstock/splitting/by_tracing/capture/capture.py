@@ -1,0 +1,178 @@
+"""The whole model as one graph, by `torch.export`, without running or changing the model.
+
+The graph's inputs are the tensors among the model's arguments, its outputs the leaves of what the
+model returns. Parameters and buffers are `get_attr` nodes with the model's own names, one node for
+each tensor however many names it has.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export import Dim, ExportedProgram
+from torch.fx.experimental import _config as symbol_config
+from torch.utils import _pytree as pytree
+
+from penstock.errors import ModelError
+from penstock.splitting.by_tracing.capture.entry import Entry, bind_arguments, flatten_arguments
+from penstock.splitting.by_tracing.capture.failure import explain_failure
+from penstock.splitting.by_tracing.capture.regions import GradModeNotes
+from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_rules
+from penstock.splitting.by_tracing.capture.traced_graph import build_graph, user_inputs
+from penstock.splitting.by_tracing.capture.undisturbed import quiet_export, undisturbed
+from penstock.splitting.caches import find_configs, refuse_cache, tell_of_cache, without_cache
+from penstock.splitting.original import unguarded
+
+__all__ = ["Capture", "capture"]
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """A traced model: its graph, how it is called, and the tree that it returns."""
+
+    model: nn.Module
+    module: fx.GraphModule
+    entry: Entry
+    output_spec: pytree.TreeSpec
+    device: torch.device
+
+
+class _Flat(nn.Module):
+    """The model as a function from tensors to leaves."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        leaves: list[Any],
+        spec: pytree.TreeSpec,
+        tell_output: Callable[[pytree.TreeSpec], object],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.leaves = leaves
+        self.spec = spec
+        self.tell_output = tell_output
+
+    def forward(self, *tensors: torch.Tensor) -> list[Any]:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(x, torch.Tensor) else x for x in self.leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        buffers = dict(self.model.named_buffers())
+        with GradModeNotes():
+            output = self.model(*args, **kwargs)
+        _write_back(self.model, buffers)
+        named, spec = pytree.tree_flatten_with_path(output)
+        self.tell_output(spec)
+        for path, leaf in named:
+            if not isinstance(leaf, torch.Tensor | torch.SymInt | int | float | str | None):
+                raise ModelError(
+                    f"the model returns a {type(leaf).__name__} at output{pytree.keystr(path)}, "
+                    "which cannot be traced; return tensors in tuples, lists, dicts or "
+                    "dataclasses that are registered with torch.utils._pytree"
+                )
+        return [leaf for _, leaf in named]
+
+
+def _write_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
+    """Turn buffers that were assigned into buffers that were written to, which a graph can say."""
+    for name, old in before.items():
+        path, _, attribute = name.rpartition(".")
+        holder = model.get_submodule(path)
+        new = holder._buffers[attribute]
+        if new is None or new.shape != old.shape or new.dtype != old.dtype:
+            found = "None" if new is None else f"{tuple(new.shape)} {new.dtype}"
+            raise ModelError(
+                f"the model replaces its buffer {name}, {tuple(old.shape)} {old.dtype}, by "
+                f"{found}; a traced model can only give it another value of the same kind"
+            )
+        if new is not old:
+            holder._buffers[attribute] = old
+            if new.untyped_storage()._cdata != old.untyped_storage()._cdata:
+                old.copy_(new.detach())
+
+
+def capture(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, dynamic: bool
+) -> Capture:
+    """Trace a model; if `dynamic`, sizes of its inputs stay free where the model lets them."""
+    signature = inspect.signature(model.forward)
+    try:
+        bound = bind_arguments(signature, args, kwargs)
+    except TypeError as error:
+        raise ModelError(f"the example does not fit forward{signature}: {error}") from error
+    device = _device_of(model, (args, kwargs))
+    named, spec = flatten_arguments(signature, bound.args, bound.kwargs)
+    leaves = _make_distinct([value for _, value in named], device)
+    output_specs: list[pytree.TreeSpec] = []
+    flat = _Flat(model, leaves, spec, output_specs.append)
+    configs = find_configs(model)
+    refuse_cache(configs, kwargs)
+    tell_of_cache(model)
+    with undisturbed(model), unguarded(model), quiet_export(), without_cache(configs):
+        program, is_oblivious = _export(flat, dynamic=dynamic)
+    tensors = user_inputs(program)
+    inputs = describe_inputs(
+        [(name, leaf) for (name, _), leaf in zip(named, leaves, strict=True)], tensors
+    )
+    rules = find_rules(tensors, is_oblivious=is_oblivious)
+    return Capture(
+        model,
+        build_graph(model, program, (one.name for one in inputs if one.sizes is not None)),
+        Entry(signature, spec, inputs, rules),
+        output_specs[-1],
+        device,
+    )
+
+
+def _device_of(model: nn.Module, example: Any) -> torch.device:
+    """Where a model is, going by its first parameter, or else its example."""
+    for tensor in [*model.parameters(), *model.buffers(), *pytree.tree_leaves(example)]:
+        if isinstance(tensor, torch.Tensor):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def _make_distinct(leaves: list[Any], device: torch.device) -> list[Any]:
+    """No tensor twice, since uses of the one could not be told from those of the other."""
+    seen: set[int] = set()
+    result = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if device.type == "meta":
+                leaf = leaf.to(device)
+            if id(leaf) in seen:
+                leaf = leaf.detach().clone()
+            seen.add(id(leaf))
+        result.append(leaf)
+    return result
+
+
+def _export(flat: _Flat, *, dynamic: bool) -> tuple[ExportedProgram, bool]:
+    """Trace, and say whether nothing was assumed about sizes of 0 and 1.
+
+    Tracing without that assumption is stricter about broadcasting; where it fails, the assumption
+    is made.
+    """
+    tensors = tuple(leaf for leaf in flat.leaves if isinstance(leaf, torch.Tensor))
+    attempts = (True, False) if dynamic else (False,)
+    for is_oblivious in attempts:
+        shapes = tuple(_free_sizes(tensor) if dynamic else None for tensor in tensors)
+        try:
+            with symbol_config.patch(backed_size_oblivious=is_oblivious):  # type: ignore[attr-defined]  # made on import
+                program = torch.export.export(
+                    flat, tensors, dynamic_shapes=(shapes,), strict=False
+                )
+            return program, is_oblivious or not dynamic
+        except ModelError:
+            raise
+        except Exception as error:
+            if is_oblivious == attempts[-1]:
+                raise ModelError(explain_failure(flat.model, error)) from error
+    raise AssertionError("there is at least one attempt")
+
+
+def _free_sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(Dim.AUTO if size > 1 else None for size in tensor.shape)

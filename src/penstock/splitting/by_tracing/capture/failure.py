@@ -1,0 +1,84 @@
+"""Why a model could not be traced: in which module, at which line, and what works instead."""
+
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from penstock.splitting.by_tracing.capture.user_code import is_user_code
+
+__all__ = ["explain_failure", "suggest_layers"]
+
+
+def explain_failure(model: nn.Module, error: BaseException) -> str:
+    """What to tell the user about an error that came up while the model was traced."""
+    frames = list(_frames(error))
+    paths = {id(module): path for path, module in model.named_modules()}
+    place = next(
+        (paths[id(f.f_locals["self"])] for f, _ in reversed(frames) if _is_module(f, paths)), ""
+    )
+    module = model.get_submodule(place)
+    where = f"{place!r} ({type(module).__name__})" if place else type(module).__name__
+    line = _user_line(frames)
+    return (
+        f"the model cannot be traced: {_reason(error)}, in {where}"
+        f"{f' at {line}' if line else ''}; {suggest_layers(model)}"
+    )
+
+
+def suggest_layers(model: nn.Module) -> str:
+    """The call that splits a model by its longest list of layers, if it has one."""
+    lists = {
+        path: module
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1
+    }
+    if not lists:
+        return "put its layers into an nn.ModuleList and split it by layers"
+    path = max(lists, key=lambda path: (_count(lists[path]), len(lists[path])))
+    stages = min(4, len(lists[path]))
+    return f'split it by layers: split(model, layers="{path}", stages={stages})'
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    yield from traceback.walk_tb(error.__traceback__)
+
+
+def _is_module(frame: FrameType, paths: dict[int, str]) -> bool:
+    return id(frame.f_locals.get("self")) in paths
+
+
+def _user_line(frames: list[tuple[FrameType, int]]) -> str:
+    """The innermost line that is not in torch itself, as file, number and text."""
+    for frame, number in reversed(frames):
+        file = Path(frame.f_code.co_filename)
+        if is_user_code(file):
+            summary = traceback.FrameSummary(str(file), number, frame.f_code.co_name)
+            text = (summary.line or "").strip()
+            return f"{file.name}:{number}" + (f" `{text}`" if text else "")
+    return ""
+
+
+def _reason(error: BaseException) -> str:
+    match error:
+        case GuardOnDataDependentSymNode() | DataDependentOutputException():
+            return "its path depends on the values of a tensor"
+        case DynamicOutputShapeException():
+            return "the size of a tensor depends on the values of another"
+        case UnsupportedOperatorException():
+            return f"{error.func} says nothing about the shape of its result"
+        case _:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,0 +1,1 @@
+"""From one graph to a graph per stage."""

@@ -1,0 +1,1 @@
+"""What one rank does in one step: the executor, stages, microbatches."""

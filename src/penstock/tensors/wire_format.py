@@ -1,0 +1,102 @@
+"""What crosses a boundary, described in plain data: shapes, dtypes, structure."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+
+from penstock.errors import BoundaryError
+from penstock.tensors.tree import Structure, count_tensors
+
+__all__ = ["Format", "TensorFormat", "describe"]
+
+_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+# The structure of gradients, which are a plain list.
+_NO_TREE = json.dumps("")
+# Torch counts elements and strides in 64 bits; no tensor of a real message comes near.
+_MOST_ELEMENTS = 2**48
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFormat:
+    """Shape and dtype of one tensor, and whether a gradient comes back for it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """A tensor of this format, not filled."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """The structure of a tree, as JSON, and the format of its tensors."""
+
+    structure: str
+    tensors: tuple[TensorFormat, ...]
+
+    def to_bytes(self) -> bytes:
+        """As JSON, for another rank."""
+        leaves = [
+            [list(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.requires_grad]
+            for leaf in self.tensors
+        ]
+        return json.dumps([self.structure, leaves]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Format":
+        """From JSON that another rank has sent; anything else is refused."""
+        try:
+            structure, leaves = json.loads(data)
+            tensors = tuple(_read_leaf(leaf) for leaf in leaves)
+            expected = count_tensors(json.loads(structure))
+            if expected != len(tensors):
+                raise BoundaryError(f"{len(tensors)} tensors for a tree of {expected}")
+            return cls(structure, tensors)
+        # Text that is nested too deep ends in a RecursionError.
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BoundaryError(
+                f"a message from another rank has no valid header: {error}"
+            ) from error
+
+    @property
+    def tree_structure(self) -> Structure:
+        """The structure as `tree.unflatten` takes it."""
+        loaded: Structure = json.loads(self.structure)
+        return loaded
+
+    @property
+    def of_gradients(self) -> "Format":
+        """The form of the gradients that come back."""
+        return Format(_NO_TREE, tuple(leaf for leaf in self.tensors if leaf.requires_grad))
+
+
+def _read_leaf(leaf: object) -> TensorFormat:
+    match leaf:
+        case [[*shape], str(name), bool(requires_grad)] if name in _DTYPES:
+            dtype = _DTYPES[name]
+            may_require_grad = dtype.is_floating_point or dtype.is_complex
+            if _is_shape(shape) and (may_require_grad or not requires_grad):
+                return TensorFormat(tuple(shape), dtype, requires_grad)
+    raise BoundaryError(f"no tensor has the format {leaf!r}")
+
+
+def _is_shape(sizes: list[object]) -> TypeGuard[list[int]]:
+    numbers = [size for size in sizes if type(size) is int and 0 <= size <= _MOST_ELEMENTS]
+    return len(numbers) == len(sizes) and math.prod(numbers) <= _MOST_ELEMENTS
+
+
+def describe(structure: Structure, tensors: Sequence[torch.Tensor]) -> Format:
+    """The format of a tree that `tree.flatten` took apart."""
+    leaves = tuple(TensorFormat(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+    return Format(json.dumps(structure), leaves)

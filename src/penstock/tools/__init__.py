@@ -1,0 +1,1 @@
+"""Programs built on the library: verify, demo, soak, and the launcher of local processes."""

@@ -1,0 +1,1 @@
+"""The demo: a small GPT is measured, planned, trained and compared."""

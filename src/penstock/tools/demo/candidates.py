@@ -1,0 +1,152 @@
+"""Courses: the ways in which the lesson can be taught, each with what is predicted of it.
+
+costs of the pieces -> the best cut for a placement -> costs of the stages -> an order -> Course
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from penstock.assembly import build
+from penstock.costs import Costs
+from penstock.errors import MemoryLimitError
+from penstock.ir.dataflow import Dataflow
+from penstock.ir.placement import Placement
+from penstock.ir.schedule import Schedule
+from penstock.planner.partition.partition import partition
+from penstock.planner.partition.pieces import Piece
+from penstock.planner.planning import plan
+from penstock.planner.plans import Plan
+from penstock.sim.engine import simulate
+from penstock.sim.timeline import Timeline
+from penstock.tools.demo.task import Lesson
+
+__all__ = ["Course", "PlannedCourse", "family_course", "join_costs", "plan_course", "plan_courses"]
+
+# What a plan with twice as many messages must be faster by.
+_MESSAGE_HANDICAP = 1.1
+
+
+@dataclass(frozen=True)
+class Course:
+    """An order of work, how many pieces each part of the model has, and what is predicted."""
+
+    name: str
+    schedule: Schedule
+    sizes: tuple[int, ...]
+    predicted: Timeline
+
+
+@dataclass(frozen=True)
+class PlannedCourse:
+    """A plan for a model cut in this way."""
+
+    plan: Plan
+    sizes: tuple[int, ...]
+
+    @property
+    def course(self) -> Course:
+        """The plan as a way to train."""
+        return Course("the plan", self.plan.schedule, self.sizes, self.plan.timeline)
+
+
+def family_course(name: str, lesson: Lesson, costs: Costs) -> Course:
+    """A family with the best cut for it; `costs` are those of the pieces."""
+    schedule = build(name, ranks=lesson.ranks, microbatches=lesson.microbatches)
+    flow = schedule.dataflow
+    is_chain = flow == Dataflow.chain(schedule.num_stages)
+    # Where ranks share the parts of a model, every part is cut as if it had a rank of its own.
+    placement = schedule.placement if is_chain else Placement.loop(flow.num_parts)
+    sizes = _cut(lesson, costs, placement)
+    predicted = simulate(schedule, join_costs(costs, sizes).for_parts(flow.parts))
+    return Course(schedule.name, schedule, sizes, predicted)
+
+
+def plan_courses(
+    lesson: Lesson, costs: Costs, *, memory: float, seconds: float
+) -> list[PlannedCourse]:
+    """A plan for every placement that keeps the limit, the one to train by first: the fastest.
+
+    Where ranks hold two stages there are twice as many messages, and what these cost the host is
+    not among the costs, so such a plan must be clearly faster to come first.
+    """
+    ranks = lesson.ranks
+    placements = (Placement.loop(ranks), Placement.loop(ranks, 2), Placement.v(ranks))
+    found = []
+    for placement in placements:
+        if placement.num_stages > len(lesson.pieces):
+            continue
+        try:
+            found.append(plan_course(lesson, costs, placement, memory=memory, seconds=seconds))
+        except MemoryLimitError:
+            continue
+    return sorted(found, key=_seconds_with_messages)
+
+
+def _seconds_with_messages(one: PlannedCourse) -> float:
+    problem = one.plan.problem
+    handicap = 1.0 if problem.stages == problem.ranks else _MESSAGE_HANDICAP
+    return handicap * one.plan.timeline.makespan
+
+
+def plan_course(
+    lesson: Lesson,
+    costs: Costs,
+    placement: Placement,
+    *,
+    memory: float | None,
+    seconds: float,
+) -> PlannedCourse:
+    """The plan for the best cut of a placement; `costs` are those of the pieces."""
+    sizes = _cut(lesson, costs, placement)
+    found = plan(
+        join_costs(costs, sizes),
+        ranks=lesson.ranks,
+        microbatches=lesson.microbatches,
+        memory=memory,
+        placement=placement,
+        seconds=seconds,
+    )
+    return PlannedCourse(found, sizes)
+
+
+def join_costs(costs: Costs, sizes: Sequence[int]) -> Costs:
+    """The costs of stages of so many pieces each, from those of the pieces.
+
+    >>> join_costs(Costs(forward=[1, 2, 3], message_bytes=[0, 5, 7]), (1, 2)).forward
+    (1.0, 5.0)
+    """
+    bounds = list(pairwise(np.cumsum([0, *sizes]).tolist()))
+    changes: dict[str, Any] = {}
+    for name, value in costs.to_mapping().items():
+        if name != "transfer" and isinstance(value, tuple):
+            changes[name] = [_join(name, value[begin:end]) for begin, end in bounds]
+    return replace(costs, **changes)
+
+
+def _join(name: str, values: Sequence[float]) -> float:
+    """One cost of a stage: what it takes in goes into its first piece; it works in one at once."""
+    match name:
+        case "message_bytes":
+            return values[0]
+        case "workspace_bytes":
+            return max(values)
+        case _:
+            return sum(values)
+
+
+def _cut(lesson: Lesson, costs: Costs, placement: Placement) -> tuple[int, ...]:
+    """How many pieces each stage has, so that the slowest stage is as fast as it can be."""
+    names = lesson.pieces
+    columns = {
+        name: costs.per_stage(name, len(names)).tolist()
+        for name in ("forward", "backward_input", "backward_weight")
+    }
+    pieces = [
+        Piece(piece, **{name: column[number] for name, column in columns.items()})
+        for number, piece in enumerate(names)
+    ]
+    return partition(pieces, placement).sizes

@@ -1,0 +1,86 @@
+"""What the pieces of the model cost here: all ranks measure at once, as they will work."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from penstock.costs import Costs
+from penstock.measuring.links import measure_links
+from penstock.measuring.stages import measure_closely
+from penstock.tools.demo.rank import LONGEST_SILENCE
+from penstock.tools.demo.task import (
+    Lesson,
+    choose_device,
+    draw_batches,
+    make_optimizer,
+    make_stages,
+)
+from penstock.tools.launcher import Report, run_on_ranks
+from penstock.tools.verify.gpt import next_token_loss
+
+__all__ = ["Appraisal", "appraise"]
+
+_SAMPLES = 5
+# The kinds of backward are measured one after the other, and a machine may be slower a second
+# later; so all are measured again.
+_REPEATS = 3
+_SECONDS = ("forward", "backward_input", "backward_weight", "full_backward")
+
+
+@dataclass(frozen=True, slots=True)
+class Appraisal:
+    """The costs of one microbatch in every piece, and how far their seconds can be trusted.
+
+    `spread` is how far the middle half of the samples of a cost lies apart, as a share of their
+    median; of all costs the typical one.
+    """
+
+    costs: Costs
+    spread: float
+
+
+def appraise(lesson: Lesson) -> Appraisal:
+    """Measure on one local process per rank."""
+    found: Appraisal = run_on_ranks(
+        partial(_measure, lesson), lesson.ranks, seconds=LONGEST_SILENCE
+    )[0]
+    return found
+
+
+def _measure(lesson: Lesson, _report: Report) -> Appraisal:
+    device = choose_device(lesson, dist.get_rank())
+    pieces = [piece.to(device) for piece in make_stages(lesson, [1] * len(lesson.pieces))]
+    batch = next(draw_batches(lesson, device))
+    rows = lesson.rows // lesson.microbatches
+    found = [
+        measure_closely(
+            pieces,
+            (batch.tokens[:rows],),
+            loss=next_token_loss,
+            target=batch.target[:rows],
+            microbatches=_SAMPLES,
+            device=device,
+            optimizer=make_optimizer,
+        )
+        for _ in range(_REPEATS)
+    ]
+    costs = _middle([one.costs for one in found], len(pieces))
+    spreads = [spread for one in found for column in one.spread.values() for spread in column]
+    assert dist.group.WORLD is not None, "there is a group"
+    links = measure_links(dist.group.WORLD, device=device)
+    largest = float(costs.per_stage("message_bytes", len(pieces)).max())
+    return Appraisal(replace(costs, transfer=links.transfer(largest)), median(spreads))
+
+
+def _middle(found: Sequence[Costs], count: int) -> Costs:
+    """The median seconds of several measurements; bytes do not vary."""
+    seconds: dict[str, Any] = {
+        name: np.median([costs.per_stage(name, count) for costs in found], axis=0).tolist()
+        for name in _SECONDS
+    }
+    return replace(found[0], **seconds)

@@ -1,0 +1,102 @@
+"""Teaches the lesson: as a pipeline over local processes, and unsplit in this one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.tools.demo.candidates import Course
+from penstock.tools.demo.rank import LONGEST_SILENCE, count_held_bytes, make_pipeline
+from penstock.tools.demo.task import (
+    Lesson,
+    choose_device,
+    draw_batches,
+    make_optimizer,
+    make_stages,
+)
+from penstock.tools.launcher import Report, run_on_ranks
+from penstock.tools.verify.gpt import next_token_loss
+
+__all__ = ["Held", "News", "Step", "train_pipeline", "train_unsplit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step that was done: its number from 1, its loss, its seconds, and how idle it was.
+
+    `bubble` is the share of the step in which the slowest rank waited; unsplit, nobody waits.
+    """
+
+    number: int
+    loss: float
+    seconds: float
+    bubble: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The most bytes that a rank holds during a step."""
+
+    rank: int
+    bytes: float
+
+
+# What is heard of a training while it goes on.
+News: TypeAlias = Step | Held
+
+
+def train_pipeline(lesson: Lesson, course: Course, tell: Callable[[News], None]) -> None:
+    """Train over one local process per rank: what each holds, and then every step, is told."""
+    run_on_ranks(
+        partial(_train_rank, lesson, course),
+        lesson.ranks,
+        seconds=LONGEST_SILENCE,
+        on_report=lambda _rank, news: tell(news),
+    )
+
+
+def _train_rank(lesson: Lesson, course: Course, report: Report) -> None:
+    """What one rank does: every rank sees every batch and takes from it what it needs."""
+    rank = dist.get_rank()
+    pipeline = make_pipeline(lesson, course)
+    report(Held(rank, count_held_bytes(lesson, pipeline)))
+    optimizer = make_optimizer(pipeline.parameters())
+    for number, batch in enumerate(draw_batches(lesson, choose_device(lesson, rank)), start=1):
+        begin = perf_counter()
+        result = pipeline.step(batch.tokens, target=batch.target, record=True)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert result.loss is not None, "every step has a target"
+        assert result.timeline is not None, "every step is recorded"
+        if rank == 0:
+            seconds = perf_counter() - begin
+            report(Step(number, result.loss, seconds, result.timeline.bubble_rate))
+
+
+def train_unsplit(lesson: Lesson, tell: Callable[[News], None]) -> None:
+    """Train the same model on the same batches in this process, without a pipeline."""
+    threads = torch.get_num_threads()
+    # One, as every rank has.
+    torch.set_num_threads(1)
+    try:
+        _train_alone(lesson, tell)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _train_alone(lesson: Lesson, tell: Callable[[News], None]) -> None:
+    device = choose_device(lesson, 0)
+    model = nn.Sequential(*make_stages(lesson, (len(lesson.pieces),))).to(device)
+    optimizer = make_optimizer(model.parameters())
+    for number, batch in enumerate(draw_batches(lesson, device), start=1):
+        begin = perf_counter()
+        loss = next_token_loss(model(batch.tokens), batch.target)
+        loss.backward()  # type: ignore[no-untyped-call]  # untyped upstream
+        optimizer.step()
+        optimizer.zero_grad()
+        tell(Step(number, loss.item(), perf_counter() - begin))

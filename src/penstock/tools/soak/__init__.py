@@ -1,0 +1,1 @@
+"""Thousands of steps over random schedules, with faults on the way."""

@@ -1,0 +1,112 @@
+"""What one case of a soak runs: a schedule, a model, batches, trouble and sometimes a fault.
+
+A case is drawn from the seed of the soak and its own number, and from nothing that ran before.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal, TypeAlias, get_args
+
+from penstock.ir.actions import Action, Overlap
+from penstock.ir.schedule import Schedule
+from penstock.ranks.fault_injection import Disturbance, Drop
+from penstock.tools.soak.models import MOST_ROWS_MISSING, Batch, Model, draw_batch, draw_model
+from penstock.tools.soak.schedules import draw_schedule
+
+__all__ = ["Fault", "FaultKind", "SoakCase", "draw_case"]
+
+# What happens to a rank: an error, an exit, a signal that kills or stops it, or a link that goes.
+FaultKind: TypeAlias = Literal["raise", "exit", "kill", "stop", "drop"]
+
+_MOST_STEPS = 6
+_SHARE_OF_PROCESSES = 0.4
+_SHARE_OF_FAULTS = 0.3
+_LONGEST_DELAY = 0.0005
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A rank that comes to grief in a step: when it should run an action, or at a message."""
+
+    kind: FaultKind
+    rank: int
+    step: int
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class SoakCase:
+    """Everything that a process must know to run its part of a case."""
+
+    number: int
+    schedule: Schedule
+    model: Model
+    batches: tuple[Batch, ...]
+    uses_processes: bool
+    disturbance: Disturbance
+    fault: Fault | None
+
+    def __str__(self) -> str:
+        where = "processes" if self.uses_processes else "one process"
+        what = f"case {self.number}: {self.schedule.name}, {self.schedule.num_ranks} ranks, "
+        what += f"{self.schedule.num_stages} stages, {self.schedule.microbatches} microbatches, "
+        what += f"{len(self.batches)} steps in {where}"
+        if self.fault is None:
+            return what
+        fault, drop = self.fault, self.disturbance.drop
+        when = f"in step {fault.step} at {fault.action}"
+        if drop is not None:
+            when = f"after {drop.after} messages"
+        return f"{what}, {fault.kind} on rank {fault.rank} {when}"
+
+
+def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCase:
+    """The case with this number of the soak with this seed.
+
+    >>> case = draw_case(0, 3, ranks=2, has_faults=False)
+    >>> case == draw_case(0, 3, ranks=2, has_faults=False)
+    True
+    """
+    chance = Random(f"{seed} {number}")
+    schedule = draw_schedule(chance, ranks)
+    steps = chance.randint(2, _MOST_STEPS)
+    batches = [draw_batch(chance, schedule.microbatches) for _ in range(steps)]
+    # Steps with shapes that were seen before run without headers.
+    batches += chance.sample(batches, steps // 2)
+    uses_processes = chance.random() < _SHARE_OF_PROCESSES
+    disturbance_seed, delay = chance.getrandbits(32), chance.uniform(0, _LONGEST_DELAY)
+    model = draw_model(chance, schedule.dataflow.num_parts)
+    can_fail = uses_processes and schedule.num_ranks > 1 and not schedule.is_forward_only
+    fault = drop = None
+    if has_faults and can_fail and chance.random() < _SHARE_OF_FAULTS:
+        fault = _draw_fault(chance, schedule, len(batches))
+        if fault.kind == "drop":
+            drop = Drop(fault.rank, after=chance.randrange(schedule.microbatches))
+    return SoakCase(
+        number=number,
+        schedule=schedule,
+        model=model if not schedule.is_forward_only else replace(model, adding_loss=frozenset()),
+        batches=tuple(batches),
+        uses_processes=uses_processes,
+        disturbance=Disturbance(disturbance_seed, delay, reorders=True, drop=drop),
+        fault=fault,
+    )
+
+
+def _draw_fault(chance: Random, schedule: Schedule, steps: int) -> Fault:
+    # A batch may be too small for the last microbatches.
+    last = max(0, schedule.microbatches - 1 - MOST_ROWS_MISSING)
+    rank, work = chance.choice(
+        [
+            (rank, action)
+            for rank in range(schedule.num_ranks)
+            for action in _actions(schedule, rank)
+            if action.microbatch is not None and action.microbatch <= last
+        ]
+    )
+    return Fault(chance.choice(get_args(FaultKind)), rank, chance.randrange(steps), work)
+
+
+def _actions(schedule: Schedule, rank: int) -> list[Action]:
+    works = schedule.order(rank)
+    return [a for work in works for a in (work.actions if isinstance(work, Overlap) else [work])]

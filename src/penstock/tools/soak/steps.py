@@ -1,0 +1,165 @@
+"""One process's part of a case: steps as a pipeline, each compared with the unsplit model's."""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from signal import SIGKILL, SIGSTOP
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from penstock.alive.timeouts import Watch
+from penstock.ir.actions import Action, Kind
+from penstock.loss.reduction import Reduction
+from penstock.step.executor import Around
+from penstock.tools.soak.cases import Fault, FaultKind, SoakCase
+from penstock.tools.soak.models import count_tokens, make_case
+from penstock.tools.verify.case import Case
+from penstock.tools.verify.reference import GradientError, largest_error, run_unsplit
+from penstock.training.pipeline import Pipeline
+
+__all__ = ["Findings", "SoakFaultError", "run_case"]
+
+# What parameters are multiplied by after a step, so that the next one has others.
+_SHRINKING = 0.97
+# A rank that is stopped is given up after so long.
+_SILENCE_SECONDS = 8.0
+
+
+class SoakFaultError(RuntimeError):
+    """What a rank raises that was told to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """How many steps were run, and what was furthest off in them."""
+
+    steps: int
+    worst: GradientError
+
+
+def run_case(
+    case: SoakCase,
+    group: dist.ProcessGroup | None,
+    *,
+    around: Mapping[Kind, Around] | None = None,
+    folder: Path | None = None,
+) -> Findings:
+    """Run the steps of a case, as a rank of the group or as all ranks.
+
+    Gradients are kept from one step to the next or not, and every step has other parameters.
+    `around` is put around the actions as in `Pipeline`, `folder` is for flight records.
+    """
+    flow = case.schedule.dataflow
+    cases = [make_case(case.model, batch) for batch in case.batches]
+    running, expected = cases[0], deepcopy(cases[0])
+    trouble = _Trouble(case.fault, group)
+    pipeline = Pipeline(
+        [running.stages[part] for part in flow.parts],
+        case.schedule,
+        loss=running.loss,
+        reduction=_reduction(case),
+        group=group,
+        around=trouble.around if around is None else around,
+        watch=Watch(_SILENCE_SECONDS, folder=folder),
+        disturbance=case.disturbance,
+    )
+    worst = GradientError(0.0, "")
+    for number, given in enumerate(cases):
+        trouble.step = number
+        reference = replace(given, stages=expected.stages)
+        worst = max(worst, _run_step(case, pipeline, reference, number))
+    return Findings(len(cases), worst)
+
+
+def _reduction(case: SoakCase) -> Reduction:
+    match case.model.weighing:
+        case "tokens":
+            return count_tokens
+        case "sum":
+            return "sum"
+        case "rows":
+            return "mean"
+
+
+def _run_step(case: SoakCase, pipeline: Pipeline, reference: Case, number: int) -> GradientError:
+    """One step on both sides, and what is furthest off."""
+    flow, is_training = case.schedule.dataflow, not case.schedule.is_forward_only
+    run = pipeline.step if is_training else pipeline.eval
+    loss = run(*reference.args, target=reference.target).loss
+    assert loss is not None, "a step with a target has a loss"
+    with torch.set_grad_enabled(is_training):
+        unsplit = run_unsplit(reference, flow)
+    error = abs(loss - unsplit.item()) / max(1.0, abs(unsplit.item()))
+    worst = GradientError(error if error == error else float("inf"), f"the loss of step {number}")
+    if is_training:
+        torch.autograd.backward(unsplit)
+        found = [(flow.parts[stage], module) for stage, module in pipeline.modules.items()]
+        furthest = largest_error(found, reference.stages)
+        worst = max(worst, replace(furthest, name=f"{furthest.name} in step {number}"))
+        if case.batches[number].seed % 2:
+            _forget_gradients([*reference.stages, *pipeline.modules.values()])
+        _move(found, reference.stages)
+    return worst
+
+
+def _forget_gradients(modules: Sequence[nn.Module]) -> None:
+    for module in modules:
+        module.zero_grad()
+
+
+def _move(found: Sequence[tuple[int, nn.Module]], expected: Sequence[nn.Module]) -> None:
+    """Change the parameters of the unsplit model, and those of the pipeline to the same values.
+
+    Two trainings of their own would drift apart from rounding alone.
+    """
+    with torch.no_grad():
+        for parameter in {p for module in expected for p in module.parameters()}:
+            parameter.mul_(_SHRINKING)
+        for part, module in found:
+            pairs = zip(module.parameters(), expected[part].parameters(), strict=True)
+            for parameter, reference in pairs:
+                parameter.copy_(reference)
+
+
+class _Trouble:
+    """Lets a fault happen on its rank, in its step, in place of its action."""
+
+    def __init__(self, fault: Fault | None, group: dist.ProcessGroup | None) -> None:
+        self._fault = fault
+        self._is_here = (
+            fault is not None and group is not None and dist.get_rank(group) == fault.rank
+        )
+        self.step = 0
+
+    @property
+    def around(self) -> Mapping[Kind, Around]:
+        """What to put around actions; nothing on the other ranks."""
+        return {self._fault.action.kind: self._around} if self._fault and self._is_here else {}
+
+    def _around(self, action: Action, call: Callable[[], None]) -> None:
+        fault = self._fault
+        if fault is not None and (action, self.step) == (fault.action, fault.step):
+            _HAPPEN[fault.kind]()
+        call()
+
+
+def _raise() -> None:
+    raise SoakFaultError("the soak told this rank to fail")
+
+
+def _nothing() -> None:
+    """A rank that is dropped is cut off by its transport."""
+
+
+_HAPPEN: dict[FaultKind, Callable[[], object]] = {
+    "raise": _raise,
+    "exit": lambda: sys.exit(3),
+    "kill": lambda: os.kill(os.getpid(), SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), SIGSTOP),
+    "drop": _nothing,
+}

@@ -1,0 +1,1 @@
+"""A step's batch: its rows, its microbatches, and agreement on it."""

@@ -1,0 +1,173 @@
+"""All ranks agree on a step's batch before anything of it is sent, or refuse it together."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from penstock.errors import BatchError, PipelineError
+from penstock.ir.schedule import Schedule
+from penstock.loss.labels import LABELS
+from penstock.ranks.agreement import gather_values
+from penstock.ranks.transport import Transport
+from penstock.training.batch.batch import Accepted, BatchFacts, try_split
+from penstock.training.batch.data_agreement import compare_data
+from penstock.training.batch.rows import RowClaims, Rows, merge_claims, settle_rows
+
+__all__ = ["Agreed", "BatchAgreement"]
+
+# How many steps have their data compared at the start, when loaders are most often set up wrong.
+_FIRST_STEPS = 3
+# How many forms of a batch are remembered as fitting; the oldest go first.
+_SIGNATURES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks know of a step's batch.
+
+    `keywords` are those that any rank was given; `lacks_labels` says that a rank which makes the
+    loss was given no `labels`, but another was.
+    """
+
+    rows: Rows
+    keywords: frozenset[str]
+    lacks_labels: bool
+
+
+class BatchAgreement:
+    """Compares what the ranks were given; what has fitted once is not looked at again."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        schedule: Schedule,
+        accepted: Iterable[Accepted],
+        *,
+        compares_data: bool = True,
+    ) -> None:
+        self._transport = transport
+        self._schedule = schedule
+        self._keywords = _gather_keywords(transport, list(accepted))
+        self._agreed: dict[bytes, Agreed] = {}
+        # How many steps from now on have their data compared, whatever their form.
+        self._steps_to_compare = _FIRST_STEPS
+        self._compares_data = compares_data
+
+    def agree(
+        self,
+        facts: BatchFacts,
+        values: Sequence[Any],
+        named: Mapping[str, Any],
+        *,
+        mode: object,
+        is_recorded: bool,
+    ) -> tuple[Agreed, bytes]:
+        """What all ranks know of the batch, and a name for it.
+
+        `named` has the values by their names, None for those that were left out. `mode` is
+        whatever else the values between stages depend on.
+        """
+        mine = sha256(repr((facts, mode)).encode()).digest()
+        everyone = self._transport.gather(mine + bytes([is_recorded]))
+        _compare_recording([bool(told[-1]) for told in everyone])
+        signature = sha256(b"".join(told[:-1] for told in everyone)).digest()
+        agreed = self._agreed.get(signature)
+        is_new = agreed is None
+        if agreed is None:
+            told = gather_values(self._transport, astuple(try_split(facts, values)))
+            agreed = self._compare([_from_plain(theirs) for theirs in told])
+        if self._compares_data and len(everyone) > 1 and (is_new or self._steps_to_compare):
+            compare_data(self._transport, named)
+            self._steps_to_compare = max(0, self._steps_to_compare - 1)
+        if is_new:
+            if len(self._agreed) == _SIGNATURES:
+                del self._agreed[next(iter(self._agreed))]
+            self._agreed[signature] = agreed
+        return agreed, signature
+
+    def _compare(self, everyone: Sequence[BatchFacts]) -> Agreed:
+        """Refuse, on every rank alike, a batch that does not fit together."""
+        for rank, facts in enumerate(everyone):
+            if facts.is_training != everyone[0].is_training:
+                calls = [("eval", "step")[f.is_training] for f in (everyone[0], facts)]
+                raise BatchError(f"rank 0 calls {calls[0]}, rank {rank} calls {calls[1]}")
+            if facts.no_graph is not None:
+                raise PipelineError(
+                    f"step must run where gradients are recorded (rank {rank} calls it under "
+                    f"{facts.no_graph}); leave that context, or call eval"
+                )
+            if facts.error is not None:
+                raise BatchError(f"rank {rank}: {facts.error}")
+            unknown = sorted(set(facts.keywords) - self._keywords)
+            if unknown and "**" not in self._keywords:
+                raise BatchError(
+                    f"rank {rank} passes {unknown[0]!r}, which no stage's forward takes"
+                )
+        self._require_inputs(everyone)
+        _compare_ties(everyone)
+        keywords = frozenset(name for facts in everyone for name in facts.keywords)
+        return Agreed(_compare_rows(everyone), keywords, self._lacks_labels(everyone))
+
+    def _lacks_labels(self, everyone: Sequence[BatchFacts]) -> bool:
+        """Whether a rank with a last stage was given no labels, but another was."""
+        flow, holder = self._schedule.dataflow, self._schedule.placement.rank_of_stage
+        last = {rank for stage, rank in enumerate(holder) if not flow.consumers(stage)}
+        has_labels = [LABELS in facts.keywords for facts in everyone]
+        return any(has_labels) and not all(has_labels[r] for r in last if r < len(everyone))
+
+    def _require_inputs(self, everyone: Sequence[BatchFacts]) -> None:
+        """The first stages need a batch, and the last ones a target to train."""
+        flow, holder = self._schedule.dataflow, self._schedule.placement.rank_of_stage
+        for stage, rank in enumerate(holder):
+            facts = everyone[rank if len(everyone) > 1 else 0]
+            if not flow.producers(stage) and not facts.has_inputs:
+                raise BatchError(f"rank {rank} holds the first stage {stage}, but has no batch")
+            if facts.is_training and not flow.consumers(stage) and not facts.has_target:
+                raise BatchError(f"rank {rank} holds the last stage {stage}, but has no target")
+
+
+def _compare_ties(everyone: Sequence[BatchFacts]) -> None:
+    """A parameter that ranks share is trained by all of them or by none."""
+    first: dict[str, tuple[int, bool]] = {}
+    for rank, facts in enumerate(everyone):
+        for tie, is_trained in facts.trained_ties.items():
+            other, expected = first.setdefault(tie, (rank, is_trained))
+            if is_trained != expected:
+                frozen, trained = (other, rank) if is_trained else (rank, other)
+                raise BatchError(
+                    f"a parameter that ranks {tie} share must be trained on all of them or none "
+                    f"(frozen on rank {frozen}, trained on rank {trained}); call requires_grad_ "
+                    "alike on both"
+                )
+
+
+def _compare_rows(everyone: Sequence[BatchFacts]) -> Rows:
+    rows = settle_rows(merge_claims([facts.claims for facts in everyone]))
+    if rows is None:
+        raise BatchError("no rank knows the rows of the batch; pass a tensor, or Ready parts")
+    return rows
+
+
+def _from_plain(told: Sequence[Any]) -> BatchFacts:
+    """The facts that a rank has sent as plain values."""
+    facts = BatchFacts(*told)
+    return replace(facts, claims=RowClaims.of_plain(told[1]))
+
+
+def _compare_recording(is_recorded: list[bool]) -> None:
+    """All ranks record a step, or none does."""
+    if len(set(is_recorded)) > 1:
+        raise PipelineError(
+            f"rank {is_recorded.index(True)} records the step, rank {is_recorded.index(False)} "
+            "does not; give record to all ranks or to none"
+        )
+
+
+def _gather_keywords(transport: Transport, accepted: Sequence[Accepted]) -> frozenset[str]:
+    """Every keyword that some stage takes; "**" if one takes all."""
+    mine = {name for takes in accepted for name in takes.names}
+    if any(takes.takes_all for takes in accepted):
+        mine.add("**")
+    everyone = gather_values(transport, sorted(mine))
+    return frozenset(name for names in everyone for name in names)

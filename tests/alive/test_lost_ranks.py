@@ -1,0 +1,421 @@
+"""A rank raises, dies, stops, exits or loses its link: every other rank ends, and says who."""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle, product
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import penstock as ps
+from penstock.ir.actions import Action, Kind
+from tests.alive.fault_ranks import Fate, run_ranks
+from tests.models import make_batch, make_blocks, make_stages, mean_loss
+
+RANKS = 4
+MICROBATCHES = 8
+PLACES = (0, 3, 7)
+FAMILIES = ("1F1B", "ZBV")
+RAISING = ("raise in F", "raise in B")
+KINDS = (*RAISING, "SIGKILL", "SIGSTOP", "sys.exit", "os._exit")
+BACKWARDS = (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who comes to grief, how, and at which microbatch of which step."""
+
+    family: str
+    kind: str
+    victim: int
+    microbatch: int
+
+    @property
+    def step(self) -> int:
+        """Half of the cases happen while shapes are being learned."""
+        return self.microbatch % 2
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.kind}-rank{self.victim}-{self.microbatch}"
+
+
+def come_to_grief(kind: str) -> None:
+    match kind:
+        case "raise in F" | "raise in B":
+            raise ValueError("out of luck")
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "sys.exit":
+            sys.exit(3)
+        case "os._exit":
+            os._exit(4)
+        case _:
+            raise AssertionError(kind)
+
+
+class Trap:
+    """Springs at one action of the victim."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        self.case = case
+        self.is_victim = rank == case.victim
+        self.is_set = False
+
+    def __call__(self, action: Action, run: Callable[[], None]) -> None:
+        case = self.case
+        schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
+        is_here = action.stage == schedule.placement.stages(case.victim)[0]
+        if self.is_set and self.is_victim and is_here and action.microbatch == case.microbatch:
+            come_to_grief(case.kind)
+        run()
+
+
+def make_pipeline(family: str, watch: ps.Watch, trap: Trap | None, kind: str) -> ps.Pipeline:
+    kinds = BACKWARDS if kind == "raise in B" else (Kind.FORWARD,)
+    return ps.Pipeline(
+        make_stages(family, RANKS, make_blocks()),
+        family,
+        microbatches=MICROBATCHES,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+        around={} if trap is None else dict.fromkeys(kinds, trap),
+        watch=watch,
+    )
+
+
+def train_into_trap(rank: int, case: Case, folder: Path) -> str:
+    watch = ps.Watch(silence_seconds=4.0 if case.kind == "SIGSTOP" else 60.0, folder=folder)
+    trap = Trap(case, rank)
+    pipeline = make_pipeline(case.family, watch, trap, case.kind)
+    batch, target = make_batch()
+    for step in range(3):
+        trap.is_set = step == case.step
+        pipeline.step(batch, target=target)
+    return "came through"
+
+
+def action_of(case: Case, told: str) -> str:
+    """The action at which the trap sprang; a backward may be for inputs only."""
+    schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
+    stage = schedule.placement.stages(case.victim)[0]
+    letters = "BI" if case.kind == "raise in B" else "F"
+    return next(
+        (text for k in letters if (text := f"{stage}{k}{case.microbatch}") in told), "nowhere"
+    )
+
+
+WHAT = {
+    "SIGKILL": "ended (its connection broke)",
+    "SIGSTOP": "has stopped answering (for 4 s)",
+    "sys.exit": "has left (SystemExit in the middle of a step)",
+    "os._exit": "ended (its connection broke)",
+}
+EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3, "os._exit": 4}
+
+
+def check_case(case: Case, folder: Path) -> None:
+    is_stopped = case.kind == "SIGSTOP"
+    fates = run_ranks(
+        train_into_trap,
+        RANKS,
+        folder,
+        case,
+        folder,
+        resume=case.victim if is_stopped else None,
+    )
+    if case.kind in RAISING:
+        check_raised(case, fates)
+    else:
+        check_lost(case, fates)
+
+
+def check_raised(case: Case, fates: list[Fate]) -> None:
+    """The error of the one that raised is raised by all."""
+    for fate in fates:
+        told = str(fate.told)
+        assert (fate.exit_code, fate.stderr) == (1, "")
+        place = f"rank {case.victim}, stage "
+        assert place in told
+        assert f"{action_of(case, told)}: ValueError: out of luck" in told
+
+
+def check_lost(case: Case, fates: list[Fate]) -> None:
+    others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
+    assert [fate.stderr for fate in others] == [""] * len(others)
+    assert [fate.exit_code for fate in others] == [1] * len(others)
+    assert [type(fate.told) for fate in others] == [ps.PeerLostError] * len(others)
+    assert {fate.told.rank for fate in others} == {case.victim}, [str(f.told) for f in others]
+    (message,) = {str(fate.told) for fate in others}
+    first, last = message.splitlines()
+    assert first.startswith(f"rank {case.victim} (process ")
+    assert WHAT[case.kind] in first
+    assert f"; its last action was {action_of(case, first)} (forward of " in first
+    assert first.endswith(f" of step {case.step}")
+    assert last.startswith("what every rank did: penstock explain ")
+    victim = fates[case.victim]
+    assert victim.exit_code == EXIT_CODES[case.kind]
+    if case.kind == "SIGSTOP":
+        assert str(victim.told) == message
+
+
+ALL_CASES = [Case(*values) for values in product(FAMILIES, KINDS, range(RANKS), PLACES)]
+
+
+def some_cases() -> list[Case]:
+    """Every kind on every rank, with the families and places in turn."""
+    families, places = cycle(FAMILIES), cycle(PLACES)
+    pairs = [(kind, rank) for number, kind in enumerate(KINDS) for rank in range(RANKS)]
+    chosen = [pair for number, pair in enumerate(pairs) if pair[0] not in RAISING or number % 2]
+    return [Case(next(families), kind, rank, next(places)) for kind, rank in chosen]
+
+
+@pytest.mark.parametrize("case", some_cases(), ids=str)
+def test_others_end_and_name_the_rank(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in ALL_CASES if c not in some_cases()], ids=str)
+def test_others_end_and_name_the_rank_in_every_case(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+# ---- after a loss
+
+
+def go_on_after_a_loss(rank: int, folder: Path) -> list[str]:
+    """What a step, an evaluation and clipping say once a rank was lost."""
+    trap = Trap(Case("1F1B", "SIGKILL", 2, 3), rank)
+    trap.is_set = True
+    pipeline = make_pipeline("1F1B", ps.Watch(folder=folder), trap, "SIGKILL")
+    batch, target = make_batch()
+    calls: list[Callable[[], object]] = [
+        lambda: pipeline.step(batch, target=target),
+        lambda: pipeline.step(batch, target=target),
+        lambda: pipeline.eval(batch),
+        lambda: pipeline.clip_grad_norm_(1.0),
+    ]
+    told = []
+    for call in calls:
+        with pytest.raises(ps.PeerLostError) as caught:
+            call()
+        told.append(str(caught.value))
+    return told
+
+
+def test_pipeline_that_lost_a_rank_says_so_at_once_ever_after(tmp_path: Path) -> None:
+    fates = run_ranks(go_on_after_a_loss, RANKS, tmp_path, tmp_path)
+    others = [fate for rank, fate in enumerate(fates) if rank != 2]
+    assert [fate.exit_code for fate in others] == [0, 0, 0]
+    (message,) = {message for fate in others for message in fate.told}
+    assert message.startswith("rank 2 (process ")
+    (folder,) = tmp_path.glob("penstock-*")
+    assert message.endswith(f"\nwhat every rank did: penstock explain {folder}")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"rank{rank}.flight" for rank in range(RANKS)
+    ]
+
+
+def loop_for_ever(rank: int, folder: Path) -> None:
+    """Rank 2 is killed while rank 1 is in a loop that nothing ends, before it waits for rank 2."""
+
+    def act(action: Action, run: Callable[[], None]) -> None:
+        if rank == 2 and action.microbatch == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while rank == 1 and action.microbatch == 2:
+            pass
+        run()
+
+    pipeline = ps.Pipeline(
+        make_stages("1F1B", RANKS, make_blocks()),
+        "1F1B",
+        microbatches=MICROBATCHES,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+        around={Kind.FORWARD: act},
+        watch=ps.Watch(stop_seconds=2.0, folder=folder),
+    )
+    batch, target = make_batch()
+    pipeline.step(batch, target=target)
+
+
+def test_process_that_does_not_come_out_is_ended_with_an_exit_code_of_its_own(
+    tmp_path: Path,
+) -> None:
+    fates = run_ranks(loop_for_ever, RANKS, tmp_path, tmp_path)
+    assert [fate.exit_code for fate in fates] == [1, 83, -signal.SIGKILL, 1]
+    told = fates[1].stderr.splitlines()
+    assert told[0].startswith("penstock: rank 2 (process ")
+    assert told[1].startswith("what every rank did: penstock explain ")
+    assert told[2] == (
+        "this is rank 1, which did not come out of 1F2 (forward of microbatch 2 in stage 1) of "
+        "step 0 within 2 s of that, so that its process ends now, with exit code 83"
+    )
+    assert any("in act" in line for line in told[3:])
+
+
+def lose_the_link(rank: int, folder: Path) -> None:
+    """Rank 1 lives, but its connections to the others are cut in the second step."""
+    pipeline = make_pipeline("1F1B", ps.Watch(folder=folder), None, "")
+    batch, target = make_batch()
+    pipeline.step(batch, target=target)
+    if rank == 1:
+        pipeline._transport.hang_up()  # type: ignore[attr-defined]  # a cut cable, by hand
+    pipeline.step(batch, target=target)
+
+
+def test_rank_that_lost_its_link_ends_the_step_on_all_ranks(tmp_path: Path) -> None:
+    fates = run_ranks(lose_the_link, RANKS, tmp_path, tmp_path)
+    assert [(fate.exit_code, fate.stderr) for fate in fates] == [(1, "")] * RANKS
+    (message,) = {str(fate.told) for fate in fates}
+    assert " lost its connection to another rank (" in message
+
+
+# ---- no loss
+
+
+def end_well(rank: int, folder: Path) -> list[str]:
+    """Two pipelines, one after the other; what is in the folder while they are there."""
+    batch, target = make_batch()
+    for family in FAMILIES:
+        pipeline = make_pipeline(family, ps.Watch(folder=folder / str(rank)), None, "")
+        pipeline.step(batch, target=target)
+        found = [path.name for path in folder.rglob("*.flight")]
+        dist.barrier()
+        del pipeline
+        dist.barrier()
+    return found
+
+
+def test_pipelines_that_end_well_leave_no_records(tmp_path: Path) -> None:
+    fates = run_ranks(end_well, RANKS, tmp_path, tmp_path)
+    expected = [f"rank{rank}.flight" for rank in range(RANKS)]
+    assert [sorted(fate.told) for fate in fates] == [expected] * RANKS
+    assert list(tmp_path.rglob("*.flight")) == []
+    assert list(tmp_path.rglob("penstock-*")) == []
+
+
+def leave_early(rank: int, folder: Path) -> str:
+    """Rank 2 is done after one step, and the others go on."""
+    pipeline = make_pipeline("ZBV", ps.Watch(folder=folder), None, "")
+    batch, target = make_batch()
+    pipeline.step(batch, target=target)
+    if rank == 2:
+        return "done"
+    pipeline.step(batch, target=target)
+    return "more"
+
+
+def test_rank_that_has_left_is_named_by_those_that_go_on(tmp_path: Path) -> None:
+    fates = run_ranks(leave_early, RANKS, tmp_path, tmp_path)
+    assert [fate.exit_code for fate in fates] == [1, 1, 0, 1]
+    for rank in (0, 1, 3):
+        told = fates[rank].told
+        assert isinstance(told, ps.PeerLostError)
+        assert told.rank == 2
+        assert " has left (its pipeline was closed)" in str(told)
+
+
+def hold_up(rank: int, folder: Path) -> str:
+    """Rank 1 does not go on until rank 0 has reported that."""
+    gate = folder / "gate"
+
+    class Opener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            (folder / "report").write_text(record.getMessage())
+            gate.write_text("open")
+
+    def wait(action: Action, run: Callable[[], None]) -> None:
+        if rank == 1 and action.microbatch == 3 and not (folder / "report").exists():
+            gate.read_text()
+        run()
+
+    if rank == 0:
+        os.mkfifo(gate)
+        logging.getLogger("penstock").addHandler(Opener())
+    pipeline = ps.Pipeline(
+        make_stages("1F1B", RANKS, make_blocks()),
+        "1F1B",
+        microbatches=MICROBATCHES,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+        around={Kind.FORWARD: wait},
+        watch=ps.Watch(stall_seconds=2.0, folder=folder),
+    )
+    batch, target = make_batch()
+    pipeline.step(batch, target=target)
+    return (folder / "report").read_text()
+
+
+def test_stalled_step_is_reported_and_goes_on(tmp_path: Path) -> None:
+    fates = run_ranks(hold_up, RANKS, tmp_path, tmp_path)
+    assert [(fate.exit_code, fate.stderr) for fate in fates] == [(0, "")] * RANKS
+    first, heading, *rows = fates[0].told.splitlines()
+    assert first.endswith(" s; all others wait for rank 1 in the end")
+    assert heading.split() == ["rank", "in", "since", "waits", "for"]
+    assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
+    assert rows[1].split()[1] == "1F3"
+    assert "rank 1, 2RECV_F3" in rows[2]
+
+
+# ---- more than one pipeline
+
+
+def come_to_grief_in_reduction(rank: int, kind: str, folder: Path) -> None:
+    """Two replicas of two stages; rank 1 of the second is lost in the collective of both."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    stage = rank % 2
+    module = DistributedDataParallel(
+        make_stages("1F1B", 2, make_blocks())[stage], process_group=mesh["data"].get_group()
+    )
+
+    def act(_: Action, run: Callable[[], None]) -> None:
+        if rank == 3:
+            come_to_grief(kind)
+        run()
+
+    pipeline = ps.Pipeline(
+        {stage: module},
+        "1F1B",
+        microbatches=MICROBATCHES,
+        loss=mean_loss,
+        group=mesh["pipeline"],
+        around={Kind.REDUCE_GRAD: act},
+        watch=ps.Watch(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
+    )
+    batch, target = make_batch()
+    pipeline.step(batch, target=target)
+
+
+@pytest.mark.parametrize(("kind", "code"), [("SIGKILL", -signal.SIGKILL), ("SIGSTOP", 1)])
+def test_loss_in_a_collective_of_replicas_ends_both_pipelines(
+    kind: str, code: int, tmp_path: Path
+) -> None:
+    # The first pipeline waits for a stopped rank of the second until that goes on or ends: its own
+    # ranks all answer, and the collective is not a pipeline's to hang up. It may then end well.
+    resume = 3 if kind == "SIGSTOP" else None
+    fates = run_ranks(
+        come_to_grief_in_reduction,
+        RANKS,
+        tmp_path,
+        kind,
+        tmp_path,
+        resume=resume,
+        resume_after=[2],
+    )
+    assert [fate.exit_code in (0, 1, 83) for fate in fates[:2]] == [True] * 2
+    assert fates[2].exit_code == 1
+    assert fates[3].exit_code in (code, 83)
+    lost = fates[2].told
+    assert isinstance(lost, ps.PeerLostError)
+    assert lost.rank == 1
+    assert "; its last action was 1REDUCE_GRAD (" in str(lost)

@@ -1,0 +1,27 @@
+"""The limits of a watch."""
+
+import math
+from typing import Any
+
+import pytest
+
+from penstock.alive.timeouts import Watch
+from penstock.errors import ArgumentError
+
+
+@pytest.mark.parametrize("name", ["silence_seconds", "stop_seconds", "stall_seconds"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_limits_are_positive(name: str, value: float) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(ArgumentError) as caught:
+        Watch(**settings)
+    assert str(caught.value) == f"{name} must be a positive number of seconds (got {value})"
+
+
+def test_silence_that_any_busy_machine_shows_is_no_limit() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        Watch(silence_seconds=0.5)
+    assert str(caught.value) == (
+        "silence_seconds is too short to tell a lost rank from a busy one (got 0.5); "
+        "use at least 1.0"
+    )

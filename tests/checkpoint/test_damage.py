@@ -1,0 +1,259 @@
+"""Checkpoints that are damaged, mixed or made to do harm: refused, with nothing changed."""
+
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.checkpoint.manifest import FORMAT, describe_file, read_manifest
+from tests.checkpoint.jobs import Training, train_alone, whole_state
+from tests.models import differences
+
+FILES = (".metadata", "__0_0.distcp", "penstock.json")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Training]:
+    """A folder with the steps 1 and 2, and the training that has saved them."""
+    folder = tmp_path_factory.mktemp("saved")
+    training = train_alone("1F1B", 2)
+    with ps.Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            training.step(step)
+            checkpoints.save(step, training.pipeline, training.optimizer)
+    return folder, training
+
+
+@pytest.fixture
+def copied(saved: tuple[Path, Training], tmp_path: Path) -> Path:
+    shutil.copytree(saved[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def refuse(folder: Path, training: Training, step: int | None = None) -> str:
+    """What the error says; nothing may be changed by the attempt."""
+    before = whole_state(training.pipeline.state_dict())
+    generator = torch.get_rng_state()
+    with pytest.raises(ps.CheckpointError) as caught:
+        ps.Checkpoints(folder).load(training.pipeline, training.optimizer, step=step)
+    assert differences(whole_state(training.pipeline.state_dict()), before, limit=0) == {}
+    assert torch.equal(torch.get_rng_state(), generator)
+    return str(caught.value)
+
+
+def test_every_file_of_a_checkpoint_is_one_that_is_checked(copied: Path) -> None:
+    folder = copied / "step-00000002"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    assert sorted(read_manifest(folder).files) == sorted(FILES[:2])
+
+
+@pytest.mark.parametrize("name", FILES[:2])
+def test_missing_short_changed_and_foreign_files_are_named(
+    name: str, copied: Path, saved: tuple[Path, Training]
+) -> None:
+    training, file = saved[1], copied / "step-00000002" / name
+    content, older = file.read_bytes(), copied / "step-00000001" / name
+    start, end = "cannot load step 2: ", "; complete steps besides this one: [1]"
+    file.unlink()
+    assert refuse(copied, training) == f"{start}{file} is missing{end}"
+    file.write_bytes(content[:-1])
+    assert refuse(copied, training) == (
+        f"{start}{file} has {len(content) - 1} bytes, and was saved with {len(content)}{end}"
+    )
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert refuse(copied, training) == (
+        f"{start}{file} is not the file that was saved: its SHA-256 differs{end}"
+    )
+    shutil.copy(older, file)
+    if len(content) == older.stat().st_size:
+        assert refuse(copied, training) == (
+            f"{start}{file} is not the file that was saved: it belongs to {older}{end}"
+        )
+    file.write_bytes(content)
+    assert ps.Checkpoints(copied).load(training.pipeline, training.optimizer) is not None
+
+
+def test_a_manifest_that_is_missing_foreign_or_of_another_format_is_named(
+    copied: Path, saved: tuple[Path, Training]
+) -> None:
+    training, file = saved[1], copied / "step-00000002" / "penstock.json"
+    whole = json.loads(file.read_text())
+    start, end = f"cannot load step 2: {file}", "; complete steps besides this one: [1]"
+    cases = {
+        "": " is damaged: it is not JSON; load another step",
+        "[" * 100_000: " is damaged: it is not JSON; load another step",
+        '{"kind": "plan"}': " is not the manifest of a checkpoint of Penstock",
+        "[1, 2]": " is not the manifest of a checkpoint of Penstock",
+        json.dumps(whole | {"format": 2}): f" has format 2, and this version of Penstock reads "
+        f"format {FORMAT}; load it with the version that wrote it",
+        json.dumps(whole | {"content": whole["content"] | {"step": 3}}): " is damaged: its "
+        "content does not have its SHA-256; load another step",
+    }
+    for text, message in cases.items():
+        file.write_text(text)
+        assert refuse(copied, training) == f"{start}{message}{end}"
+    file.unlink()
+    # Without its manifest a step is not complete any more.
+    restored = ps.Checkpoints(copied).load(training.pipeline, training.optimizer)
+    assert restored == ps.Restored(1, {}, has_generator_states=True)
+    assert refuse(copied, training, step=2) == (
+        f"{start} is missing, so that this is no checkpoint of Penstock{end}"
+    )
+
+
+def sign(content: dict[str, Any]) -> str:
+    """A manifest with this content that looks as if we had written it."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    whole = {"kind": "penstock checkpoint", "format": FORMAT, "sha256": digest}
+    return json.dumps(whole | {"content": content})
+
+
+Change = Callable[[dict[str, Any]], object]
+KEY = "model.layers.0.0.weight"
+CHANGES: dict[str, Change] = {
+    "'../step-00000001/.metadata' is no name of a file": lambda c: c["files"].update(
+        {"../step-00000001/.metadata": c["files"][".metadata"]}
+    ),
+    f"a part of '{KEY}' lies outside of the files": lambda c: c["tensors"][KEY]["chunks"][
+        0
+    ].update(position=10**9),
+    f"a part of '{KEY}' lies outside of its shape [6, 6]": lambda c: c["tensors"][KEY]["chunks"][
+        0
+    ].update(offsets=[1, 0]),
+    f"the parts of '{KEY}' do not make up its shape [6, 6]": lambda c: c["tensors"][KEY].update(
+        chunks=[]
+    ),
+    "'load' is no type of torch": lambda c: c["tensors"][KEY].update(dtype="load"),
+    "'\\x1b[2J' is no type of torch": lambda c: c["tensors"][KEY].update(dtype="\x1b[2J"),
+    f"'{'9' * 76}... is no count": lambda c: c.update(processes="9" * 10**6),
+    "'\\x07.distcp' is no name of a file": lambda c: c["files"].update(
+        {"\a.distcp": c["files"][".metadata"]}
+    ),
+    "-1 is no count": lambda c: c["tensors"][KEY].update(shape=[-1, 6]),
+    "True is no count": lambda c: c.update(step=True),
+}
+
+
+@pytest.mark.parametrize("message", CHANGES)
+def test_a_manifest_that_says_what_cannot_be_is_refused(
+    message: str, copied: Path, saved: tuple[Path, Training]
+) -> None:
+    file = copied / "step-00000002" / "penstock.json"
+    content = json.loads(file.read_text())["content"]
+    CHANGES[message](content)
+    file.write_text(sign(content))
+    assert refuse(copied, saved[1]) == (
+        f"cannot load step 2: {file} is damaged: ValueError: {message}; load another step; "
+        "complete steps besides this one: [1]"
+    )
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_any_damage_to_any_file_is_refused(
+    data: st.DataObject, saved: tuple[Path, Training], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged") / "run"
+    shutil.copytree(saved[0], folder)
+    name = data.draw(st.sampled_from(FILES))
+    file = folder / "step-00000002" / name
+    content = bytearray(file.read_bytes())
+    match data.draw(st.sampled_from(("cut", "flip", "swap", "extend", "junk"))):
+        case "cut":
+            del content[data.draw(st.integers(0, len(content) - 1)) :]
+        case "flip":
+            place = data.draw(st.integers(0, len(content) - 1))
+            content[place] ^= 1 << data.draw(st.integers(0, 7))
+        case "swap":
+            other = data.draw(st.sampled_from([n for n in FILES if n != name]))
+            content[:] = (folder / "step-00000002" / other).read_bytes()
+        case "extend":
+            content += b"x"
+        case _:
+            content[:] = data.draw(st.binary(max_size=200))
+    file.write_bytes(content)
+    message = refuse(folder, saved[1], step=2)
+    assert str(file) in message
+    assert message.endswith("complete steps besides this one: [1]")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 10) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_a_manifest_with_any_part_replaced_is_refused_or_right(
+    data: st.DataObject, saved: tuple[Path, Training], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("replaced")
+    text = (saved[0] / "step-00000002" / "penstock.json").read_text()
+    content = json.loads(text)["content"]
+    place: Any = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = data.draw(st.sampled_from(keys))
+        is_leaf = not isinstance(place[key], dict | list) or not place[key]
+        if is_leaf or data.draw(st.booleans()):
+            break
+        place = place[key]
+    place[key] = data.draw(JSON)
+    (folder / "penstock.json").write_text(sign(content))
+    # Any other exception is an error of the reader.
+    with suppress(ps.CheckpointError):
+        assert read_manifest(folder).tensors.keys() == content["tensors"].keys()
+
+
+class Harm:
+    """Does harm when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+def test_nothing_in_a_checkpoint_is_ever_unpickled(
+    copied: Path, saved: tuple[Path, Training], tmp_path: Path
+) -> None:
+    folder, mark = copied / "step-00000002", tmp_path / "harmed"
+    harm = pickle.dumps(Harm(mark))
+    manifest = json.loads((folder / "penstock.json").read_text())["content"]
+    # Every byte of the file that is not a number of a tensor could be a pickle: so it goes.
+    tensors = folder / "__0_0.distcp"
+    numbers = bytearray(harm.ljust(tensors.stat().st_size, b"\0"))
+    content = tensors.read_bytes()
+    for tensor in manifest["tensors"].values():
+        size = getattr(torch, tensor["dtype"]).itemsize
+        for chunk in tensor["chunks"]:
+            start = chunk["position"]
+            end = start + size * torch.Size(chunk["sizes"]).numel()
+            numbers[start:end] = content[start:end]
+    for name, damaged in ((".metadata", harm), ("__0_0.distcp", bytes(numbers))):
+        (folder / name).write_bytes(damaged)
+        digest = describe_file(folder / name)
+        manifest["files"][name] = {"bytes": digest.bytes, "sha256": digest.sha256}
+    (folder / "penstock.json").write_text(sign(manifest))
+    training = train_alone("ZBV", 2, seed=4)
+    restored = ps.Checkpoints(copied).load(training.pipeline, training.optimizer)
+    assert restored == ps.Restored(2, {}, has_generator_states=True)
+    ps.Checkpoints(saved[0]).load(saved[1].pipeline, saved[1].optimizer)
+    expected = whole_state(saved[1].pipeline.state_dict())
+    assert differences(whole_state(training.pipeline.state_dict()), expected, limit=0) == {}
+    assert not mark.exists()
+    pickle.loads(harm)
+    assert mark.exists()

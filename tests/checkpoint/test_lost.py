@@ -1,0 +1,298 @@
+"""A rank is lost while all save or load: the others end, say who, and the last step loads."""
+
+import os
+import signal
+import subprocess
+import sys
+from _collections_abc import dict_items
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+import penstock as ps
+from tests.alive.fault_ranks import Fate, run_ranks
+from tests.models import differences, make_batch, make_blocks, make_stages, mean_loss
+
+RANKS = 4
+MICROBATCHES = 4
+CALLS = ("save", "finish", "load")
+KINDS = ("SIGKILL", "SIGSTOP", "sys.exit")
+EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3}
+WHAT = {
+    "SIGKILL": "ended (its connection broke)",
+    "SIGSTOP": "has stopped answering (for 6 s)",
+    "sys.exit": "has left (SystemExit in the middle of a step)",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who comes to grief, how, and in which call."""
+
+    call: str
+    kind: str
+    victim: int
+
+    def __str__(self) -> str:
+        return f"{self.call}-{self.kind}-rank{self.victim}"
+
+
+def come_to_grief(kind: str) -> None:
+    match kind:
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "sys.exit":
+            sys.exit(3)
+        case _:
+            raise AssertionError(kind)
+
+
+class Deadly(dict[str, Any]):
+    """Data at which whoever wants to save it comes to grief, before it has told the others."""
+
+    kind = ""
+
+    def items(self) -> "dict_items[str, Any]":
+        come_to_grief(self.kind)
+        return super().items()
+
+
+def come_to_grief_at_file(kind: str, folder: Path, ending: str) -> None:
+    """Come to grief when a file with this ending is opened in the folder for the first time."""
+    is_set = True
+
+    def look(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal is_set
+        path = str(arguments[0]) if event == "open" else ""
+        if is_set and path.startswith(str(folder)) and path.endswith(ending):
+            is_set = False
+            come_to_grief(kind)
+
+    sys.addaudithook(look)
+
+
+def make_pipeline(ranks: int | None, watch: ps.Watch, group: Any) -> ps.Pipeline:
+    return ps.Pipeline(
+        make_stages("1F1B", RANKS if ranks is None else ranks, make_blocks()),
+        "1F1B",
+        microbatches=MICROBATCHES,
+        loss=mean_loss,
+        group=group,
+        watch=watch,
+    )
+
+
+def watch_of(kind: str, folder: Path) -> ps.Watch:
+    return ps.Watch(silence_seconds=6.0 if kind == "SIGSTOP" else 60.0, folder=folder)
+
+
+def train(pipeline: ps.Pipeline, optimizer: torch.optim.Optimizer) -> None:
+    batch, target = make_batch()
+    pipeline.step(batch, target=target)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def lose_a_rank(rank: int, case: Case, folder: Path) -> str:
+    """Save step 1 well; then the victim is lost."""
+    pipeline = make_pipeline(None, watch_of(case.kind, folder), dist.group.WORLD)
+    optimizer = torch.optim.Adam(pipeline.parameters())
+    run = folder / "run"
+    with ps.Checkpoints(run) as checkpoints:
+        train(pipeline, optimizer)
+        checkpoints.save(1, pipeline, optimizer, wait=True)
+        train(pipeline, optimizer)
+        data = Deadly(place=2)
+        match case.call, rank == case.victim:
+            case "save", True:
+                Deadly.kind = case.kind
+                checkpoints.save(2, pipeline, optimizer, data=data)
+            case "finish", True:
+                come_to_grief_at_file(case.kind, run, ".distcp")
+            case "load", True:
+                come_to_grief_at_file(case.kind, run, "penstock.json")
+        if case.call == "load":
+            checkpoints.load(pipeline, optimizer)
+        else:
+            checkpoints.save(2, pipeline, optimizer, data={"place": 2})
+    return "came through"
+
+
+def check_case(case: Case, folder: Path) -> None:
+    resume = case.victim if case.kind == "SIGSTOP" else None
+    fates = run_ranks(lose_a_rank, RANKS, folder, case, folder, resume=resume)
+    check_lost(fates, case)
+    check_first_step(folder)
+
+
+def check_lost(fates: list[Fate], case: Case) -> None:
+    others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
+    told = [(type(fate.told), fate.exit_code, fate.stderr) for fate in others]
+    assert told == [(ps.PeerLostError, 1, "")] * len(others), [str(f.told) for f in others]
+    (message,) = {str(fate.told) for fate in others}
+    assert {fate.told.rank for fate in others} == {case.victim}, message
+    assert WHAT[case.kind] in message
+    assert fates[case.victim].exit_code == EXIT_CODES[case.kind]
+
+
+def check_first_step(folder: Path) -> None:
+    """The step that was complete before can be loaded, and no other is there."""
+    pipeline, trained = (make_pipeline(None, ps.Watch(), None) for _ in range(2))
+    train(trained, torch.optim.Adam(trained.parameters()))
+    checkpoints = ps.Checkpoints(folder / "run")
+    assert checkpoints.steps() == (1,)
+    assert checkpoints.load(pipeline) == ps.Restored(1, {}, has_generator_states=False)
+    assert differences(pipeline.state_dict(), trained.state_dict()) == {}
+
+
+SOME_CASES = [
+    Case("save", "SIGKILL", 2),
+    Case("save", "SIGSTOP", 1),
+    Case("save", "SIGKILL", 0),
+    Case("save", "sys.exit", 3),
+    Case("finish", "SIGKILL", 1),
+    Case("finish", "SIGSTOP", 3),
+    Case("load", "SIGKILL", 3),
+]
+ALL_CASES = [
+    Case(*values)
+    for values in product(CALLS, KINDS, range(RANKS))
+    # In a thread of its own an exit ends that thread only.
+    if values[:2] != ("finish", "sys.exit")
+]
+
+
+@pytest.mark.parametrize("case", SOME_CASES, ids=str)
+def test_others_name_the_rank_and_the_last_complete_step_loads(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [c for c in ALL_CASES if c not in SOME_CASES], ids=str)
+def test_others_name_the_rank_in_every_case(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+def end_without_waiting(rank: int, kind: str, folder: Path) -> str:
+    """Rank 1 is lost while it writes, and no other rank asks how the save went."""
+    pipeline = make_pipeline(None, watch_of(kind, folder), dist.group.WORLD)
+    if rank == 1:
+        come_to_grief_at_file(kind, folder / "run", ".distcp")
+    ps.Checkpoints(folder / "run").save(1, pipeline)
+    return "done"
+
+
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
+def test_program_that_does_not_wait_for_a_save_ends_all_the_same(
+    kind: Literal["SIGKILL", "SIGSTOP"], tmp_path: Path
+) -> None:
+    resume = 1 if kind == "SIGSTOP" else None
+    fates = run_ranks(end_without_waiting, RANKS, tmp_path, kind, tmp_path, resume=resume)
+    others = [fate for rank, fate in enumerate(fates) if rank != 1]
+    assert others == [Fate("done", 0, "")] * 3
+    assert ps.Checkpoints(tmp_path / "run").steps() == ()
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+from tests.checkpoint.test_lost import end_without_waiting
+
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+print(end_without_waiting(rank, "SIGSTOP", folder))
+"""
+
+
+@pytest.mark.slow
+def test_interpreter_ends_while_a_thread_waits_for_a_rank_that_has_stopped(tmp_path: Path) -> None:
+    # Other tests fork their processes, which end without clearing up; these end as programs do.
+    command = [sys.executable, "-c", PROGRAM]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        for rank in (0, 2, 3):
+            told = processes[rank].communicate(timeout=300)
+            assert (*told, processes[rank].returncode) == ("done\n", "", 0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def lose_a_rank_of_a_copy(rank: int, folder: Path) -> None:
+    """Two pipelines of two ranks save together; rank 1 of the second is lost."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+    pipeline = make_pipeline(2, watch_of("SIGKILL", folder), mesh["pipeline"])
+    if rank == 3:
+        come_to_grief_at_file("SIGKILL", folder / "run", ".distcp")
+    ps.Checkpoints(folder / "run").save(1, pipeline, wait=True)
+
+
+def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
+    tmp_path: Path,
+) -> None:
+    fates = run_ranks(lose_a_rank_of_a_copy, RANKS, tmp_path, tmp_path)
+    assert [fate.exit_code for fate in fates] == [1, 1, 1, -signal.SIGKILL]
+    assert [type(fate.told) for fate in fates[:3]] == [ps.PeerLostError] * 3
+    assert fates[2].told.rank == 1
+    assert WHAT["SIGKILL"] in str(fates[2].told)
+    # The other pipeline has all its ranks; one of them tells what it could not reach.
+    (message,) = {str(fate.told) for fate in fates[:2]}
+    assert "lost its connection to another rank (rank " in message
+    assert ", which saves and loads together with this one, is gone: " in message
+
+
+def lose_a_rank_of_none(rank: int, folder: Path) -> None:
+    """Every process has the whole pipeline, so that nobody watches over another."""
+    pipeline = make_pipeline(None, watch_of("SIGKILL", folder), None)
+    if rank == 1:
+        come_to_grief_at_file("SIGKILL", folder / "run", ".distcp")
+    ps.Checkpoints(folder / "run").save(1, pipeline, wait=True)
+
+
+def test_copies_of_a_pipeline_in_one_process_say_that_another_is_gone(tmp_path: Path) -> None:
+    fates = run_ranks(lose_a_rank_of_none, 2, tmp_path, tmp_path)
+    assert [fate.exit_code for fate in fates] == [1, -signal.SIGKILL]
+    assert isinstance(fates[0].told, ps.CheckpointError)
+    start = "rank 1, which saves and loads together with this one, is gone: "
+    assert str(fates[0].told).startswith(start)
+
+
+def save_and_end_well(rank: int, folder: Path) -> list[str]:
+    """Save in the background, and let go of the pipeline first, of the checkpoints last."""
+    pipeline = make_pipeline(None, ps.Watch(folder=folder / str(rank)), dist.group.WORLD)
+    checkpoints = ps.Checkpoints(folder / "run")
+    checkpoints.save(1, pipeline, wait=True)
+    checkpoints.save(2, pipeline)
+    checkpoints.finish()
+    dist.barrier()
+    del pipeline
+    dist.barrier()
+    left = [path.name for path in folder.rglob("*.flight")]
+    dist.barrier()
+    assert checkpoints.steps() == (1, 2)
+    return left
+
+
+def test_checkpoints_do_not_keep_a_pipeline_that_has_ended(tmp_path: Path) -> None:
+    # The lifeline held what to hang up after the call, which held the pipeline: its thread, which
+    # ends with the pipeline, kept that alive.
+    fates = run_ranks(save_and_end_well, RANKS, tmp_path, tmp_path)
+    assert fates == [Fate([], 0, "")] * RANKS

@@ -1,0 +1,201 @@
+"""The demo as a user starts it: some of these tests start the real thing, in processes."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from penstock.cli import main
+from penstock.files.timeline import read_timeline
+from tests.browser import Opener, open_browser
+
+pytest.importorskip("torch")
+
+LIMIT_SECONDS = 600
+SECTIONS = ["Measure", "Plan", "Train", "Exact", "Compare", "See", "Summary", "Three things"]
+
+
+def command(output: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", "demo", "--output", str(output), *arguments]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo that has run: what it said and where its files are."""
+
+    output: Path
+    returncode: int
+    said: str
+    complained: str
+
+    @property
+    def suggestions(self) -> list[list[str]]:
+        """The commands that it suggests, without the program's name."""
+        after = self.said.partition("Three things to try")[2].splitlines()[1:]
+        return [shlex.split(line, comments=True)[1:] for line in after if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The whole demo, once, with few steps."""
+    output = tmp_path_factory.mktemp("demo")
+    ran = subprocess.run(
+        command(output, "--steps", "2", "--device", "cpu"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
+    return Demo(output, ran.returncode, ran.stdout, ran.stderr)
+
+
+def test_demo_shows_everything_in_order(demo: Demo) -> None:
+    assert (demo.returncode, demo.complained) == (0, "")
+    titles = re.findall(r"^(\S[^─\n]*?) ─+$", demo.said, re.MULTILINE)
+    assert [title.startswith(name) for title, name in zip(titles, SECTIONS, strict=True)] == (
+        [True] * len(SECTIONS)
+    )
+
+
+def test_losses_are_those_of_the_unsplit_model(demo: Demo) -> None:
+    (difference,) = re.findall(r"largest difference in 2 steps: (\S+)", demo.said)
+    assert float(difference) < 1e-5
+    curves = re.findall(r"^ *(?:pipeline|unsplit) step (\d)/2: loss (\S+),", demo.said, re.M)
+    assert curves[:2] == curves[2:]
+    assert len(curves) == 4
+
+
+def test_memory_that_is_counted_is_what_was_predicted(demo: Demo) -> None:
+    table = demo.said.partition("peak of a rank")[2]
+    rows = re.findall(r"^(the plan|1F1B|GPipe) +(\S+) MiB +(\S+) MiB", table, re.MULTILINE)
+    assert [name for name, _, _ in rows] == ["the plan", "1F1B", "GPipe"]
+    for _, counted, predicted in rows:
+        assert float(counted) == pytest.approx(float(predicted), rel=0.1)
+
+
+def test_files_are_there_and_the_recorded_step_reads_back(demo: Demo) -> None:
+    names = sorted(file.name for file in demo.output.iterdir())
+    assert names == ["costs.toml", "plan.json", "recorded.json", "report.html"]
+    recorded = read_timeline(demo.output / "recorded.json")
+    assert (recorded.schedule.num_ranks, recorded.schedule.microbatches) == (2, 8)
+
+
+@pytest.fixture
+def open_page(tmp_path: Path) -> Iterator[Opener]:
+    with open_browser() as browser:
+        opener = Opener(browser, tmp_path)
+        yield opener
+        opener.close()
+
+
+def test_report_shows_predicted_and_recorded_in_a_browser(demo: Demo, open_page: Opener) -> None:
+    visit = open_page((demo.output / "report.html").read_text(encoding="utf-8"))
+    visit.settle()
+    headings = visit.page.locator("section.panel h2").all_inner_texts()
+    assert headings == ["predicted", "recorded", "1F1B, recorded", "GPipe, recorded"]
+    assert all(panel.is_visible() for panel in visit.page.locator("section.panel").all())
+
+
+def test_suggested_commands_work(demo: Demo) -> None:
+    again, without_limit, larger = demo.suggestions
+    for arguments in (again, without_limit):
+        result = CliRunner().invoke(main, [*arguments, "--seconds", "0.5"])
+        assert result.exit_code == 0, result.output
+    assert larger == ["demo", "--ranks", "4", "--schedule", "ZBV"]
+
+
+@pytest.mark.slow
+def test_another_schedule_and_more_ranks_are_trained_exactly(tmp_path: Path) -> None:
+    arguments = ("--ranks", "4", "--schedule", "ZBV", "--steps", "2", "--device", "cpu")
+    ran = subprocess.run(
+        command(tmp_path, *arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_SECONDS,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "Train: ZBV over 4 processes" in ran.stdout
+    assert "Compare: ZBV against the plan against 1F1B against GPipe" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--schedule", "ZBX"), "did you mean ZBV?"),
+        (("--schedule", "DualPipe", "-r", "3"), "even"),
+        (("-r", "9"), "wants 9 stages, but the demo's model has 8 pieces"),
+        (("--schedule", "ZBV", "-r", "5"), "use at most 4 ranks"),
+        (("--schedule", "ForwardOnly"), "has no backwards to train with"),
+    ],
+)
+def test_wrong_wish_is_refused_before_any_work(
+    tmp_path: Path, arguments: Sequence[str], message: str
+) -> None:
+    output = tmp_path / "new"
+    result = CliRunner().invoke(main, ["demo", "--output", str(output), *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    "moment", ["Measure", pytest.param("pipeline memory", marks=pytest.mark.slow)]
+)
+def test_interrupt_leaves_no_process(tmp_path: Path, moment: str) -> None:
+    with subprocess.Popen(
+        command(tmp_path, "--device", "cpu"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(moment):
+                break
+        # As a terminal does: to all of them.
+        os.killpg(process.pid, signal.SIGINT)
+        # Every process of it holds the pipe, which ends when the last of them does.
+        process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 1
+
+
+WITHOUT_TORCH = """
+import sys
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, NoTorch())
+from penstock.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("demo", "--output", "{}"), 0), (("verify", "1F1B"), 2)]
+)
+def test_without_torch_the_way_to_get_it_is_told(
+    tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    given = [argument.format(tmp_path) for argument in arguments]
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *given], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == code
+    assert (
+        "running needs torch; run pip install 'penstock[torch]'" in result.stdout + result.stderr
+    )
+    for suggested in Demo(tmp_path, code, result.stdout, result.stderr).suggestions:
+        assert CliRunner().invoke(main, suggested).exit_code == 0

@@ -1,0 +1,66 @@
+"""`penstock soak`: what it prints and how it exits. One test starts real processes."""
+
+import io
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from penstock.cli import main
+
+pytest.importorskip("torch")
+
+from penstock.cli.soak import tell_end
+from penstock.tools.soak.soak import Progress, SoakRequest, Summary
+from penstock.tools.verify.reference import GradientError
+
+
+def test_soak_that_finds_nothing_says_so() -> None:
+    arguments = ["soak", "--steps", "12", "--ranks", "2", "--no-faults", "--seed", "1"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[-1] == (
+        "fine; repeat: penstock soak --seed 1 --ranks 2 --no-faults --steps 12"
+    )
+
+
+def told(summary: Summary) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=110, soft_wrap=True, highlight=False)
+    tell_end(console, SoakRequest(seed=9, seconds=60.0), summary)
+    return file.getvalue().splitlines()
+
+
+PROGRESS = Progress(12, 60, 30.0, 2, GradientError(1e-15, "dense.weight"), 250 * 2**20)
+
+
+def test_what_went_wrong_is_told_with_the_command_that_repeats_it() -> None:
+    command = "penstock soak --seed 9 --ranks 4 --faults --case 12"
+    lines = told(Summary(PROGRESS, "case 12: [the loss] is off by 1.0e-03", command))
+    assert lines[3].split("│")[1:-1] == [
+        "    12 ",
+        "    60 ",
+        "     2.0 ",
+        "               2 ",
+        "              1.0e-15 ",
+        "         250 MiB ",
+        " 30 s ",
+    ]
+    assert lines[-3:] == [
+        "wrong: case 12: [the loss] is off by 1.0e-03",
+        "seed: 9",
+        f"repeat: {command}",
+    ]
+
+
+def test_what_went_well_is_told_with_the_command_that_repeats_it() -> None:
+    assert told(Summary(PROGRESS))[-1] == (
+        "fine; repeat: penstock soak --seed 9 --ranks 4 --faults --minutes 1"
+    )
+
+
+@pytest.mark.parametrize("second", [["--minutes", "1"], ["--case", "3"]])
+def test_length_is_given_in_one_way(second: list[str]) -> None:
+    result = CliRunner().invoke(main, ["soak", "--steps", "5", *second])
+    assert result.exit_code == 2
+    assert result.output == "penstock: give one of --minutes, --steps and --case\n"

@@ -1,0 +1,87 @@
+"""The split backward is no less exact than the plain one, on numbers that nobody has chosen."""
+
+import copy
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import nn
+
+from tests.deferred.halves import MICROBATCHES, Apply, Gradients, run_plain, run_split
+
+WIDTH, ROWS = 64, 128
+# Both round differently, so either is now and then the luckier one. The error of a whole gradient
+# is a sum over thousands of roundings, which leaves luck a percent or two.
+LUCK = 1.05
+
+
+class Experts(nn.Module):
+    """Rows in groups, each with its own two matrices."""
+
+    def __init__(self, run: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.run = run
+        self.up = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(4, WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(self, x)
+
+
+def _grouped(m: Any, x: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.float64:
+        # Grouped products are not there in float64.
+        return _one_by_one(m, x)
+    ends = torch.arange(1, 5, dtype=torch.int32) * (ROWS // 4)
+    return F.grouped_mm(F.grouped_mm(x, m.up, offs=ends).tanh(), m.down.mT, offs=ends)
+
+
+def _one_by_one(m: Any, x: torch.Tensor) -> torch.Tensor:
+    groups = enumerate(x.chunk(4))
+    return torch.cat([F.linear((rows @ m.up[i]).tanh(), m.down[i]) for i, rows in groups])
+
+
+def _stacked(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(torch.bmm(x.view(4, -1, WIDTH), m.up).tanh(), m.down.mT).view_as(x)
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)),
+    "conv": lambda: Apply(
+        lambda m, x: m.g(m.f(x.view(2, WIDTH, -1)).tanh()),
+        f=nn.Conv1d(WIDTH, WIDTH, 3),
+        g=nn.ConvTranspose1d(WIDTH, WIDTH, 3),
+    ),
+    "attention": lambda: nn.TransformerEncoderLayer(WIDTH, 4, WIDTH, dropout=0),
+    "embedding": lambda: Apply(
+        lambda m, x: m.words((x[:, 0].double().abs() * 20).long() % 32),
+        words=nn.Embedding(32, WIDTH),
+    ),
+    "stacked_experts": lambda: Experts(_stacked),
+    "experts_one_by_one": lambda: Experts(_one_by_one),
+    "grouped_experts": lambda: Experts(_grouped),
+}
+
+
+def _flat(gradients: Gradients) -> torch.Tensor:
+    found = [gradient for gradient in gradients.parameters.values() if gradient is not None]
+    return torch.cat([gradient.double().flatten() for gradient in found])
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_the_error_of_two_halves_is_no_larger_than_that_of_the_whole(
+    name: str, dtype: torch.dtype
+) -> None:
+    seed = secrets.randbits(32)
+    torch.manual_seed(seed)
+    module = MODULES[name]().to(dtype)
+    values = [torch.randn(ROWS, WIDTH).to(dtype) for _ in range(MICROBATCHES)]
+    exact = _flat(run_plain(copy.deepcopy(module).double(), [v.double() for v in values]))
+    plain = _flat(run_plain(copy.deepcopy(module), values))
+    split = _flat(run_split(module, values))
+    error, plain_error = ((g - exact).norm() / exact.norm() for g in (split, plain))
+    assert error <= LUCK * plain_error, f"seed {seed}: {error:.3e} against {plain_error:.3e}"

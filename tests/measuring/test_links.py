@@ -1,0 +1,56 @@
+"""Links between real ranks, as messages of a step would find them."""
+
+import pytest
+import torch.distributed as dist
+
+import penstock as ps
+from penstock.errors import ArgumentError
+from penstock.measuring.links import Links, measure_links
+from tests.processes import Processes
+
+LARGE = 1 << 18
+
+
+def find_links(_rank: int) -> Links:
+    assert dist.group.WORLD is not None
+    return measure_links(dist.group.WORLD, large_bytes=LARGE, repeats=3)
+
+
+def test_every_rank_finds_the_same_links(four_processes: Processes) -> None:
+    found = four_processes.run(find_links)
+    links = found[0]
+    assert found == [links] * 4
+    for a in range(4):
+        assert links.latency[a][a] == 0
+        for b in range(4):
+            assert links.latency[a][b] == links.latency[b][a]
+            assert a == b or (links.latency[a][b] > 0 and links.bandwidth[a][b] > 0)
+    # Ranks that are no neighbours are as slow as the slowest.
+    assert links.latency[0][2] == links.latency[1][3] == max(map(max, links.latency))
+    assert links.bandwidth[0][2] == links.bandwidth[1][3] == min(map(min, links.bandwidth))
+
+
+def test_two_ranks_have_one_link(two_processes: Processes) -> None:
+    links = two_processes.run(find_links)[0]
+    costs = ps.Costs(transfer=links.transfer(LARGE))
+    table = costs.per_link(2)
+    assert table[0, 0] == table[1, 1] == 0
+    assert table[0, 1] == table[1, 0] > links.latency[0][1] > 0
+
+
+def refuse(_rank: int) -> str:
+    assert dist.group.WORLD is not None
+    with pytest.raises(ArgumentError) as caught:
+        measure_links(dist.group.WORLD, large_bytes=64)
+    return str(caught.value)
+
+
+def test_a_large_message_that_is_small_is_refused(two_processes: Processes) -> None:
+    message = "large_bytes must be more than 64 and repeats at least 1 (got 64 and 20)"
+    assert two_processes.run(refuse) == [message] * 2
+
+
+def test_a_transfer_is_the_latency_and_the_time_of_its_bytes() -> None:
+    links = Links(((0.0, 1.0), (2.0, 0.0)), ((9.0, 10.0), (5.0, 9.0)))
+    assert links.transfer(0) == ((0.0, 1.0), (2.0, 0.0))
+    assert links.transfer(20) == ((0.0, 3.0), (6.0, 0.0))

@@ -1,0 +1,132 @@
+"""Exact answers are the best there are, keep every limit, and say what is proven."""
+
+import sys
+from random import Random
+
+import pytest
+
+from penstock.assembly import build
+from penstock.checks.report import check
+from penstock.costs import Costs
+from penstock.errors import MissingDependencyError
+from penstock.ir.placement import Placement
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.exact.prove import Exact, prove
+from penstock.planner.problem import Problem
+from penstock.sim.engine import simulate
+from tests.planner.every_order import least_makespan
+from tests.planner.problems import draw_problem
+
+TINY = (
+    (Placement.loop(1), 3),
+    (Placement.loop(2), 2),
+    (Placement.loop(2, 2), 1),
+    (Placement.v(2), 1),
+    (Placement((0, 1, 0)), 1),
+)
+ROOMS = (None, 1, 1.25, 1.5, 2)
+
+
+def verify(problem: Problem, exact: Exact) -> None:
+    """What is said of the schedule is true of it."""
+    check(exact.schedule)
+    timeline = simulate(exact.schedule, problem.costs)
+    assert timeline.makespan == exact.makespan
+    assert all(
+        peak <= most for peak, most in zip(timeline.rank_peak_bytes, problem.memory, strict=True)
+    )
+    assert exact.lower_bound <= exact.makespan * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize(("placement", "microbatches"), TINY, ids=str)
+def test_the_answer_is_the_best_of_all_orders(
+    placement: Placement, microbatches: int, room: float | None
+) -> None:
+    for seed in range(3):
+        problem = draw_problem(Random(seed), placement, microbatches, room=room)
+        exact = prove(problem)
+        verify(problem, exact)
+        assert exact.is_optimal
+        assert exact.makespan == pytest.approx(least_makespan(problem))
+
+
+@pytest.mark.parametrize("room", [None, 1, 1.5])
+def test_a_shorter_whole_backward_is_used_where_it_helps(room: float | None) -> None:
+    for seed in range(3):
+        problem = draw_problem(Random(seed), Placement.loop(2), 2, room=room, full_backward=True)
+        exact = prove(problem)
+        verify(problem, exact)
+        assert exact.is_optimal
+        assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
+
+
+def test_a_whole_backward_is_used_where_there_is_no_room_for_a_stash() -> None:
+    # Beside another activation there is no room for what I leaves, so the best is to do B.
+    prices = Costs(activation_bytes=1, weight_stash_bytes=(3, 1))
+    problem = Problem.of(prices, Placement.loop(2), 2, memory=3)
+    exact = prove(problem)
+    verify(problem, exact)
+    assert exact.is_optimal
+    assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
+
+
+def test_seconds_that_are_no_whole_ticks_are_rounded_safely() -> None:
+    prices = Costs(
+        forward=(1 / 3, 0.7), backward_input=(0.1, 2 / 7), backward_weight=0.3, transfer=0.05
+    )
+    problem = Problem.of(prices, Placement.loop(2), 2)
+    exact = prove(problem)
+    verify(problem, exact)
+    assert exact.is_optimal
+    assert exact.makespan == pytest.approx(least_makespan(problem))
+
+
+def test_a_schedule_at_the_bound_comes_back_as_it_is() -> None:
+    start = build("ZBV", ranks=4, microbatches=12)
+    problem = Problem.of(Costs(), start.placement, 12)
+    exact = prove(problem, start=start)
+    assert exact.schedule is start
+    assert exact == Exact(start, 72, lower_bound(problem))
+    assert exact.is_optimal
+
+
+def test_the_answer_is_never_worse_than_the_start() -> None:
+    start = build("1F1B", ranks=4, microbatches=8)
+    problem = Problem.of(Costs(activation_bytes=1, weight_stash_bytes=1), start.placement, 8, 4)
+    exact = prove(problem, start=start, seconds=0.01)
+    verify(problem, exact)
+    assert exact.makespan <= simulate(start).makespan
+
+
+def test_the_same_problem_gets_the_same_answer() -> None:
+    problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
+    first, second = prove(problem), prove(problem)
+    assert first == second
+    assert first.is_optimal
+
+
+def test_progress_is_told_of_every_better_schedule() -> None:
+    problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
+    told: list[tuple[float, float]] = []
+    exact = prove(problem, progress=lambda makespan, bound: told.append((makespan, bound)))
+    assert [makespan for makespan, _ in told] == sorted((m for m, _ in told), reverse=True)
+    assert told[-1][0] == pytest.approx(exact.makespan)
+    assert all(bound <= makespan for makespan, bound in told)
+
+
+def test_without_the_solver_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
+    with pytest.raises(MissingDependencyError, match=r"pip install 'penstock\[solver\]'"):
+        prove(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [None, 1, 1.5, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_four_ranks_and_eight_microbatches_are_proven(seed: int, room: float | None) -> None:
+    problem = draw_problem(Random(seed), Placement.loop(4), 8, room=room)
+    exact = prove(problem, seconds=120)
+    verify(problem, exact)
+    assert exact.is_optimal

@@ -1,0 +1,60 @@
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from penstock.ir.placement import Placement
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.guesses import Guesser
+from penstock.planner.order.improve import Candidate, climb, try_out
+from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.orders import Builder
+from tests.planner.problems import draw_problem
+
+
+def for_orders(number: int) -> Callable[[Candidate], bool]:
+    """Go on for so many orders."""
+    left = number
+
+    def may_go_on(_best: Candidate) -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    return may_go_on
+
+
+def improve(placement: Placement, seed: int, orders: int) -> tuple[float, Candidate]:
+    """The makespan of the best guess, and what comes of so many orders more."""
+    problem = draw_problem(Random(seed), placement, 6, room=2)
+    lanes, random = Lanes(problem), Random(0)
+    guesser = Guesser(lanes, random, lower_bound(problem))
+    builder = Builder(lanes, is_compiled=False)
+    guesses = [guesser.one_at_a_time(), *(guesser.guess() for _ in range(10))]
+    candidates = try_out(builder, guesses, for_orders(100))
+    least = min(candidate.built.makespan for candidate in candidates)
+    return least, climb(builder, candidates, random, for_orders(orders))
+
+
+@pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(3), Placement.loop(3, 2)])
+def test_the_best_is_no_slower_than_the_best_guess_and_often_faster(placement: Placement) -> None:
+    gains = []
+    for seed in range(5):
+        before, best = improve(placement, seed, 60)
+        gains.append(before - best.built.makespan)
+    assert min(gains) >= 0
+    assert max(gains) > 0
+
+
+def test_the_same_number_of_orders_gives_the_same_order() -> None:
+    found = [improve(Placement.v(3), 3, 40)[1].built.order.tolist() for _ in range(2)]
+    assert found[0] == found[1]
+
+
+def test_no_more_guesses_are_tried_once_it_is_enough() -> None:
+    problem = draw_problem(Random(0), Placement.loop(3), 4)
+    guesser = Guesser(Lanes(problem), Random(0), lower_bound(problem))
+    guesses = iter([guesser.one_at_a_time() for _ in range(5)])
+    builder = Builder(Lanes(problem), is_compiled=False)
+    assert len(try_out(builder, guesses, for_orders(2))) == 3
+    assert len(list(guesses)) == 2

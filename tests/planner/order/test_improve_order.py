@@ -1,0 +1,68 @@
+from importlib.util import find_spec
+from random import Random
+
+import numpy as np
+import pytest
+
+from penstock.checks.report import check
+from penstock.ir.placement import Placement
+from penstock.planner.order.guesses import Guesser
+from penstock.planner.order.improve_order import anneal
+from penstock.planner.order.lanes import Lanes, Longs
+from penstock.planner.order.orders import Builder
+from penstock.planner.problem import Problem
+from penstock.sim.engine import simulate
+from tests.planner.every_order import least_makespan
+from tests.planner.problems import draw_problem
+
+
+def first_order(problem: Problem) -> Longs:
+    lanes = Lanes(problem)
+    guess = Guesser(lanes, Random(0), 0.0).one_at_a_time()
+    built = Builder(lanes, is_compiled=False).build(guess.urgency, guess.policy)
+    assert built is not None
+    return built.order
+
+
+def annealed(problem: Problem, *, rounds: int, is_compiled: bool = False) -> Longs:
+    """What comes of so many rounds of moves."""
+    parts = iter(np.linspace(0, 1, rounds + 1))
+    return anneal(
+        Lanes(problem),
+        first_order(problem),
+        is_compiled=is_compiled,
+        gone=lambda _makespan: float(next(parts)),
+    )
+
+
+def makespan(problem: Problem, order: Longs) -> float:
+    return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).makespan
+
+
+@pytest.mark.parametrize("room", [None, 1.0, 2.0])
+@pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(2)])
+def test_the_best_order_on_the_way_is_allowed_and_no_slower(
+    placement: Placement, room: float | None
+) -> None:
+    for seed in range(3):
+        problem = draw_problem(Random(seed), placement, 4, room=room)
+        order = annealed(problem, rounds=1)
+        schedule = Lanes(problem).to_schedule(order, "")
+        check(schedule)
+        timeline = simulate(schedule, problem.costs)
+        assert all(np.array(timeline.rank_peak_bytes) <= problem.memory)
+        assert timeline.makespan <= makespan(problem, first_order(problem))
+
+
+def test_moves_find_the_best_order_of_a_tiny_problem() -> None:
+    for seed in range(3):
+        problem = draw_problem(Random(seed), Placement.loop(2), 2, room=1.5)
+        order = annealed(problem, rounds=2)
+        assert makespan(problem, order) == pytest.approx(least_makespan(problem))
+
+
+@pytest.mark.skipif(find_spec("numba") is None, reason="numba compiles the loop")
+def test_the_compiled_loop_makes_the_same_moves() -> None:
+    problem = draw_problem(Random(4), Placement.v(3), 4, room=2)
+    plain, compiled = (annealed(problem, rounds=2, is_compiled=flag) for flag in (False, True))
+    assert (plain == compiled).all()

@@ -1,0 +1,31 @@
+"""Channels: who is at the other end is known before the first message."""
+
+import torch
+import torch.distributed as dist
+
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.channels import OrderedChannels
+from penstock.ranks.faults import LinkLostError
+from penstock.ranks.private_groups import open_gloo
+from tests.processes import Processes
+
+
+def open_with_wrong_names(rank: int) -> str:
+    """What rank 1 says to a channel that begins as another than it was opened for."""
+    group = dist.group.WORLD
+    assert group is not None
+    channels = OrderedChannels(
+        lambda _: open_gloo(group, Connections(), (0, 1)), torch.device("cpu")
+    )
+    try:
+        channels.open(rank, [(0, 1)] if rank == 0 else [(2, 1)])
+    except LinkLostError as error:
+        return str(error)
+    return ""
+
+
+def test_channel_to_somebody_else_is_found_when_it_is_opened(two_processes: Processes) -> None:
+    assert two_processes.run(open_with_wrong_names) == [
+        "",
+        "the channel from rank 2 to rank 1 must begin with these numbers (got [0, 1])",
+    ]

@@ -1,0 +1,39 @@
+"""What a rank tells of its failure."""
+
+import json
+from dataclasses import astuple
+
+from penstock.errors import PipelineError
+from penstock.ranks.faults import Fault, PeerFailedError, StepFailedError
+
+
+def fail(cause: Exception) -> StepFailedError:
+    """The error of a step, raised as the executor raises it."""
+    try:
+        try:
+            raise cause
+        except Exception as error:
+            raise StepFailedError("rank 1, stage 2, microbatch 3, 2F3", error) from error
+    except StepFailedError as error:
+        return error
+
+
+def test_failure_says_where_and_what() -> None:
+    error = fail(ValueError("no such row"))
+    assert str(error) == "rank 1, stage 2, microbatch 3, 2F3: ValueError: no such row"
+    assert isinstance(error, PipelineError)
+    assert not error.follows_another
+
+
+def test_fault_has_the_traceback_of_the_cause_and_survives_as_plain_data() -> None:
+    fault = Fault.of(fail(ValueError("no such row")))
+    assert fault.trace.startswith("Traceback (most recent call last):\n")
+    assert fault.trace.endswith("    raise cause\nValueError: no such row\n")
+    assert Fault(*json.loads(json.dumps(astuple(fault)))) == fault
+
+
+def test_first_of_several_faults_is_the_earliest_that_no_other_rank_has_caused() -> None:
+    follower = Fault.of(fail(PeerFailedError("rank 0 failed before it could send")))
+    first, second = Fault.of(fail(ValueError("one"))), Fault.of(fail(ValueError("two")))
+    assert min(second, follower, first) == first
+    assert follower.follows_another

@@ -1,0 +1,144 @@
+"""One run on an example shows what every call of a unit depends on."""
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import ModelError
+from penstock.splitting.by_layers.example.dependencies import Call, Needs, find_needs
+from penstock.splitting.by_layers.notes import INPUTS, Value
+from penstock.splitting.by_layers.units import find_units
+from tests.splitting import small
+from tests.splitting.small import WIDTH, numbers
+
+X = numbers(4, WIDTH)
+
+
+def find(model: nn.Module, *args: object) -> Needs:
+    return find_needs(model, find_units(model, ["layers"]), args or (X,), {})
+
+
+def layer(number: int) -> Value:
+    return Value(f"layers.{number}", 0, "")
+
+
+def given(name: str) -> Value:
+    return Value(INPUTS, 0, name)
+
+
+def test_calls_come_in_order_with_what_they_use() -> None:
+    needs = find(small.Skips())
+    assert needs.calls == [
+        Call("layers.0", 0, frozenset([given("x")])),
+        Call("layers.1", 0, frozenset([layer(0)])),
+        Call("layers.2", 0, frozenset([layer(1)])),
+        Call("layers.3", 0, frozenset([layer(2), layer(0)])),
+    ]
+    assert needs.output == {layer(3)}
+    assert (needs.decisions, needs.written, needs.bonds) == (frozenset(), {}, frozenset())
+
+
+def test_parameters_that_are_used_outside_of_calls_are_values() -> None:
+    token = Value("token", 0, "")
+    needs = find(small.Token())
+    assert needs.calls[0].uses == {given("x"), token}
+    assert needs.output == {layer(3), token}
+    needs = find(small.TiedByHand(), torch.arange(4))
+    assert needs.output == {layer(3), Value("embed.weight", 0, "")}
+
+
+def test_repeated_calls_are_numbered() -> None:
+    needs = find(small.Repeated())
+    assert [(call.path, call.number) for call in needs.calls] == [
+        ("layers.0", 0),
+        ("layers.1", 0),
+        ("layers.0", 1),
+        ("layers.0", 2),
+    ]
+
+
+def test_decisions_are_seen_in_questions_and_in_sizes() -> None:
+    needs = find(small.Deciding(), X, torch.ones(4, dtype=torch.bool))
+    assert needs.decisions == {given("switch"), layer(1)}
+
+
+class Picking(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([small.Block()])
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        match self.how:
+            case "item":
+                x = x + x.sum().item()
+            case "list":
+                x = x + x.sum(1).tolist()[0]
+            case "array":
+                x = x + float(x.numpy().sum())
+            case "mask":
+                x = x[x[:, 0] > 0]
+            case "numbers":
+                x = x[torch.arange(2)]
+            case "equal":
+                x = x + 1 if torch.equal(x, x) else x
+            case "unique":
+                x = torch.unique_consecutive(x)
+        return x
+
+
+@pytest.mark.parametrize("how", ["item", "list", "array", "mask", "equal", "unique"])
+def test_every_way_to_ask_for_values_is_a_decision(how: str) -> None:
+    assert find(Picking(how)).decisions == {layer(0)}
+
+
+def test_picking_by_numbers_is_no_decision() -> None:
+    assert find(Picking("numbers")).decisions == frozenset()
+
+
+def test_what_is_written_to_a_view_is_in_the_whole() -> None:
+    # The whole was made like the input, whose shape it has.
+    assert find(small.Views()).output == {given("x"), *(layer(number) for number in range(4))}
+
+
+def test_buffers_that_are_written_to_are_noted_with_what_is_written() -> None:
+    needs = find(small.Counting())
+    own = {name: Value(name, 0, "") for name in ("calls", "average")}
+    assert needs.written == {
+        "calls": {own["calls"]},
+        "average": {own["average"], Value("norm", 0, "")},
+    }
+
+
+def test_units_that_share_what_is_inside_are_bonds() -> None:
+    assert find(small.Bonded()).bonds == {("layers.1", "layers.2")}
+
+
+def test_a_model_on_the_meta_device_is_run_there() -> None:
+    with torch.device("meta"):
+        model = small.Skips()
+    assert find(model).calls == find(small.Skips()).calls
+    with torch.device("meta"):
+        deciding = small.Deciding()
+    with pytest.raises(ModelError, match=r"cannot be run with the example on the meta device"):
+        find(deciding, X, torch.ones(4))
+
+
+def test_outputs_of_the_example_are_not_kept_alive() -> None:
+    # Every tensor between units was once held until the end of the run, masks of all lengths too.
+    model = small.Skips()
+    units = find_units(model, ["layers"])
+    alive: list[int] = []
+    seen: list[torch.utils.weak.TensorWeakRef] = []
+
+    def watch(_module: nn.Module, _args: object, output: torch.Tensor) -> None:
+        alive.append(sum(reference() is not None for reference in seen))
+        seen.append(torch.utils.weak.TensorWeakRef(output))
+
+    handle = model.get_submodule("layers.3.linear").register_forward_hook(watch)
+    other = model.get_submodule("layers.0.linear").register_forward_hook(watch)
+    find_needs(model, units, (X,), {})
+    handle.remove()
+    other.remove()
+    assert alive == [0, 0]

@@ -1,0 +1,80 @@
+"""Courses: cuts, predictions and plans from the costs of pieces."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+from penstock.costs import Costs
+from penstock.ir.placement import Placement
+from penstock.tools.demo.candidates import family_course, join_costs, plan_course, plan_courses
+from penstock.tools.demo.task import Lesson
+
+# An embedding, six layers and a head that takes as long as two.
+WORK = (0.2, 1, 1, 1, 1, 1, 1, 2)
+COSTS = Costs(
+    forward=WORK,
+    backward_input=WORK,
+    backward_weight=WORK,
+    full_backward=[1.9 * work for work in WORK],
+    transfer=((0.0, 0.1), (0.1, 0.0)),
+    activation_bytes=[10 * work for work in WORK],
+    parameter_bytes=(9, 1, 1, 1, 1, 1, 1, 4),
+    message_bytes=(0, 2, 2, 2, 2, 2, 2, 2),
+    workspace_bytes=(1, 2, 2, 2, 2, 2, 2, 5),
+)
+LESSON = Lesson(ranks=2, steps=1)
+
+
+def test_costs_of_joined_pieces_add_up_but_for_what_is_needed_once() -> None:
+    joined = join_costs(COSTS, (5, 3))
+    assert joined.forward == pytest.approx((4.2, 4.0))
+    assert joined.full_backward == pytest.approx((1.9 * 4.2, 1.9 * 4.0))
+    assert joined.parameter_bytes == (13, 6)
+    assert joined.message_bytes == (0, 2)
+    assert joined.workspace_bytes == (2, 5)
+    assert joined.transfer == COSTS.transfer
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("1F1B", (5, 3)), ("ZBV", (3, 2, 2, 1)), ("DualPipe", (5, 3))]
+)
+def test_family_gets_the_cut_with_the_fastest_slowest_stage(
+    family: str, sizes: tuple[int, ...]
+) -> None:
+    course = family_course(family, LESSON, COSTS)
+    assert (course.name, course.sizes) == (family, sizes)
+    assert course.predicted.schedule == course.schedule
+    assert len(course.sizes) == course.schedule.dataflow.num_parts
+
+
+def test_plans_keep_the_limit_and_the_fastest_comes_first() -> None:
+    rival = family_course("1F1B", LESSON, COSTS)
+    limit = rival.predicted.peak_bytes
+    found = plan_courses(LESSON, COSTS, memory=limit, seconds=0.5)
+    spans = [one.plan.timeline.makespan for one in found]
+    assert spans == sorted(spans)
+    assert spans[0] <= rival.predicted.makespan
+    assert all(one.plan.keeps_limit for one in found)
+    assert {one.plan.problem.placement for one in found} == {
+        Placement.loop(2),
+        Placement.loop(2, 2),
+        Placement.v(2),
+    }
+    course = found[0].course
+    assert (course.schedule, course.sizes) == (found[0].plan.schedule, found[0].sizes)
+
+
+def test_placements_with_more_stages_than_pieces_are_left_out() -> None:
+    transfer = [[0.0] * 5] * 5
+    costs = Costs.from_mapping(COSTS.to_mapping() | {"transfer": transfer})
+    (found,) = plan_courses(Lesson(ranks=5, steps=1), costs, memory=1e9, seconds=0.1)
+    assert found.plan.problem.placement == Placement.loop(5)
+
+
+def test_without_a_limit_a_plan_is_not_slower() -> None:
+    limit = family_course("1F1B", LESSON, COSTS).predicted.peak_bytes
+    placement = Placement.loop(2)
+    limited = plan_course(LESSON, COSTS, placement, memory=limit, seconds=1)
+    free = plan_course(LESSON, COSTS, placement, memory=None, seconds=1)
+    assert free.plan.timeline.makespan <= limited.plan.timeline.makespan
+    assert free.plan.lower_bound <= limited.plan.lower_bound
