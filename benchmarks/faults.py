@@ -37,7 +37,7 @@ from torch import nn
 from torch.distributed import pipelining
 
 import penstock as ps
-from penstock.alive.timeouts import Watch
+from penstock.alive.timeouts import Timeouts
 
 RESULTS = Path(__file__).parent / "results" / "faults.md"
 LIBRARIES = ("torch", "penstock")
@@ -287,7 +287,7 @@ def penstock_step(case: Case, rank: int, trap: Trap) -> Callable[[], object]:
         microbatches=MICROBATCHES,
         loss=nn.MSELoss(),
         group=dist.group.WORLD,
-        watch=Watch(silence_seconds=ANSWER_SECONDS, folder=trap.folder),
+        watch=Timeouts(silence_seconds=ANSWER_SECONDS, folder=trap.folder),
     )
     # Every rank is given the same batch.
     x = torch.randn(MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(0))

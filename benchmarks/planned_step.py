@@ -31,7 +31,7 @@ from penstock.measuring.links import measure_links
 from penstock.measuring.stages import measure
 from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.review import Review, review
@@ -245,7 +245,7 @@ def _solve(case: Case, costs: ps.Costs, memory: float) -> Plan | None:
     """Rank 0 solves; the others get what it found."""
     if dist.get_rank() != 0:
         return None
-    problem = Problem.of(costs, case.placement, case.microbatches, memory)
+    problem = SchedulingProblem.of(costs, case.placement, case.microbatches, memory)
     return solve(problem, seconds=SOLVE_SECONDS)
 
 

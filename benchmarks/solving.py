@@ -24,7 +24,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.facts import CONTROLLABLE_MEMORY, V_ORDER, ZERO_BUBBLE
 from tests.planner.problems import published_problem
@@ -38,7 +38,7 @@ class Row:
 
     name: str
     limit: str
-    problem: Problem
+    problem: SchedulingProblem
     published: float | None = None
 
     @property
@@ -103,7 +103,9 @@ def little_memory() -> Iterator[Row]:
     for row in CONTROLLABLE_MEMORY:
         held = {"V-Min": (row.ranks + 4) // 3, "V-Half": (row.ranks + 2) // 2}[row.family]
         costs = Costs(activation_bytes=1, weight_stash_bytes=1)
-        problem = Problem.of(costs, Placement.v(row.ranks), row.microbatches, memory=2 * held)
+        problem = SchedulingProblem.of(
+            costs, Placement.v(row.ranks), row.microbatches, memory=2 * held
+        )
         yield Row(row.family, f"{held} microbatches", problem, row.bubble_rate)
 
 
@@ -116,12 +118,14 @@ def unpublished() -> Iterator[Row]:
             yield Row(row.model, f"{share:g}p", problem)
     for row in ZERO_BUBBLE:
         few = published_problem(row, Placement.loop(row.ranks), activations=2 * row.ranks)
-        many = Problem.of(few.costs, few.placement, 4 * row.ranks, few.memory)
+        many = SchedulingProblem.of(few.costs, few.placement, 4 * row.ranks, few.memory)
         yield Row(row.model, "2p", many)
     large = published_problem(ZERO_BUBBLE[-1], Placement.loop(32), activations=1).costs
     assert isinstance(large.activation_bytes, float)
     for placement in (Placement.loop(64), Placement.v(64)):
-        problem = Problem.of(large, placement, 512, memory=2 * 64 * large.activation_bytes)
+        problem = SchedulingProblem.of(
+            large, placement, 512, memory=2 * 64 * large.activation_bytes
+        )
         yield Row(f"28.3B's costs, {placement.style}", "2p", problem)
 
 
@@ -185,11 +189,11 @@ def uneven() -> Iterator[Row]:
                 activation_bytes=1,
                 weight_stash_bytes=0.5,
             )
-            problem = Problem.of(sized, Placement.loop(8), 16, memory=limit)
+            problem = SchedulingProblem.of(sized, Placement.loop(8), 16, memory=limit)
             yield Row(name, str(limit), problem)
 
 
-def _best_family(problem: Problem) -> float:
+def _best_family(problem: SchedulingProblem) -> float:
     timelines = [simulate(schedule, problem.costs) for schedule in fixed_schedules(problem)]
     limit = np.array(problem.memory)
     fitting = [t.makespan for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]

@@ -81,7 +81,7 @@ class Notes:
 def main() -> None:
     """Train in the folder that is given."""
     folder = Path(sys.argv[1])
-    watch = ps.Watch(silence_seconds=60)
+    watch = ps.Timeouts(silence_seconds=60)
     ps.train_elastically(
         make_job(),
         folder / "run",

@@ -48,7 +48,7 @@ from penstock.sim.explain import Explanation, Gap, Saving, explain
 from penstock.sim.timeline import Span, Timeline
 
 if TYPE_CHECKING:
-    from penstock.alive.timeouts import Watch
+    from penstock.alive.timeouts import Timeouts
     from penstock.checkpoint.checkpoints import Checkpoints, Restored
     from penstock.dropin import (
         PipelineStage,
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from penstock.planner.search.choices import Choices
     from penstock.planner.search.findings import Finding, Findings
     from penstock.planner.search.search import search
-    from penstock.ranks.fault_injection import Disturbance, Drop
+    from penstock.ranks.fault_injection import Drop, FaultInjection
     from penstock.sim.review import review
     from penstock.splitting.by_layers.hooks.hooks import here_only
     from penstock.splitting.marks import SplitPoint, pipe_split
@@ -93,7 +93,7 @@ _LATE_NAMES = {
     "Along": "penstock.step.microbatches",
     "Checkpoints": "penstock.checkpoint.checkpoints",
     "Choices": "penstock.planner.search.choices",
-    "Disturbance": "penstock.ranks.fault_injection",
+    "FaultInjection": "penstock.ranks.fault_injection",
     "Drop": "penstock.ranks.fault_injection",
     "ElasticStep": "penstock.elastic",
     "Finding": "penstock.planner.search.findings",
@@ -115,7 +115,7 @@ _LATE_NAMES = {
     "Shared": "penstock.step.microbatches",
     "SplitPoint": "penstock.splitting.marks",
     "StepResult": "penstock.training.pipeline",
-    "Watch": "penstock.alive.timeouts",
+    "Timeouts": "penstock.alive.timeouts",
     "add_loss": "penstock.loss.added",
     "balance": "penstock.measuring.balance",
     "build_stage": "penstock.dropin",
@@ -153,10 +153,10 @@ __all__ = [
     "CostsError",
     "Dataflow",
     "DeadlockError",
-    "Disturbance",
     "Drop",
     "ElasticStep",
     "Explanation",
+    "FaultInjection",
     "Finding",
     "Findings",
     "Gap",
@@ -199,7 +199,7 @@ __all__ = [
     "SplitPoint",
     "StepResult",
     "Timeline",
-    "Watch",
+    "Timeouts",
     "add_loss",
     "add_reduce_grad",
     "add_send_recv",

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from penstock.alive.timeouts import DEFAULT_WATCH, Watch
+from penstock.alive.timeouts import DEFAULT_WATCH, Timeouts
 from penstock.checkpoint.checkpoints import Checkpoints
 from penstock.errors import ArgumentError
 from penstock.loss.reduction import Reduction
@@ -94,7 +94,7 @@ def train_elastically(
     plan_seconds: float = 10.0,
     on_step: Callable[[ElasticStep], None] = lambda _step: None,
     device: torch.device | str | None = None,
-    watch: Watch = DEFAULT_WATCH,
+    watch: Timeouts = DEFAULT_WATCH,
 ) -> Pipeline:
     """Train a job to its last step, from wherever its last checkpoint is; every process calls it.
 

@@ -5,17 +5,17 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.alive.failure_detector import Judge, describe_stall
-from penstock.alive.lost_rank import Verdict
-from penstock.alive.rank_status import Place
-from penstock.alive.timeouts import Watch
+from penstock.alive.failure_detector import FailureDetector, describe_stall
+from penstock.alive.lost_rank import LostRank
+from penstock.alive.rank_status import RankStatus
+from penstock.alive.timeouts import Timeouts
 
-WATCH = Watch(silence_seconds=30, stop_seconds=10, stall_seconds=100)
-INSIDE = Place(call=1, is_inside=True, done=3, doing="1F0 of step 0", seconds=1.0)
+WATCH = Timeouts(silence_seconds=30, stop_seconds=10, stall_seconds=100)
+INSIDE = RankStatus(call=1, is_inside=True, done=3, doing="1F0 of step 0", seconds=1.0)
 
 
-def make_judge(*places: Place, now: float = 0.0) -> Judge:
-    judge = Judge(len(places), WATCH, now)
+def make_judge(*places: RankStatus, now: float = 0.0) -> FailureDetector:
+    judge = FailureDetector(len(places), WATCH, now)
     for rank, place in enumerate(places):
         judge.hear(rank, place, now)
     return judge
@@ -33,7 +33,7 @@ def test_rank_whose_connection_broke_has_ended() -> None:
     judge = make_judge(INSIDE, INSIDE)
     judge.end(1)
     last = "it was last heard of in 1F0 of step 0"
-    assert judge.find_lost(0) == Verdict(1, "ended (its connection broke)", last, is_quiet=True)
+    assert judge.find_lost(0) == LostRank(1, "ended (its connection broke)", last, is_quiet=True)
 
 
 def test_rank_that_ended_after_it_had_failed_is_named_with_its_failure() -> None:
@@ -42,7 +42,7 @@ def test_rank_that_ended_after_it_had_failed_is_named_with_its_failure() -> None
     judge.end(1)
     last = "it was last heard of in 1F0 of step 0"
     what = "failed, and ended before all others knew: ValueError: no"
-    assert judge.find_lost(0) == Verdict(1, what, last, is_quiet=True)
+    assert judge.find_lost(0) == LostRank(1, what, last, is_quiet=True)
 
 
 def test_silent_rank_is_lost_when_its_time_is_over_and_not_before() -> None:
@@ -51,7 +51,7 @@ def test_silent_rank_is_lost_when_its_time_is_over_and_not_before() -> None:
         judge.hear(rank, INSIDE, 20)
     assert judge.find_lost(29.9) is None
     last = "it was last heard of in 1F0 of step 0"
-    assert judge.find_lost(30) == Verdict(1, "has stopped answering (for 30 s)", last)
+    assert judge.find_lost(30) == LostRank(1, "has stopped answering (for 30 s)", last)
 
 
 def test_silence_does_not_count_while_the_judge_slept() -> None:
@@ -70,7 +70,7 @@ def test_goodbye_is_no_loss_until_somebody_goes_on() -> None:
     judge.hear(0, replace(INSIDE, call=2), 41)
     last = "it was last heard of in 1F0 of step 0"
     what = "has left (its pipeline was closed)"
-    assert judge.find_lost(41) == Verdict(1, what, last, is_quiet=True)
+    assert judge.find_lost(41) == LostRank(1, what, last, is_quiet=True)
 
 
 def test_broken_connection_is_blamed_on_a_dead_process_if_there_is_one() -> None:
@@ -78,7 +78,7 @@ def test_broken_connection_is_blamed_on_a_dead_process_if_there_is_one() -> None
     assert judge.find_lost(0.9) is None
     last = "it was last heard of in 1F0 of step 0"
     what = "lost its connection to another rank (reset)"
-    assert judge.find_lost(1) == Verdict(1, what, last)
+    assert judge.find_lost(1) == LostRank(1, what, last)
     judge.end(2)
     lost = judge.find_lost(1)
     assert lost is not None
@@ -91,7 +91,7 @@ def test_failed_rank_is_blamed_for_a_step_that_does_not_end_and_the_stuck_one_is
     judge = make_judge(failed, waiting, waiting, INSIDE)
     assert judge.find_lost(9.9) is None
     what = "failed, and rank 3 did not come out of 1F0 of step 0 for 10 s: ValueError: no"
-    assert judge.find_lost(10) == Verdict(0, what, None)
+    assert judge.find_lost(10) == LostRank(0, what, None)
 
 
 def test_failed_step_may_go_on_as_long_as_it_gets_on() -> None:
@@ -130,10 +130,10 @@ def test_nothing_stalls_between_steps() -> None:
 
 def test_stall_report_shows_every_rank_and_names_the_one_that_waits_for_nobody() -> None:
     places = [
-        Place(1, True, 3, "0B0 (backward) of step 4", 121.2, waits_for=1, awaited="0RECV_B0"),
-        Place(1, True, 3, "1F1 (forward) of step 4", 124.9),
-        Place(1, True, 3, "the meeting after the step of step 4", 3.0, is_meeting=True),
-        Place(0, False),
+        RankStatus(1, True, 3, "0B0 (backward) of step 4", 121.2, waits_for=1, awaited="0RECV_B0"),
+        RankStatus(1, True, 3, "1F1 (forward) of step 4", 124.9),
+        RankStatus(1, True, 3, "the meeting after the step of step 4", 3.0, is_meeting=True),
+        RankStatus(0, False),
     ]
     assert describe_stall(places[:3], 120.4) == (
         "no rank has got on for 120 s; all others wait for rank 1 in the end\n"
@@ -152,7 +152,7 @@ def test_stall_report_shows_every_rank_and_names_the_one_that_waits_for_nobody()
 
 TEXTS = st.none() | st.text(max_size=20)
 PLACES = st.builds(
-    Place,
+    RankStatus,
     call=st.integers(0, 5),
     is_inside=st.booleans(),
     done=st.integers(0, 5),
@@ -165,13 +165,13 @@ PLACES = st.builds(
 
 @given(st.lists(st.tuples(st.integers(0, 2), PLACES, st.floats(0, 50)), max_size=20))
 def test_whatever_is_told_the_judge_names_a_rank_or_nobody(
-    news: list[tuple[int, Place, float]],
+    news: list[tuple[int, RankStatus, float]],
 ) -> None:
-    judge = Judge(3, WATCH, 0.0)
+    judge = FailureDetector(3, WATCH, 0.0)
     now = 0.0
     for rank, place, seconds in news:
         now += seconds
-        judge.hear(rank, Place.from_values(place.to_values()), now)
+        judge.hear(rank, RankStatus.from_values(place.to_values()), now)
         lost = judge.find_lost(now)
         assert lost is None or lost.rank in range(3)
         judge.find_stall(now)

@@ -12,21 +12,21 @@ from selectors import PollSelector
 import pytest
 
 import penstock as ps
-from penstock.alive.flight_folder import Records
-from penstock.alive.heartbeat import End, Lifeline
-from penstock.alive.heartbeat_client import Spoke
-from penstock.alive.heartbeat_server import Hub
-from penstock.alive.lost_rank import Verdict
-from penstock.alive.progress_log import Logbook, Note
-from penstock.alive.timeouts import Watch
-from penstock.alive.waker import Bell
+from penstock.alive.flight_folder import FlightFolder
+from penstock.alive.heartbeat import Heartbeat, HeartbeatEnd
+from penstock.alive.heartbeat_client import HeartbeatClient
+from penstock.alive.heartbeat_server import HeartbeatServer
+from penstock.alive.lost_rank import LostRank
+from penstock.alive.progress_log import Note, ProgressLog
+from penstock.alive.timeouts import Timeouts
+from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError, PipelineError
 from penstock.ir.actions import Action, Kind
 
 HOST, TOKEN = "127.0.0.1", "secret"
 # Only for what goes wrong: nothing here takes a second otherwise.
 LIMIT_SECONDS = 60.0
-WATCH = Watch(silence_seconds=60.0, stop_seconds=60.0)
+WATCH = Timeouts(silence_seconds=60.0, stop_seconds=60.0)
 OPEN_FILES = Path("/dev/fd")
 SCHEDULE = ps.build("1F1B", ranks=4, microbatches=4)
 
@@ -35,20 +35,23 @@ SCHEDULE = ps.build("1F1B", ranks=4, microbatches=4)
 class Member:
     """One rank with its lifeline; its connections are hung up by setting an event."""
 
-    lifeline: Lifeline
-    logbook: Logbook
+    lifeline: Heartbeat
+    logbook: ProgressLog
     selector: PollSelector
     was_hung_up: threading.Event = field(default_factory=threading.Event)
 
 
 def join(
-    rank: int, folder: Path, open_end: Callable[[PollSelector, Records], End], watch: Watch = WATCH
+    rank: int,
+    folder: Path,
+    open_end: Callable[[PollSelector, FlightFolder], HeartbeatEnd],
+    watch: Timeouts = WATCH,
 ) -> Member:
-    records, selector = Records(folder, rank, SCHEDULE), PollSelector()
-    bell = Bell()
-    logbook = Logbook(records.writer, bell)
+    records, selector = FlightFolder(folder, rank, SCHEDULE), PollSelector()
+    bell = Waker()
+    logbook = ProgressLog(records.writer, bell)
     was_hung_up = threading.Event()
-    lifeline = Lifeline(
+    lifeline = Heartbeat(
         open_end(selector, records),
         selector,
         watch,
@@ -62,18 +65,20 @@ def join(
 
 
 @contextmanager
-def crew(folder: Path, num_ranks: int, watch: Watch = WATCH) -> Iterator[list[Member]]:
+def crew(folder: Path, num_ranks: int, watch: Timeouts = WATCH) -> Iterator[list[Member]]:
     """So many ranks that watch over one another."""
     port = 0
 
-    def open_hub(selector: PollSelector, records: Records) -> Hub:
+    def open_hub(selector: PollSelector, records: FlightFolder) -> HeartbeatServer:
         nonlocal port
-        hub = Hub(num_ranks, watch, selector, records.last_of, address=HOST, token=TOKEN)
+        hub = HeartbeatServer(
+            num_ranks, watch, selector, records.last_of, address=HOST, token=TOKEN
+        )
         port = hub.port
         return hub
 
-    def open_spoke(rank: int) -> Callable[[PollSelector, Records], Spoke]:
-        return lambda selector, records: Spoke(
+    def open_spoke(rank: int) -> Callable[[PollSelector, FlightFolder], HeartbeatClient]:
+        return lambda selector, records: HeartbeatClient(
             rank, watch, selector, records.last_of, address=HOST, port=port, token=TOKEN
         )
 
@@ -86,7 +91,7 @@ def crew(folder: Path, num_ranks: int, watch: Watch = WATCH) -> Iterator[list[Me
         yield members
 
 
-def verdicts(members: list[Member]) -> list[Verdict | None]:
+def verdicts(members: list[Member]) -> list[LostRank | None]:
     return [member.lifeline.find_verdict(LIMIT_SECONDS) for member in members]
 
 
@@ -117,7 +122,7 @@ def test_all_others_learn_that_a_rank_ended_and_what_it_did_last(
         last = (
             f"its last action was {victim}F1 (forward of microbatch 1 in stage {victim}) of step 0"
         )
-        expected = Verdict(victim, "ended (its connection broke)", last, is_quiet=True)
+        expected = LostRank(victim, "ended (its connection broke)", last, is_quiet=True)
         assert verdicts(others) == [expected] * 3
         for member in others:
             assert member.was_hung_up.wait(LIMIT_SECONDS)
@@ -140,7 +145,9 @@ def test_rank_that_leaves_between_calls_is_missed_in_the_next_one(tmp_path: Path
         members[1].lifeline.close()
         assert members[0].lifeline.find_verdict(0.0) is None
         members[0].lifeline.enter()
-        expected = Verdict(1, "has left (its pipeline was closed)", "it had begun no action", True)
+        expected = LostRank(
+            1, "has left (its pipeline was closed)", "it had begun no action", True
+        )
         lost = members[0].lifeline.find_verdict(LIMIT_SECONDS)
         assert lost is not None
         assert (lost.rank, lost.what) == (expected.rank, expected.what)
@@ -170,7 +177,7 @@ def test_broken_connection_of_a_rank_is_told_to_all(tmp_path: Path) -> None:
             member.lifeline.enter()
         members[2].lifeline.break_off("reset by peer")
         what = "lost its connection to another rank (reset by peer)"
-        expected = Verdict(2, what, "it had begun no action")
+        expected = LostRank(2, what, "it had begun no action")
         assert verdicts(members) == [expected] * 3
         for member in members:
             assert member.was_hung_up.wait(LIMIT_SECONDS)
@@ -192,15 +199,19 @@ def test_broken_connection_of_a_rank_is_told_to_all(tmp_path: Path) -> None:
 )
 def test_strangers_are_refused_and_harm_nobody(greeting: bytes, tmp_path: Path) -> None:
     watch = WATCH
-    hubs: list[Hub] = []
+    hubs: list[HeartbeatServer] = []
 
-    def open_hub(selector: PollSelector, records: Records) -> Hub:
-        hubs.append(Hub(3, watch, selector, records.last_of, address=HOST, token=TOKEN))
+    def open_hub(selector: PollSelector, records: FlightFolder) -> HeartbeatServer:
+        hubs.append(
+            HeartbeatServer(3, watch, selector, records.last_of, address=HOST, token=TOKEN)
+        )
         return hubs[0]
 
-    def open_spoke(selector: PollSelector, records: Records) -> Spoke:
+    def open_spoke(selector: PollSelector, records: FlightFolder) -> HeartbeatClient:
         port = hubs[0].port
-        return Spoke(2, watch, selector, records.last_of, address=HOST, port=port, token=TOKEN)
+        return HeartbeatClient(
+            2, watch, selector, records.last_of, address=HOST, port=port, token=TOKEN
+        )
 
     hub, spoke = join(0, tmp_path, open_hub), join(2, tmp_path, open_spoke)
     spoke.lifeline.enter()
@@ -222,9 +233,11 @@ def test_strangers_are_refused_and_harm_nobody(greeting: bytes, tmp_path: Path) 
 def test_hub_that_cannot_be_reached_is_an_error_that_says_where(tmp_path: Path) -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-    records = Records(tmp_path, 1, SCHEDULE)
+    records = FlightFolder(tmp_path, 1, SCHEDULE)
     with pytest.raises(PipelineError, match=f"rank 1 cannot reach rank 0 at {HOST}, port {port}"):
-        Spoke(1, WATCH, PollSelector(), records.last_of, address=HOST, port=port, token=TOKEN)
+        HeartbeatClient(
+            1, WATCH, PollSelector(), records.last_of, address=HOST, port=port, token=TOKEN
+        )
 
 
 def test_ends_that_were_closed_leave_no_thread_file_or_descriptor(tmp_path: Path) -> None:

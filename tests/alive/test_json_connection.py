@@ -10,28 +10,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.alive.json_connection import Line, LineBrokenError
+from penstock.alive.json_connection import ConnectionBrokenError, JsonConnection
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Line, socket.socket]]:
+def ends() -> Iterator[tuple[JsonConnection, socket.socket]]:
     mine, other = socket.socketpair()
-    line = Line(mine)
+    line = JsonConnection(mine)
     yield line, other
     line.close()
     other.close()
 
 
-def test_what_is_said_is_heard_in_order(ends: tuple[Line, socket.socket]) -> None:
+def test_what_is_said_is_heard_in_order(ends: tuple[JsonConnection, socket.socket]) -> None:
     line, other = ends
-    answer = Line(other)
+    answer = JsonConnection(other)
     answer.say("beat", [1, None, "ü"])
     answer.say("bye")
     assert list(line.hear()) == [["beat", [1, None, "ü"]], ["bye"]]
     assert list(line.hear()) == []
 
 
-def test_what_comes_in_pieces_is_heard_when_it_is_whole(ends: tuple[Line, socket.socket]) -> None:
+def test_what_comes_in_pieces_is_heard_when_it_is_whole(
+    ends: tuple[JsonConnection, socket.socket],
+) -> None:
     line, other = ends
     heard: list[Any] = []
     for byte in b'["a", 1]\n["b"]\n':
@@ -40,56 +42,62 @@ def test_what_comes_in_pieces_is_heard_when_it_is_whole(ends: tuple[Line, socket
     assert heard == [["a", 1], ["b"]]
 
 
-def test_last_words_are_heard_before_the_end(ends: tuple[Line, socket.socket]) -> None:
+def test_last_words_are_heard_before_the_end(ends: tuple[JsonConnection, socket.socket]) -> None:
     line, other = ends
     other.send(b'["last"]\n')
     other.close()
     words = line.hear()
     assert next(words) == ["last"]
-    with pytest.raises(LineBrokenError):
+    with pytest.raises(ConnectionBrokenError):
         next(words)
 
 
 @pytest.mark.parametrize(
     "data", [b"x\n", b"{}\n", b"[]\n", b"\xff\n", b"[" * 9000 + b"\n", b"7\n"]
 )
-def test_what_is_no_message_breaks_the_line(data: bytes, ends: tuple[Line, socket.socket]) -> None:
+def test_what_is_no_message_breaks_the_line(
+    data: bytes, ends: tuple[JsonConnection, socket.socket]
+) -> None:
     line, other = ends
     other.send(data)
-    with pytest.raises(LineBrokenError, match="this is no message"):
+    with pytest.raises(ConnectionBrokenError, match="this is no message"):
         list(line.hear())
 
 
-def test_message_without_an_end_breaks_the_line(ends: tuple[Line, socket.socket]) -> None:
+def test_message_without_an_end_breaks_the_line(
+    ends: tuple[JsonConnection, socket.socket],
+) -> None:
     line, other = ends
     other.send(b'["' + b"a" * 30_000)
-    with pytest.raises(LineBrokenError, match="went on without an end"):
+    with pytest.raises(ConnectionBrokenError, match="went on without an end"):
         list(line.hear())
 
 
-def test_nobody_waits_for_one_who_does_not_listen(ends: tuple[Line, socket.socket]) -> None:
+def test_nobody_waits_for_one_who_does_not_listen(
+    ends: tuple[JsonConnection, socket.socket],
+) -> None:
     line, _ = ends
     for _ in range(20_000):
         line.say("beat", "a" * 100)
 
 
 def test_saying_something_to_one_who_has_gone_breaks_the_line(
-    ends: tuple[Line, socket.socket],
+    ends: tuple[JsonConnection, socket.socket],
 ) -> None:
     line, other = ends
     other.close()
-    with pytest.raises(LineBrokenError):
+    with pytest.raises(ConnectionBrokenError):
         line.say("beat")
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_messages_or_break_the_line(data: bytes) -> None:
     mine, other = socket.socketpair()
-    line = Line(mine)
+    line = JsonConnection(mine)
     other.send(data)
     other.close()
     heard: list[list[Any]] = []
-    with suppress(LineBrokenError):
+    with suppress(ConnectionBrokenError):
         heard.extend(line.hear())
     line.close()
     whole = data.split(b"\n")[:-1]

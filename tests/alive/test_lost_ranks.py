@@ -79,7 +79,7 @@ class Trap:
         run()
 
 
-def make_pipeline(family: str, watch: ps.Watch, trap: Trap | None, kind: str) -> ps.Pipeline:
+def make_pipeline(family: str, watch: ps.Timeouts, trap: Trap | None, kind: str) -> ps.Pipeline:
     kinds = BACKWARDS if kind == "raise in B" else (Kind.FORWARD,)
     return ps.Pipeline(
         make_stages(family, RANKS, make_blocks()),
@@ -93,7 +93,7 @@ def make_pipeline(family: str, watch: ps.Watch, trap: Trap | None, kind: str) ->
 
 
 def train_into_trap(rank: int, case: Case, folder: Path) -> str:
-    watch = ps.Watch(silence_seconds=4.0 if case.kind == "SIGSTOP" else 60.0, folder=folder)
+    watch = ps.Timeouts(silence_seconds=4.0 if case.kind == "SIGSTOP" else 60.0, folder=folder)
     trap = Trap(case, rank)
     pipeline = make_pipeline(case.family, watch, trap, case.kind)
     batch, target = make_batch()
@@ -196,7 +196,7 @@ def go_on_after_a_loss(rank: int, folder: Path) -> list[str]:
     """What a step, an evaluation and clipping say once a rank was lost."""
     trap = Trap(Case("1F1B", "SIGKILL", 2, 3), rank)
     trap.is_set = True
-    pipeline = make_pipeline("1F1B", ps.Watch(folder=folder), trap, "SIGKILL")
+    pipeline = make_pipeline("1F1B", ps.Timeouts(folder=folder), trap, "SIGKILL")
     batch, target = make_batch()
     calls: list[Callable[[], object]] = [
         lambda: pipeline.step(batch, target=target),
@@ -242,7 +242,7 @@ def loop_for_ever(rank: int, folder: Path) -> None:
         loss=mean_loss,
         group=dist.group.WORLD,
         around={Kind.FORWARD: act},
-        watch=ps.Watch(stop_seconds=2.0, folder=folder),
+        watch=ps.Timeouts(stop_seconds=2.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -265,7 +265,7 @@ def test_process_that_does_not_come_out_is_ended_with_an_exit_code_of_its_own(
 
 def lose_the_link(rank: int, folder: Path) -> None:
     """Rank 1 lives, but its connections to the others are cut in the second step."""
-    pipeline = make_pipeline("1F1B", ps.Watch(folder=folder), None, "")
+    pipeline = make_pipeline("1F1B", ps.Timeouts(folder=folder), None, "")
     batch, target = make_batch()
     pipeline.step(batch, target=target)
     if rank == 1:
@@ -287,7 +287,7 @@ def end_well(rank: int, folder: Path) -> list[str]:
     """Two pipelines, one after the other; what is in the folder while they are there."""
     batch, target = make_batch()
     for family in FAMILIES:
-        pipeline = make_pipeline(family, ps.Watch(folder=folder / str(rank)), None, "")
+        pipeline = make_pipeline(family, ps.Timeouts(folder=folder / str(rank)), None, "")
         pipeline.step(batch, target=target)
         found = [path.name for path in folder.rglob("*.flight")]
         dist.barrier()
@@ -306,7 +306,7 @@ def test_pipelines_that_end_well_leave_no_records(tmp_path: Path) -> None:
 
 def leave_early(rank: int, folder: Path) -> str:
     """Rank 2 is done after one step, and the others go on."""
-    pipeline = make_pipeline("ZBV", ps.Watch(folder=folder), None, "")
+    pipeline = make_pipeline("ZBV", ps.Timeouts(folder=folder), None, "")
     batch, target = make_batch()
     pipeline.step(batch, target=target)
     if rank == 2:
@@ -349,7 +349,7 @@ def hold_up(rank: int, folder: Path) -> str:
         loss=mean_loss,
         group=dist.group.WORLD,
         around={Kind.FORWARD: wait},
-        watch=ps.Watch(stall_seconds=2.0, folder=folder),
+        watch=ps.Timeouts(stall_seconds=2.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -390,7 +390,7 @@ def come_to_grief_in_reduction(rank: int, kind: str, folder: Path) -> None:
         loss=mean_loss,
         group=mesh["pipeline"],
         around={Kind.REDUCE_GRAD: act},
-        watch=ps.Watch(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
+        watch=ps.Timeouts(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.alive.timeouts import Watch
+from penstock.alive.timeouts import Timeouts
 from penstock.errors import ArgumentError
 
 
@@ -14,13 +14,13 @@ from penstock.errors import ArgumentError
 def test_limits_are_positive(name: str, value: float) -> None:
     settings: dict[str, Any] = {name: value}
     with pytest.raises(ArgumentError) as caught:
-        Watch(**settings)
+        Timeouts(**settings)
     assert str(caught.value) == f"{name} must be a positive number of seconds (got {value})"
 
 
 def test_silence_that_any_busy_machine_shows_is_no_limit() -> None:
     with pytest.raises(ArgumentError) as caught:
-        Watch(silence_seconds=0.5)
+        Timeouts(silence_seconds=0.5)
     assert str(caught.value) == (
         "silence_seconds is too short to tell a lost rank from a busy one (got 0.5); "
         "use at least 1.0"

@@ -79,7 +79,7 @@ def come_to_grief_at_file(kind: str, folder: Path, ending: str) -> None:
     sys.addaudithook(look)
 
 
-def make_pipeline(ranks: int | None, watch: ps.Watch, group: Any) -> ps.Pipeline:
+def make_pipeline(ranks: int | None, watch: ps.Timeouts, group: Any) -> ps.Pipeline:
     return ps.Pipeline(
         make_stages("1F1B", RANKS if ranks is None else ranks, make_blocks()),
         "1F1B",
@@ -90,8 +90,8 @@ def make_pipeline(ranks: int | None, watch: ps.Watch, group: Any) -> ps.Pipeline
     )
 
 
-def watch_of(kind: str, folder: Path) -> ps.Watch:
-    return ps.Watch(silence_seconds=6.0 if kind == "SIGSTOP" else 60.0, folder=folder)
+def watch_of(kind: str, folder: Path) -> ps.Timeouts:
+    return ps.Timeouts(silence_seconds=6.0 if kind == "SIGSTOP" else 60.0, folder=folder)
 
 
 def train(pipeline: ps.Pipeline, optimizer: torch.optim.Optimizer) -> None:
@@ -145,7 +145,7 @@ def check_lost(fates: list[Fate], case: Case) -> None:
 
 def check_first_step(folder: Path) -> None:
     """The step that was complete before can be loaded, and no other is there."""
-    pipeline, trained = (make_pipeline(None, ps.Watch(), None) for _ in range(2))
+    pipeline, trained = (make_pipeline(None, ps.Timeouts(), None) for _ in range(2))
     train(trained, torch.optim.Adam(trained.parameters()))
     checkpoints = ps.Checkpoints(folder / "run")
     assert checkpoints.steps() == (1,)
@@ -277,7 +277,7 @@ def test_copies_of_a_pipeline_in_one_process_say_that_another_is_gone(tmp_path: 
 
 def save_and_end_well(rank: int, folder: Path) -> list[str]:
     """Save in the background, and let go of the pipeline first, of the checkpoints last."""
-    pipeline = make_pipeline(None, ps.Watch(folder=folder / str(rank)), dist.group.WORLD)
+    pipeline = make_pipeline(None, ps.Timeouts(folder=folder / str(rank)), dist.group.WORLD)
     checkpoints = ps.Checkpoints(folder / "run")
     checkpoints.save(1, pipeline, wait=True)
     checkpoints.save(2, pipeline)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.checkpoint.manifest import Saved, read_manifest
+from penstock.checkpoint.manifest import SavedTensor, read_manifest
 from tests.checkpoint.jobs import (
     continue_in_processes,
     disagree_in_processes,
@@ -164,7 +164,7 @@ def test_copies_and_ties_are_saved_once(four_processes: Processes, tmp_path: Pat
     assert "model.head.weight" not in chunks["one"]
 
 
-def manifest_of(folder: Path) -> dict[str, Saved]:
+def manifest_of(folder: Path) -> dict[str, SavedTensor]:
     return read_manifest(folder / "step-00000001").tensors
 
 

@@ -9,8 +9,8 @@ from penstock.cli.progress import show_busy, show_rounds, show_training, sparkli
 
 pytest.importorskip("torch")
 
-from penstock.tools.demo.task import Lesson
-from penstock.tools.demo.training import Held, Step
+from penstock.tools.demo.task import Task
+from penstock.tools.demo.training import HeldBytes, TrainedStep
 
 
 def test_sparkline_has_a_bar_per_value_or_is_as_wide_as_asked() -> None:
@@ -23,12 +23,12 @@ def test_sparkline_has_a_bar_per_value_or_is_as_wide_as_asked() -> None:
 
 def test_log_gets_a_line_now_and_then() -> None:
     console = Console(width=80, force_terminal=False)
-    lesson = Lesson(ranks=2, steps=12)
+    lesson = Task(ranks=2, steps=12)
     with console.capture() as captured, show_training(console, "pipeline", lesson) as display:
-        display.show(Held(1, 3 * 2**20))
-        display.show(Held(0, 2 * 2**20))
+        display.show(HeldBytes(1, 3 * 2**20))
+        display.show(HeldBytes(0, 2 * 2**20))
         for number in range(1, 13):
-            display.show(Step(number, loss=4 / number, seconds=0.5, bubble=0.125))
+            display.show(TrainedStep(number, loss=4 / number, seconds=0.5, bubble=0.125))
     assert captured.get().splitlines() == [
         "pipeline memory: rank 0 2 MiB, rank 1 3 MiB",
         *(
@@ -41,11 +41,11 @@ def test_log_gets_a_line_now_and_then() -> None:
 
 def test_terminal_gets_figures_that_stay() -> None:
     console = Console(width=80, force_terminal=True, color_system=None)
-    lesson = Lesson(ranks=1, steps=2)
+    lesson = Task(ranks=1, steps=2)
     with console.capture() as captured, show_training(console, "pipeline", lesson) as display:
-        display.show(Held(0, 2**20))
+        display.show(HeldBytes(0, 2**20))
         for number in (1, 2):
-            display.show(Step(number, loss=5.0 - number, seconds=0.5, bubble=0.25))
+            display.show(TrainedStep(number, loss=5.0 - number, seconds=0.5, bubble=0.25))
     plain = re.sub(r"\x1b\[[?\d;]*\w", "", captured.get())
     lines = [line.split() for line in plain.splitlines() if line.strip()][-5:]
     assert (lines[0][0], lines[0][2]) == ("pipeline", "2/2")

@@ -11,7 +11,7 @@ from penstock.cli import main
 pytest.importorskip("torch")
 
 from penstock.cli.soak import tell_end
-from penstock.tools.soak.soak import Progress, SoakRequest, Summary
+from penstock.tools.soak.soak import SoakProgress, SoakRequest, Summary
 from penstock.tools.verify.reference import GradientError
 
 
@@ -31,7 +31,7 @@ def told(summary: Summary) -> list[str]:
     return file.getvalue().splitlines()
 
 
-PROGRESS = Progress(12, 60, 30.0, 2, GradientError(1e-15, "dense.weight"), 250 * 2**20)
+PROGRESS = SoakProgress(12, 60, 30.0, 2, GradientError(1e-15, "dense.weight"), 250 * 2**20)
 
 
 def test_what_went_wrong_is_told_with_the_command_that_repeats_it() -> None:

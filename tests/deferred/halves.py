@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from penstock.deferred.work import WeightWork, add_weight_gradients
+from penstock.deferred.work import DeferredWork, add_weight_gradients
 from penstock.step.backward import LayerRecorder, Root
 
 __all__ = [
@@ -78,7 +78,7 @@ class Split:
         self.is_splittable = self.recorder.watch(module)
         self.inputs: dict[int, torch.Tensor] = {}
         self.flights: dict[int, tuple[list[Root], torch.Tensor]] = {}
-        self.waiting: dict[int, list[WeightWork]] = {}
+        self.waiting: dict[int, list[DeferredWork]] = {}
 
     def forward(self, number: int, value: torch.Tensor) -> None:
         leaf = _leaf(value)

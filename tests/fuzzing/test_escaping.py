@@ -16,7 +16,7 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.untrusted import clean_name
@@ -52,7 +52,7 @@ def timeline_of(name: str) -> Timeline:
 
 def plan_of(name: str) -> Plan:
     schedule = named(name)
-    return Plan(Problem.of(Costs(), schedule.placement, 2), schedule, 1.0)
+    return Plan(SchedulingProblem.of(Costs(), schedule.placement, 2), schedule, 1.0)
 
 
 def outputs(name: str) -> dict[str, str]:

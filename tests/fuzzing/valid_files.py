@@ -19,7 +19,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
@@ -137,7 +137,7 @@ def trace_files(ending: str) -> tuple[bytes, ...]:
 def plan_files() -> tuple[bytes, ...]:
     """Plans, with and without choices."""
     schedule = build("ZB-H1", ranks=2, microbatches=2)
-    problem = Problem.of(_COSTS, schedule.placement, 2, [4e9, float("inf")])
+    problem = SchedulingProblem.of(_COSTS, schedule.placement, 2, [4e9, float("inf")])
     choices = Choices(sizes=(3, 4), checkpointed=(0,), microbatch_size=2)
     plans = (Plan(problem, schedule, 1.0), Plan(problem, schedule, 1.0, choices))
     return tuple(_written(plan.to_file, "file.json") for plan in plans)

@@ -97,7 +97,7 @@ def test_an_error_reaches_all_ranks_and_the_next_step_is_exact(
 
 def train_into_a_kill(rank: int, device: torch.device, folder: Path, step: int) -> str:
     trap = Trap(rank == 1, kill)
-    watch = ps.Watch(silence_seconds=20.0, folder=folder)
+    watch = ps.Timeouts(silence_seconds=20.0, folder=folder)
     twin, pipeline = make_pipeline("1F1B", device, trap, (Kind.FORWARD,), watch=watch)
     for number in range(4):
         trap.is_set = number == step

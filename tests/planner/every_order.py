@@ -5,7 +5,7 @@ from itertools import product
 from math import inf
 
 from penstock.ir.actions import Kind
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["least_makespan"]
 
@@ -17,7 +17,7 @@ MERGED = (Kind.FORWARD, Kind.FULL_BACKWARD)
 
 
 def least_makespan(
-    problem: Problem, *, with_merged: bool = False, in_order: bool = False
+    problem: SchedulingProblem, *, with_merged: bool = False, in_order: bool = False
 ) -> float:
     """The makespan of the best order, microbatches in order or not, I and W merged or not."""
     programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
@@ -26,7 +26,7 @@ def least_makespan(
 
 
 def _orders(
-    problem: Problem, rank: int, programs: Sequence[tuple[Kind, ...]], in_order: bool
+    problem: SchedulingProblem, rank: int, programs: Sequence[tuple[Kind, ...]], in_order: bool
 ) -> Iterator[tuple[Step, ...]]:
     """Every order of one rank that keeps its limit, and in which no step waits for a later one."""
     works = list(product(problem.placement.stages(rank), range(problem.microbatches)))
@@ -39,7 +39,7 @@ def _orders(
 
 
 def _interleave(
-    problem: Problem, rank: int, chains: list[list[Step]], held: float, in_order: bool
+    problem: SchedulingProblem, rank: int, chains: list[list[Step]], held: float, in_order: bool
 ) -> Iterator[tuple[Step, ...]]:
     if not any(chains):
         yield ()
@@ -65,7 +65,7 @@ def _is_before(one: Step, other: Step, in_order: bool) -> bool:
     return in_order and kind == other_kind and stage == other_stage and number < other_number
 
 
-def _bytes(problem: Problem, step: Step) -> float:
+def _bytes(problem: SchedulingProblem, step: Step) -> float:
     kind, stage, _ = step
     activation, stash = float(problem.activation[stage]), float(problem.stash[stage])
     return {
@@ -76,7 +76,7 @@ def _bytes(problem: Problem, step: Step) -> float:
     }[kind]
 
 
-def _seconds(problem: Problem, step: Step) -> float:
+def _seconds(problem: SchedulingProblem, step: Step) -> float:
     kind, stage, _ = step
     return {
         Kind.FORWARD: float(problem.forward[stage]),
@@ -86,7 +86,7 @@ def _seconds(problem: Problem, step: Step) -> float:
     }[kind]
 
 
-def _makespan(problem: Problem, orders: Sequence[tuple[Step, ...]]) -> float:
+def _makespan(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
     """The longest that a rank takes from first to last; infinite where ranks wait for ever."""
     end: dict[Step, float] = {}
     clock, first = [0.0] * problem.ranks, [inf] * problem.ranks
@@ -110,7 +110,7 @@ def _makespan(problem: Problem, orders: Sequence[tuple[Step, ...]]) -> float:
     return max(last - begin for last, begin in zip(clock, first, strict=True))
 
 
-def _arrival(problem: Problem, step: Step, end: dict[Step, float]) -> float:
+def _arrival(problem: SchedulingProblem, step: Step, end: dict[Step, float]) -> float:
     """When what a step needs from other stages is there; its own rank's order sees to the rest."""
     kind, stage, number = step
     if kind == Kind.FORWARD and stage:

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from tests.facts import VOrderRow, ZeroBubbleRow
 
 __all__ = ["draw_problem", "published_problem"]
@@ -22,7 +22,7 @@ def draw_problem(
     *,
     room: float | None = None,
     full_backward: bool = False,
-) -> Problem:
+) -> SchedulingProblem:
     """Uneven seconds and bytes per stage, links of different speed, room for so many microbatches.
 
     All numbers are eighths, so that sums are exact.
@@ -45,12 +45,14 @@ def draw_problem(
         weight_stash_bytes=[random.choice((0, 0.25, 0.5, 1)) * size for size in activation],
     )
     one = np.bincount(placement.rank_of_stage, activation).max()
-    return Problem.of(costs, placement, microbatches, None if room is None else room * one)
+    return SchedulingProblem.of(
+        costs, placement, microbatches, None if room is None else room * one
+    )
 
 
 def published_problem(
     row: ZeroBubbleRow | VOrderRow, placement: Placement, *, activations: int
-) -> Problem:
+) -> SchedulingProblem:
     """A row of the published tables, with room for so many stage activations on every rank."""
     hidden, heads = _SIZES[row.model]
     activation = 34 * hidden + 5 * heads * 1024
@@ -62,4 +64,6 @@ def published_problem(
         activation_bytes=activation,
         weight_stash_bytes=32 * hidden,
     )
-    return Problem.of(costs, placement, row.microbatches, float(activations * activation))
+    return SchedulingProblem.of(
+        costs, placement, row.microbatches, float(activations * activation)
+    )

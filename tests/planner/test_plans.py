@@ -13,7 +13,7 @@ from penstock.costs import Costs
 from penstock.errors import PlanError
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
@@ -23,7 +23,7 @@ COSTS = Costs(transfer=0.25, activation_bytes=10, parameter_bytes=100)
 
 def make_plan(family: str = "ZBV", memory: float | None = 300.0) -> Plan:
     schedule = build(family, ranks=2, microbatches=3)
-    problem = Problem.of(COSTS, schedule.placement, 3, memory)
+    problem = SchedulingProblem.of(COSTS, schedule.placement, 3, memory)
     return Plan(problem, schedule, lower_bound(problem))
 
 
@@ -42,7 +42,7 @@ def test_plan_says_whether_it_keeps_the_limit() -> None:
 def test_plan_of_work_that_takes_no_time_has_no_gap() -> None:
     schedule = build("1F1B", ranks=1, microbatches=1)
     costs = Costs(forward=0, backward_input=0, backward_weight=0)
-    assert Plan(Problem.of(costs, schedule.placement, 1), schedule, 0.0).gap == 0
+    assert Plan(SchedulingProblem.of(costs, schedule.placement, 1), schedule, 0.0).gap == 0
 
 
 def test_plan_tells_itself_in_a_few_lines() -> None:
@@ -59,7 +59,7 @@ def test_plan_tells_itself_in_a_few_lines() -> None:
 def test_plan_without_limits_or_bytes_says_less() -> None:
     plan = make_plan(memory=None)
     assert str(plan).splitlines()[2] == "rank 0 holds most: 240 bytes"
-    free = Problem.of(Costs(), plan.problem.placement, 3)
+    free = SchedulingProblem.of(Costs(), plan.problem.placement, 3)
     assert len(str(Plan(free, plan.schedule, 18.0)).splitlines()) == 2
 
 
@@ -67,7 +67,7 @@ def test_plan_without_limits_or_bytes_says_less() -> None:
 @pytest.mark.parametrize("memory", [None, 1000.0, (1000.0, inf)])
 def test_plan_survives_a_file(family: str, memory: Any, tmp_path: Path) -> None:
     schedule = build(family, ranks=2, microbatches=4)
-    problem = Problem.of(COSTS, schedule.placement, 4, memory)
+    problem = SchedulingProblem.of(COSTS, schedule.placement, 4, memory)
     choices = Choices((2,) * schedule.num_stages, (0,), 2)
     plan = Plan(problem, schedule, lower_bound(problem), choices)
     plan.to_file(tmp_path / "plan.json")
@@ -77,7 +77,7 @@ def test_plan_survives_a_file(family: str, memory: Any, tmp_path: Path) -> None:
 
 def test_file_can_be_read_by_people(tmp_path: Path) -> None:
     schedule = build("1F1B", ranks=2, microbatches=2)
-    problem = Problem.of(Costs(), schedule.placement, 2)
+    problem = SchedulingProblem.of(Costs(), schedule.placement, 2)
     Plan(problem, schedule, 8.0).to_file(tmp_path / "plan.json")
     lines = (tmp_path / "plan.json").read_text().splitlines()
     assert lines[:8] == [

@@ -10,7 +10,7 @@ from penstock.errors import ScheduleError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.revision import revise, update
 from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
@@ -24,7 +24,7 @@ TRUTH = replace(
 
 
 def make_plan(family: str = "1F1B", memory: float = 8.0) -> Plan:
-    problem = Problem.of(GUESS, Placement.loop(4), 8, memory)
+    problem = SchedulingProblem.of(GUESS, Placement.loop(4), 8, memory)
     schedule = build(family, ranks=4, microbatches=8)
     return Plan(problem, schedule, lower_bound(problem), Choices(sizes=(1, 1, 1, 1)))
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
-from penstock.ranks.fault_injection import Disturbance
+from penstock.ranks.fault_injection import FaultInjection
 from tests.models import differences, gradients_of, make_batch, make_stages, mean_loss
 from tests.processes import Processes
 from tests.strategies import FAMILY_NAMES
@@ -125,7 +125,7 @@ def run_steps(
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        disturbance=Disturbance(by_order=True),
+        disturbance=FaultInjection(by_order=True),
     )
     wrong = []
     for number, (rows, fails_in) in enumerate(STEPS):
@@ -268,7 +268,7 @@ def count_steps(rank: int) -> list[int]:
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        disturbance=Disturbance(by_order=True),
+        disturbance=FaultInjection(by_order=True),
     )
     step = partial(pipeline.step, batch, target=target)
 
@@ -324,7 +324,7 @@ def swap_receives(rank: int) -> str:
         loss=mean_loss,
         group=dist.group.WORLD,
         around={ps.Kind.RECV_F: SwapFirstTwo()} if rank == 1 else {},
-        disturbance=Disturbance(by_order=True),
+        disturbance=FaultInjection(by_order=True),
     )
     with pytest.raises(ps.PeerLostError) as caught:
         pipeline.step(batch, target=target)

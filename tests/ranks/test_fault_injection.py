@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.assembly import build
 from penstock.errors import ArgumentError, BoundaryError
 from penstock.ir.schedule import Schedule
-from penstock.ranks.fault_injection import Disturbance, DisturbedTransport, Drop
+from penstock.ranks.fault_injection import Drop, FaultInjectingTransport, FaultInjection
 from penstock.ranks.transport import LocalTransport, Message
 from penstock.tensors.packet import Packet
 from penstock.training.pipeline import Pipeline
@@ -84,7 +84,7 @@ def incoming(microbatch: int, source: int = 1, *, is_forward: bool = True) -> Me
     return Message(is_forward, edge=source, microbatch=microbatch, source=source, destination=0)
 
 
-def ask(transport: DisturbedTransport, call: tuple[str, Message]) -> None:
+def ask(transport: FaultInjectingTransport, call: tuple[str, Message]) -> None:
     name, message = call
     match name:
         case "send":
@@ -119,7 +119,7 @@ def test_only_legal_orders_reach_the_transport(
     calls: list[tuple[str, Message]], seed: int
 ) -> None:
     notebook = Notebook()
-    transport = DisturbedTransport(notebook, Disturbance(seed, reorders=True))
+    transport = FaultInjectingTransport(notebook, FaultInjection(seed, reorders=True))
     transport.begin_step(b"")
     for call in calls:
         ask(transport, call)
@@ -149,7 +149,7 @@ def test_gradient_is_posted_after_its_activation_is_sent(
     calls: list[tuple[str, Message]], seed: int
 ) -> None:
     notebook = Notebook()
-    transport = DisturbedTransport(notebook, Disturbance(seed, reorders=True))
+    transport = FaultInjectingTransport(notebook, FaultInjection(seed, reorders=True))
     for number, call in enumerate(calls):
         ask(transport, call)
         if call[0] == "post" and not call[1].is_forward:
@@ -159,7 +159,7 @@ def test_gradient_is_posted_after_its_activation_is_sent(
 
 def order_of_sends(seed: int) -> list[Message]:
     notebook = Notebook()
-    transport = DisturbedTransport(notebook, Disturbance(seed, reorders=True))
+    transport = FaultInjectingTransport(notebook, FaultInjection(seed, reorders=True))
     for number in range(4):
         transport.send(outgoing(number), NOTHING)
     transport.end_step()
@@ -176,7 +176,7 @@ def test_receives_from_several_sources_are_posted_in_another_order() -> None:
     orders = set()
     for seed in range(20):
         notebook = Notebook()
-        transport = DisturbedTransport(notebook, Disturbance(seed, reorders=True))
+        transport = FaultInjectingTransport(notebook, FaultInjection(seed, reorders=True))
         for source in (1, 2, 3):
             transport.post_receive(incoming(0, source))
         transport.gather(b"")
@@ -186,7 +186,7 @@ def test_receives_from_several_sources_are_posted_in_another_order() -> None:
 
 def test_without_a_disturbance_calls_go_through_as_they_are() -> None:
     notebook = Notebook()
-    transport = DisturbedTransport(notebook, Disturbance())
+    transport = FaultInjectingTransport(notebook, FaultInjection())
     transport.begin_step(b"s")
     transport.post_receive(incoming(0))
     transport.send(outgoing(0), NOTHING)
@@ -213,7 +213,7 @@ def test_without_a_disturbance_calls_go_through_as_they_are() -> None:
 
 def test_send_that_fails_later_is_told_to_its_receiver_and_holds_up_no_other() -> None:
     notebook = Notebook(refused=[outgoing(1)])
-    transport = DisturbedTransport(notebook, Disturbance(reorders=True))
+    transport = FaultInjectingTransport(notebook, FaultInjection(reorders=True))
     for number in range(3):
         transport.send(outgoing(number), NOTHING)
     with pytest.raises(BoundaryError, match="refused"):
@@ -227,7 +227,7 @@ def test_send_that_fails_later_is_told_to_its_receiver_and_holds_up_no_other() -
 def test_silent_rank_never_sends_again(reorders: bool) -> None:
     notebook = Notebook()
     drop = Drop(rank=0, after=2, how="silence")
-    transport = DisturbedTransport(notebook, Disturbance(reorders=reorders, drop=drop))
+    transport = FaultInjectingTransport(notebook, FaultInjection(reorders=reorders, drop=drop))
     for step in range(2):
         transport.begin_step(b"")
         for number in range(3):
@@ -240,7 +240,7 @@ def test_silent_rank_never_sends_again(reorders: bool) -> None:
 def test_other_ranks_are_not_dropped() -> None:
     notebook = Notebook()
     drop = Drop(rank=1, after=0, how="silence")
-    DisturbedTransport(notebook, Disturbance(drop=drop)).send(outgoing(0), NOTHING)
+    FaultInjectingTransport(notebook, FaultInjection(drop=drop)).send(outgoing(0), NOTHING)
     assert notebook.messages("send") == [outgoing(0)]
 
 
@@ -272,20 +272,20 @@ def test_lost_rank_ends_on_the_spot() -> None:
     ("make", "message"),
     [
         (
-            lambda: Disturbance(delay_seconds=-1.0),
+            lambda: FaultInjection(delay_seconds=-1.0),
             "delay_seconds is a number from 0 up (got -1.0)",
         ),
         (
-            lambda: Disturbance(delay_seconds=float("nan")),
+            lambda: FaultInjection(delay_seconds=float("nan")),
             "delay_seconds is a number from 0 up (got nan)",
         ),
         (
-            lambda: Disturbance(by_order=True, reorders=True),
+            lambda: FaultInjection(by_order=True, reorders=True),
             "messages that meet by order must not overtake one another (by_order: True, "
             "reorders: True); leave out one of them",
         ),
         (
-            lambda: DisturbedTransport(LocalTransport(2), Disturbance(by_order=True)),
+            lambda: FaultInjectingTransport(LocalTransport(2), FaultInjection(by_order=True)),
             "messages between ranks of one process always have names; leave out by_order, or give "
             "every rank a process",
         ),
@@ -298,7 +298,7 @@ def test_lost_rank_ends_on_the_spot() -> None:
             "a rank is dropped by 'exit' or 'silence' (got 'loudly')",
         ),
         (
-            lambda: DisturbedTransport(LocalTransport(2), Disturbance(drop=Drop(1, 0))),
+            lambda: FaultInjectingTransport(LocalTransport(2), FaultInjection(drop=Drop(1, 0))),
             "a rank that runs in the same process as all others cannot be lost alone; "
             "leave out drop, or give every rank a process",
         ),
@@ -317,7 +317,7 @@ Step = tuple[float | None, dict[str, list[float]]]
 
 def train(
     schedule: Schedule,
-    disturbance: Disturbance | None,
+    disturbance: FaultInjection | None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Step]:
     """Three steps with two sizes of batch."""
@@ -344,7 +344,7 @@ def train(
 def test_steps_are_the_same_to_the_last_bit_under_any_disturbance(
     schedule: Schedule, seed: int
 ) -> None:
-    disturbance = Disturbance(seed, delay_seconds=1e-6, reorders=True)
+    disturbance = FaultInjection(seed, delay_seconds=1e-6, reorders=True)
     assert train(schedule, disturbance) == train(schedule, None)
 
 
@@ -354,7 +354,7 @@ def train_both_ways(_rank: int, cases: Sequence[tuple[str, int]]) -> list[bool]:
     is_same = []
     for name, seed in cases:
         schedule = build(name, ranks=4, microbatches=8)
-        disturbance = Disturbance(seed, delay_seconds=1e-4, reorders=True)
+        disturbance = FaultInjection(seed, delay_seconds=1e-4, reorders=True)
         is_same.append(train(schedule, disturbance, group) == train(schedule, None, group))
     return is_same
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from penstock.deferred.linear import LayerCall, WatchedLinear
+from penstock.deferred.linear import DeferredLinear, LayerCall
 from penstock.errors import PipelineError
 from penstock.step.backward import LayerRecorder
 from tests.deferred.halves import (
@@ -728,5 +728,5 @@ def test_a_copy_of_a_watched_module_has_its_own_weights() -> None:
     with torch.no_grad():
         module.get_parameter("0.weight").zero_()
         module.get_parameter("0.bias").zero_()
-    assert isinstance(other[0], WatchedLinear)
+    assert isinstance(other[0], DeferredLinear)
     assert not torch.equal(other(torch.ones(1, WIDTH)), split.module(torch.ones(1, WIDTH)))

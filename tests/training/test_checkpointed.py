@@ -12,7 +12,7 @@ from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.step.stage import Stage
 
@@ -33,7 +33,7 @@ def test_checkpointed_stages_run_twice_and_gradients_are_exact(family: str) -> N
     runs: Counter[int] = Counter()
     stages = [Counted(number, runs).double() for number in range(3)]
     plain = nn.Sequential(*(copy.deepcopy(stage.layer) for stage in stages))
-    problem = Problem.of(ps.Costs(), Placement.loop(3), 4)
+    problem = SchedulingProblem.of(ps.Costs(), Placement.loop(3), 4)
     schedule = ps.build(family, ranks=3, microbatches=4)
     plan = Plan(problem, schedule, 1.0, Choices(sizes=(1, 1, 1), checkpointed=(0, 2)))
     pipeline = ps.Pipeline(stages, plan, loss=nn.functional.mse_loss)

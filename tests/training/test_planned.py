@@ -11,7 +11,7 @@ from penstock.measuring.stages import measure
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.review import Review, review
 from tests.models import (
@@ -38,7 +38,7 @@ PLACEMENTS = {
 SHAPES = {"even": (1.0, 1.0), "embedding-heavy": (3.0, 1.0), "head-heavy": (1.0, 3.0)}
 
 
-def make_problem(placement: ps.Placement, shape: str, room: float | None) -> Problem:
+def make_problem(placement: ps.Placement, shape: str, room: float | None) -> SchedulingProblem:
     """Uneven stages; the room is in activations of a microbatch through a whole rank."""
     stages = placement.num_stages
     first, last = SHAPES[shape]
@@ -55,7 +55,7 @@ def make_problem(placement: ps.Placement, shape: str, room: float | None) -> Pro
         sum(weight[stage] for stage in placement.stages(r)) for r in range(placement.num_ranks)
     ]
     memory = None if room is None else [room * bytes_held for bytes_held in held]
-    return Problem.of(costs, placement, MICROBATCHES, memory)
+    return SchedulingProblem.of(costs, placement, MICROBATCHES, memory)
 
 
 @pytest.mark.parametrize("room", [1.0, 2.5, None])
@@ -124,7 +124,7 @@ def test_what_was_measured_is_planned_run_compared_and_learned_from() -> None:
     stages = cut(copy_blocks(BLOCKS), 4)
     rows = BATCH[: len(BATCH) // 4], TARGET[: len(BATCH) // 4]
     costs = measure([*stages], rows[:1], loss=mean_loss, target=rows[1])
-    plan = solve(Problem.of(costs, ps.Placement.v(2), 4), seconds=0.2)
+    plan = solve(SchedulingProblem.of(costs, ps.Placement.v(2), 4), seconds=0.2)
     pipeline = ps.Pipeline(stages, plan, loss=mean_loss)
     pipeline.step(BATCH, target=TARGET)
     recorded = pipeline.step(BATCH, target=TARGET, record=True).timeline

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import penstock as ps
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport
-from penstock.step.executor import Recording
+from penstock.step.executor import StepRecording
 from penstock.training.recorded_step import join_recordings
 from tests.processes import Processes
 from tests.tables import read_schedule
@@ -19,7 +19,7 @@ def columns_of(timeline: ps.Timeline) -> list[list[float]]:
 
 
 def test_times_count_from_the_first_start_and_rows_stand_in_the_order_of_the_schedule() -> None:
-    recording = Recording(
+    recording = StepRecording(
         row=[0, 2, 3, 1],
         start=[5.0, 6.0, 7.0, 8.0],
         end=[5.5, 6.5, 7.5, 8.5],
@@ -40,7 +40,7 @@ def join_two(rank: int) -> list[list[float]]:
     transport = GroupTransport(group, torch.device("cpu"))
     rows = [2 * rank, 2 * rank + 1]
     start = [4.0 + rank, 8.0 - rank]
-    mine = Recording(rows, start, [time + 0.5 for time in start], [float(rank)] * 2)
+    mine = StepRecording(rows, start, [time + 0.5 for time in start], [float(rank)] * 2)
     return columns_of(join_recordings(transport, SCHEDULE, mine))
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
-from penstock.training.ties import Tie, declared_ties, find_ties
+from penstock.training.ties import SharedParameter, declared_ties, find_ties
 from tests.models import cut, differences, gradients_of, make_blocks, mean_loss
 from tests.processes import Processes
 
@@ -134,7 +134,7 @@ def test_ties_are_parameters_that_stages_of_several_ranks_share() -> None:
     schedule = ps.build("1F1B", ranks=4, microbatches=1)
     stages = make_tied_stages(4, 3)
     embedding = next(stages[0].parameters())
-    assert find_ties(stages, schedule.placement) == [Tie(embedding, (0, 3))]
+    assert find_ties(stages, schedule.placement) == [SharedParameter(embedding, (0, 3))]
 
 
 def test_a_parameter_that_only_one_rank_uses_is_not_tied() -> None:

@@ -5,7 +5,7 @@ import re
 from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.view.plan_report import findings_report, plan_report
 from tests.planner.search.test_findings import make_findings
 
@@ -13,7 +13,11 @@ from tests.planner.search.test_findings import make_findings
 def make_plan() -> Plan:
     schedule = build("1F1B", ranks=2, microbatches=2)
     costs = Costs(activation_bytes=2**20, transfer=0.5)
-    return Plan(Problem.of(costs, schedule.placement, 2, (3 * 2**20, float("inf"))), schedule, 8.0)
+    return Plan(
+        SchedulingProblem.of(costs, schedule.placement, 2, (3 * 2**20, float("inf"))),
+        schedule,
+        8.0,
+    )
 
 
 def test_report_of_a_plan() -> None:

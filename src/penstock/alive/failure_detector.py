@@ -5,21 +5,21 @@ It opens no connection and reads no clock: whoever asks says what time it is.
 
 from collections.abc import Sequence
 
-from penstock.alive.lost_rank import Verdict, ended, left, silent, unlinked
-from penstock.alive.rank_status import NOWHERE, Place
-from penstock.alive.timeouts import Watch
+from penstock.alive.lost_rank import LostRank, ended, left, silent, unlinked
+from penstock.alive.rank_status import NOWHERE, RankStatus
+from penstock.alive.timeouts import Timeouts
 
-__all__ = ["Judge", "describe_stall"]
+__all__ = ["FailureDetector", "describe_stall"]
 
 # How long a broken connection is looked at before it is blamed on itself: when it broke because a
 # process at one end did, that is known by then.
 _BREAK_SECONDS = 1.0
 
 
-class Judge:
+class FailureDetector:
     """Keeps what is known of every rank."""
 
-    def __init__(self, num_ranks: int, watch: Watch, now: float) -> None:
+    def __init__(self, num_ranks: int, watch: Timeouts, now: float) -> None:
         self._watch = watch
         self._places = [NOWHERE] * num_ranks
         self._heard = [now] * num_ranks
@@ -30,11 +30,11 @@ class Judge:
         self._next_report = watch.stall_seconds
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[RankStatus, ...]:
         """Where every rank was when it last told."""
         return tuple(self._places)
 
-    def hear(self, rank: int, place: Place, now: float) -> None:
+    def hear(self, rank: int, place: RankStatus, now: float) -> None:
         """A rank tells where it is."""
         before = self._places[rank]
         if place.progress != before.progress or place.failure != before.failure:
@@ -60,7 +60,7 @@ class Judge:
         self._heard = [now] * len(self._heard)
         self._moved = now
 
-    def find_lost(self, now: float) -> Verdict | None:
+    def find_lost(self, now: float) -> LostRank | None:
         """The rank that is lost, if one is."""
         for rank in self._ended:
             return ended(rank, self._places[rank])
@@ -78,7 +78,7 @@ class Judge:
                 return unlinked(rank, place.broken or "", place)
         return self._find_stuck(now)
 
-    def _find_stuck(self, now: float) -> Verdict | None:
+    def _find_stuck(self, now: float) -> LostRank | None:
         """A rank that failed, while another does not come out of the same call."""
         patience = self._watch.stop_seconds
         if now - self._moved < patience:
@@ -94,7 +94,7 @@ class Judge:
                 other = min(stuck, key=lambda rank: _is_waiting(self._places[rank]))
                 doing = self._places[other].doing
                 late = f"rank {other} did not come out of {doing} for {patience:g} s"
-                return Verdict(rank, f"failed, and {late}: {place.failure}", None)
+                return LostRank(rank, f"failed, and {late}: {place.failure}", None)
         return None
 
     def find_stall(self, now: float) -> str | None:
@@ -106,11 +106,11 @@ class Judge:
         return describe_stall(self._places, seconds)
 
 
-def _is_waiting(place: Place) -> bool:
+def _is_waiting(place: RankStatus) -> bool:
     return place.waits_for is not None or place.is_meeting
 
 
-def describe_stall(places: Sequence[Place], seconds: float) -> str:
+def describe_stall(places: Sequence[RankStatus], seconds: float) -> str:
     """A table of what every rank does, under the name of the one that all others wait for."""
     idle = [rank for rank, place in enumerate(places) if not _is_waiting(place)]
     match idle:
@@ -129,7 +129,7 @@ def describe_stall(places: Sequence[Place], seconds: float) -> str:
     return "\n".join(lines)
 
 
-def _row(rank: int, place: Place) -> tuple[str, str, str, str]:
+def _row(rank: int, place: RankStatus) -> tuple[str, str, str, str]:
     if not place.is_inside or place.doing is None:
         return str(rank), "no step", "", ""
     waits = "all ranks" if place.is_meeting else ""

@@ -8,10 +8,10 @@ from penstock.files.flight.log import spell_out
 from penstock.files.flight.record_file import FlightWriter, flight_path, read_flight
 from penstock.ir.schedule import Schedule
 
-__all__ = ["Records"]
+__all__ = ["FlightFolder"]
 
 
-class Records:
+class FlightFolder:
     """This rank's flight record, among those of the others on the same machine."""
 
     def __init__(self, folder: Path, rank: int, schedule: Schedule) -> None:

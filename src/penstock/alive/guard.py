@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 from weakref import finalize
 
-from penstock.alive.heartbeat import Lifeline
+from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.lost_rank import unlinked
-from penstock.alive.progress_log import Log, Logbook, NoLog
-from penstock.alive.timeouts import Watch
+from penstock.alive.progress_log import Log, NoLog, ProgressLog
+from penstock.alive.timeouts import Timeouts
 from penstock.errors import PenstockError
 from penstock.ranks.faults import LinkLostError
 from penstock.ranks.group_transport import GroupTransport
@@ -60,7 +60,7 @@ class RankGuard:
     """For one rank among several."""
 
     def __init__(
-        self, lifeline: Lifeline, logbook: Logbook, transport: GroupTransport, watch: Watch
+        self, lifeline: Heartbeat, logbook: ProgressLog, transport: GroupTransport, watch: Timeouts
     ) -> None:
         self._lifeline = lifeline
         self._logbook = logbook

@@ -13,14 +13,14 @@ from selectors import PollSelector
 from time import strftime
 from typing import TypeVar
 
-from penstock.alive.flight_folder import Records
+from penstock.alive.flight_folder import FlightFolder
 from penstock.alive.guard import Guard, NoGuard, RankGuard
-from penstock.alive.heartbeat import End, Lifeline
-from penstock.alive.heartbeat_client import Spoke
-from penstock.alive.heartbeat_server import Hub
-from penstock.alive.progress_log import Logbook
-from penstock.alive.timeouts import Watch
-from penstock.alive.waker import Bell
+from penstock.alive.heartbeat import Heartbeat, HeartbeatEnd
+from penstock.alive.heartbeat_client import HeartbeatClient
+from penstock.alive.heartbeat_server import HeartbeatServer
+from penstock.alive.progress_log import ProgressLog
+from penstock.alive.timeouts import Timeouts
+from penstock.alive.waker import Waker
 from penstock.errors import PenstockError, PipelineError
 from penstock.ir.schedule import Schedule
 from penstock.ranks.agreement import gather_values
@@ -42,7 +42,7 @@ class _Offer:
     folder: str
 
 
-def open_guard(transport: GroupTransport, schedule: Schedule, watch: Watch) -> Guard:
+def open_guard(transport: GroupTransport, schedule: Schedule, watch: Timeouts) -> Guard:
     """Connect all ranks by a lifeline; every rank calls this."""
     if transport.num_ranks == 1:
         return NoGuard()
@@ -50,9 +50,9 @@ def open_guard(transport: GroupTransport, schedule: Schedule, watch: Watch) -> G
         open_end = _open_hub if transport.ranks == (0,) else _open_spoke
         end, records, selector = open_end(transport, schedule, watch, undo)
         names = gather_values(transport, f"process {os.getpid()} on {socket.gethostname()}")
-        bell = Bell()
-        logbook = Logbook(records.writer, bell)
-        lifeline = Lifeline(
+        bell = Waker()
+        logbook = ProgressLog(records.writer, bell)
+        lifeline = Heartbeat(
             end,
             selector,
             watch,
@@ -67,15 +67,15 @@ def open_guard(transport: GroupTransport, schedule: Schedule, watch: Watch) -> G
 
 
 def _open_hub(
-    transport: GroupTransport, schedule: Schedule, watch: Watch, undo: ExitStack
-) -> tuple[End, Records, PollSelector]:
+    transport: GroupTransport, schedule: Schedule, watch: Timeouts, undo: ExitStack
+) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
     selector, token = PollSelector(), secrets.token_hex(16)
     address = transport.connections.own_address() or "127.0.0.1"
 
-    def prepare() -> tuple[Records, Hub]:
-        records = Records(_new_folder(watch), 0, schedule)
+    def prepare() -> tuple[FlightFolder, HeartbeatServer]:
+        records = FlightFolder(_new_folder(watch), 0, schedule)
         undo.callback(partial(records.close, keep=False))
-        hub = Hub(
+        hub = HeartbeatServer(
             transport.num_ranks, watch, selector, records.last_of, address=address, token=token
         )
         undo.callback(hub.close)
@@ -88,16 +88,16 @@ def _open_hub(
 
 
 def _open_spoke(
-    transport: GroupTransport, schedule: Schedule, watch: Watch, undo: ExitStack
-) -> tuple[End, Records, PollSelector]:
+    transport: GroupTransport, schedule: Schedule, watch: Timeouts, undo: ExitStack
+) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
     selector, (rank,) = PollSelector(), transport.ranks
     _together(transport, lambda: None)
     offer = _Offer(**gather_values(transport, None)[0])
 
-    def prepare() -> tuple[Records, Spoke]:
-        records = Records(Path(offer.folder), rank, schedule)
+    def prepare() -> tuple[FlightFolder, HeartbeatClient]:
+        records = FlightFolder(Path(offer.folder), rank, schedule)
         undo.callback(partial(records.close, keep=False))
-        spoke = Spoke(
+        spoke = HeartbeatClient(
             rank,
             watch,
             selector,
@@ -113,7 +113,7 @@ def _open_spoke(
     return spoke, records, selector
 
 
-def _new_folder(watch: Watch) -> Path:
+def _new_folder(watch: Timeouts) -> Path:
     """A folder that nobody has yet; whoever looks for the latest finds it by its name."""
     parent = tempfile.gettempdir() if watch.folder is None else watch.folder
     return Path(parent).absolute() / f"penstock-{strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"

@@ -18,15 +18,15 @@ from time import monotonic
 from typing import NoReturn, Protocol
 from weakref import WeakSet
 
-from penstock.alive.flight_folder import Records
-from penstock.alive.lost_rank import Verdict
-from penstock.alive.progress_log import Logbook
-from penstock.alive.rank_status import Place
-from penstock.alive.timeouts import EXIT_CODE, Watch
-from penstock.alive.waker import Bell
+from penstock.alive.flight_folder import FlightFolder
+from penstock.alive.lost_rank import LostRank
+from penstock.alive.progress_log import ProgressLog
+from penstock.alive.rank_status import RankStatus
+from penstock.alive.timeouts import EXIT_CODE, Timeouts
+from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
 
-__all__ = ["End", "Lifeline"]
+__all__ = ["Heartbeat", "HeartbeatEnd"]
 
 _BEAT_SECONDS = 0.5
 # So many ranks may beat at the full rate; with more the hub is told less often.
@@ -47,37 +47,37 @@ def _nothing() -> None:
     """What most calls wait for besides the pipeline's own connections."""
 
 
-class End(Protocol):
+class HeartbeatEnd(Protocol):
     """One rank's end of the connections; its methods are called by one thread."""
 
     @property
     def rank(self) -> int:
         """The rank at this end."""
 
-    def beat(self, place: Place) -> None:
+    def beat(self, place: RankStatus) -> None:
         """Tell the others where this rank is."""
 
-    def judge(self, place: Place, now: float) -> Verdict | None:
+    def judge(self, place: RankStatus, now: float) -> LostRank | None:
         """The rank that is lost by now, if one is."""
 
     def forgive(self, now: float) -> None:
         """This process has slept: that it has heard nobody means nothing."""
 
-    def proclaim(self, verdict: Verdict) -> None:
+    def proclaim(self, verdict: LostRank) -> None:
         """Tell the others who is lost."""
 
     @property
     def is_heard(self) -> bool:
         """Whether all that can have heard the verdict, or the goodbye."""
 
-    def part(self, calls: int, why: str, place: Place) -> None:
+    def part(self, calls: int, why: str, place: RankStatus) -> None:
         """Say goodbye, after so many calls."""
 
     def close(self) -> None:
         """Let go of all connections."""
 
 
-class Lifeline:
+class Heartbeat:
     """This rank's side of the watch over all ranks.
 
     `names` says of every rank which process on which machine it is.
@@ -85,14 +85,14 @@ class Lifeline:
 
     def __init__(
         self,
-        end: End,
+        end: HeartbeatEnd,
         selector: BaseSelector,
-        watch: Watch,
+        watch: Timeouts,
         *,
         names: Sequence[str],
-        bell: Bell,
-        logbook: Logbook,
-        records: Records,
+        bell: Waker,
+        logbook: ProgressLog,
+        records: FlightFolder,
         hang_up: Callable[[], None],
     ) -> None:
         self._end = end
@@ -106,8 +106,8 @@ class Lifeline:
         usual = _BEAT_SECONDS * max(1.0, len(names) / _RANKS_AT_FULL_RATE)
         self._pause = min(usual, watch.silence_seconds / 4)
         # What was found, and what the thread that trains may know.
-        self._found: Verdict | None = None
-        self._verdict: Verdict | None = None
+        self._found: LostRank | None = None
+        self._verdict: LostRank | None = None
         self._is_known = Event()
         self._farewell: str | None = None
         self._next_beat = self._since = monotonic()
@@ -138,7 +138,7 @@ class Lifeline:
         # It may hold on to the pipeline, whose end ends this thread.
         self._also = _nothing
 
-    def find_verdict(self, seconds: float) -> Verdict | None:
+    def find_verdict(self, seconds: float) -> LostRank | None:
         """Who is lost; known by now, or within so many seconds."""
         self._is_known.wait(seconds)
         return self._verdict
@@ -147,7 +147,7 @@ class Lifeline:
         """Tell the others that a connection of this rank broke."""
         self._logbook.break_off(text)
 
-    def error(self, verdict: Verdict) -> PeerLostError:
+    def error(self, verdict: LostRank) -> PeerLostError:
         """The error that every rank raises."""
         self._was_raised = True
         return PeerLostError(self._describe(verdict), verdict.rank)
@@ -167,7 +167,7 @@ class Lifeline:
         self._end.close()
         self._bell.close()
 
-    def _describe(self, verdict: Verdict) -> str:
+    def _describe(self, verdict: LostRank) -> str:
         rank = f"rank {verdict.rank} ({self._names[verdict.rank]})"
         last = "" if verdict.last is None else f"; {verdict.last}"
         folder = self._records.folder
@@ -216,7 +216,7 @@ class Lifeline:
         if self._logbook.is_inside:
             self._bring_out(self._verdict, now - self._since)
 
-    def _bring_out(self, verdict: Verdict, seconds: float) -> None:
+    def _bring_out(self, verdict: LostRank, seconds: float) -> None:
         if seconds >= self._watch.stop_seconds:
             self._end_process(verdict)
         if not self._has_hung_up and (seconds >= _SETTLE_SECONDS or not verdict.is_quiet):
@@ -226,7 +226,7 @@ class Lifeline:
             with suppress(RuntimeError):
                 self._hang_up()
 
-    def _end_process(self, verdict: Verdict) -> NoReturn:
+    def _end_process(self, verdict: LostRank) -> NoReturn:
         doing = self._logbook.place().doing or "a call of all ranks"
         text = (
             f"penstock: {self._describe(verdict)}\nthis is rank {self._end.rank}, which did not "
@@ -256,5 +256,5 @@ def _let_go_of_all() -> None:
 
 # A copy of a process, such as one that loads data, must not hold its connections: the others
 # would not see them end when the process does. Forks are told to modules, not to objects.
-_OPEN: WeakSet[Lifeline] = WeakSet()
+_OPEN: WeakSet[Heartbeat] = WeakSet()
 os.register_at_fork(after_in_child=_let_go_of_all)

@@ -14,13 +14,13 @@ from selectors import EVENT_READ, BaseSelector
 from time import monotonic
 from typing import Any
 
-from penstock.alive.failure_detector import Judge
-from penstock.alive.json_connection import Line, LineBrokenError
-from penstock.alive.lost_rank import LastOf, Verdict, with_last
-from penstock.alive.rank_status import Place
-from penstock.alive.timeouts import Watch
+from penstock.alive.failure_detector import FailureDetector
+from penstock.alive.json_connection import ConnectionBrokenError, JsonConnection
+from penstock.alive.lost_rank import LastOf, LostRank, with_last
+from penstock.alive.rank_status import RankStatus
+from penstock.alive.timeouts import Timeouts
 
-__all__ = ["Hub"]
+__all__ = ["HeartbeatServer"]
 
 _LOGGER = getLogger(__name__)
 
@@ -28,7 +28,7 @@ _LOGGER = getLogger(__name__)
 _MOST_STRANGERS = 64
 
 
-class Hub:
+class HeartbeatServer:
     """Rank 0, with a line to every other rank."""
 
     rank = 0
@@ -36,7 +36,7 @@ class Hub:
     def __init__(
         self,
         num_ranks: int,
-        watch: Watch,
+        watch: Timeouts,
         selector: BaseSelector,
         last_of: LastOf,
         *,
@@ -46,10 +46,10 @@ class Hub:
         self._last_of = last_of
         self._num_ranks = num_ranks
         self._token = token
-        self._judge = Judge(num_ranks, watch, monotonic())
-        self._strangers: list[Line] = []
-        self._ranks: dict[Line, int] = {}
-        self._told: Verdict | None = None
+        self._judge = FailureDetector(num_ranks, watch, monotonic())
+        self._strangers: list[JsonConnection] = []
+        self._ranks: dict[JsonConnection, int] = {}
+        self._told: LostRank | None = None
         self._unheard: set[int] = set()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=num_ranks)
@@ -63,11 +63,11 @@ class Hub:
         port: int = self._listener.getsockname()[1]
         return port
 
-    def beat(self, place: Place) -> None:
+    def beat(self, place: RankStatus) -> None:
         """Tell every rank where this one is."""
         self._say_to_all("beat", place.to_values())
 
-    def judge(self, place: Place, now: float) -> Verdict | None:
+    def judge(self, place: RankStatus, now: float) -> LostRank | None:
         """The rank that is lost by now, if one is; a stalled step goes to the log."""
         if self._told is not None:
             return self._told
@@ -83,7 +83,7 @@ class Hub:
         """This process has slept: that it has heard nobody means nothing."""
         self._judge.forgive(now)
 
-    def proclaim(self, verdict: Verdict) -> None:
+    def proclaim(self, verdict: LostRank) -> None:
         """Tell every rank who is lost, the lost one too in case that it comes back."""
         self._unheard = set(self._ranks.values()) - {verdict.rank}
         self._say_to_all("verdict", *verdict.to_values())
@@ -93,7 +93,7 @@ class Hub:
         """Whether all that can have heard the verdict, or the goodbye."""
         return not self._unheard
 
-    def part(self, calls: int, why: str, place: Place) -> None:
+    def part(self, calls: int, why: str, place: RankStatus) -> None:
         """Say goodbye to every rank, after so many calls."""
         self._unheard = set(self._ranks.values())
         self._say_to_all("goodbye", calls, why, place.to_values())
@@ -112,24 +112,24 @@ class Hub:
         except OSError:
             # The caller has gone again.
             return
-        line = Line(connection)
+        line = JsonConnection(connection)
         self._strangers.append(line)
         self._selector.register(line, EVENT_READ, partial(self._read, line))
         if len(self._strangers) > _MOST_STRANGERS:
             self._drop(self._strangers[0])
 
-    def _read(self, line: Line) -> None:
+    def _read(self, line: JsonConnection) -> None:
         try:
             for words in line.hear():
                 if line in self._ranks:
                     self._take_in(self._ranks[line], words)
                 else:
                     self._meet(line, words)
-        except (LineBrokenError, ValueError) as error:
+        except (ConnectionBrokenError, ValueError) as error:
             _LOGGER.debug("a line was closed: %s", error)
             self._drop(line)
 
-    def _meet(self, line: Line, words: list[Any]) -> None:
+    def _meet(self, line: JsonConnection, words: list[Any]) -> None:
         """Whoever knows the token, and is a rank that is missing, is no stranger."""
         match words:
             case ["hello", str(token), int(rank)] if (
@@ -140,23 +140,23 @@ class Hub:
                 self._strangers.remove(line)
                 self._ranks[line] = rank
             case _:
-                raise LineBrokenError("the caller does not belong to this pipeline")
+                raise ConnectionBrokenError("the caller does not belong to this pipeline")
 
     def _take_in(self, rank: int, words: list[Any]) -> None:
         match words:
             case ["beat", list(values)]:
-                self._judge.hear(rank, Place.from_values(values), monotonic())
+                self._judge.hear(rank, RankStatus.from_values(values), monotonic())
             case ["goodbye", int(calls), str(why), list(values)]:
-                self._judge.hear(rank, Place.from_values(values), monotonic())
+                self._judge.hear(rank, RankStatus.from_values(values), monotonic())
                 self._judge.leave(rank, calls, why)
             case ["heard"]:
                 self._unheard.discard(rank)
             case ["verdict", 0, str(what), str() | None as last, bool(is_quiet)]:
-                self._told = Verdict(0, what, last, is_quiet)
+                self._told = LostRank(0, what, last, is_quiet)
             case _:
-                raise LineBrokenError(f"rank {rank} said {words[0]!r}")
+                raise ConnectionBrokenError(f"rank {rank} said {words[0]!r}")
 
-    def _drop(self, line: Line) -> None:
+    def _drop(self, line: JsonConnection) -> None:
         self._selector.unregister(line)
         line.close()
         if line in self._ranks:
@@ -170,6 +170,6 @@ class Hub:
         for line in list(self._ranks):
             try:
                 line.say(*words)
-            except LineBrokenError:
+            except ConnectionBrokenError:
                 # What it said before it went may still be there to be read.
                 self._read(line)

@@ -5,18 +5,18 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Line", "LineBrokenError"]
+__all__ = ["ConnectionBrokenError", "JsonConnection"]
 
 # The longest thing that can be said, and the most that may wait to be taken by the other side.
 _LONGEST = 16_384
 _MOST_WAITING = 65_536
 
 
-class LineBrokenError(Exception):
+class ConnectionBrokenError(Exception):
     """The other side has gone, or says what makes no sense."""
 
 
-class Line:
+class JsonConnection:
     """One end of a connection; nothing here ever waits."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -39,17 +39,17 @@ class Line:
         except BlockingIOError:
             return
         except OSError as error:
-            raise LineBrokenError(str(error)) from error
+            raise ConnectionBrokenError(str(error)) from error
 
     def hear(self) -> Iterator[list[Any]]:
-        """All that was said since; then a `LineBrokenError` if nothing more can come."""
+        """All that was said since; then a `ConnectionBrokenError` if nothing more can come."""
         is_over = self._read()
         while (end := self._heard.find(b"\n")) >= 0:
             text = bytes(self._heard[:end])
             del self._heard[: end + 1]
             yield _parse(text)
         if is_over or len(self._heard) > _LONGEST:
-            raise LineBrokenError("it was closed, or went on without an end")
+            raise ConnectionBrokenError("it was closed, or went on without an end")
 
     def _read(self) -> bool:
         """Take what has come; whether that was all."""
@@ -74,7 +74,7 @@ def _parse(text: bytes) -> list[Any]:
     try:
         words = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LineBrokenError(f"this is no message: {text[:80]!r}") from error
+        raise ConnectionBrokenError(f"this is no message: {text[:80]!r}") from error
     if not isinstance(words, list) or not words:
-        raise LineBrokenError(f"this is no message: {text[:80]!r}")
+        raise ConnectionBrokenError(f"this is no message: {text[:80]!r}")
     return words

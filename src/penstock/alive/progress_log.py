@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
 
-from penstock.alive.rank_status import Place
-from penstock.alive.waker import Bell
+from penstock.alive.rank_status import RankStatus
+from penstock.alive.waker import Waker
 from penstock.files.flight.log import Doing, Phase, spell_out
 from penstock.files.flight.record_file import FlightWriter
 
-__all__ = ["AGREEMENT", "FLUSH", "OUTCOME", "Log", "Logbook", "NoLog", "Note"]
+__all__ = ["AGREEMENT", "FLUSH", "OUTCOME", "Log", "NoLog", "Note", "ProgressLog"]
 
 # The most that is told of an error.
 _TEXT = 2000
@@ -80,10 +80,10 @@ class NoLog:
         """Nothing to note."""
 
 
-class Logbook:
+class ProgressLog:
     """The notes of one rank, in memory and in its flight record; rings where others must know."""
 
-    def __init__(self, flight: FlightWriter, bell: Bell) -> None:
+    def __init__(self, flight: FlightWriter, bell: Waker) -> None:
         self._flight = flight
         self._bell = bell
         self._call = 0
@@ -153,12 +153,14 @@ class Logbook:
         self._broken = text[:_TEXT]
         self._bell.ring()
 
-    def place(self) -> Place:
+    def place(self) -> RankStatus:
         """Where this rank is now."""
         note, awaited = self._note, self._awaited
         if note is None:
-            return Place(self._call, self._is_inside, failure=self._failure, broken=self._broken)
-        return Place(
+            return RankStatus(
+                self._call, self._is_inside, failure=self._failure, broken=self._broken
+            )
+        return RankStatus(
             call=self._call,
             is_inside=self._is_inside,
             done=self._done,

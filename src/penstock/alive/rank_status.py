@@ -3,11 +3,11 @@
 from dataclasses import astuple, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-__all__ = ["NOWHERE", "Place"]
+__all__ = ["NOWHERE", "RankStatus"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankStatus:
     """Where a rank is.
 
     All ranks make the same calls in the same order (a step, an evaluation, clipping), each with a
@@ -38,7 +38,7 @@ class Place:
         return list(astuple(self))
 
     @classmethod
-    def from_values(cls, values: list[Any]) -> "Place":
+    def from_values(cls, values: list[Any]) -> "RankStatus":
         """From plain values; others than a place has are a `ValueError`."""
         if len(values) != len(_TYPES):
             raise ValueError(f"a place has {len(_TYPES)} values (got {len(values)})")
@@ -49,10 +49,10 @@ class Place:
 
 
 def _types() -> dict[str, tuple[type, ...]]:
-    hints = get_type_hints(Place)
-    return {f.name: get_args(hints[f.name]) or (hints[f.name],) for f in fields(Place)}
+    hints = get_type_hints(RankStatus)
+    return {f.name: get_args(hints[f.name]) or (hints[f.name],) for f in fields(RankStatus)}
 
 
 _TYPES = _types()
 # Where a rank is that has not told yet.
-NOWHERE = Place()
+NOWHERE = RankStatus()

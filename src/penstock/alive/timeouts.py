@@ -6,7 +6,7 @@ from pathlib import Path
 
 from penstock.errors import ArgumentError
 
-__all__ = ["DEFAULT_WATCH", "EXIT_CODE", "Watch"]
+__all__ = ["DEFAULT_WATCH", "EXIT_CODE", "Timeouts"]
 
 # How a process ends that did not come out in time after another was lost.
 EXIT_CODE = 83
@@ -16,7 +16,7 @@ _SHORTEST_SILENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class Timeouts:
     """When ranks are given up.
 
     A rank that has not answered for `silence_seconds` is lost. After a loss the others have
@@ -46,4 +46,4 @@ class Watch:
 
 
 # What a pipeline does unless it is told otherwise.
-DEFAULT_WATCH = Watch()
+DEFAULT_WATCH = Timeouts()

@@ -3,10 +3,10 @@
 import socket
 from contextlib import suppress
 
-__all__ = ["Bell"]
+__all__ = ["Waker"]
 
 
-class Bell:
+class Waker:
     """Rung by one thread, heard by another that waits in a selector."""
 
     def __init__(self) -> None:

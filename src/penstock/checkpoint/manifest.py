@@ -25,7 +25,7 @@ __all__ = [
     "Chunk",
     "File",
     "Manifest",
-    "Saved",
+    "SavedTensor",
     "describe_file",
     "find_dtype",
     "read_manifest",
@@ -53,7 +53,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedTensor:
     """A tensor of the checkpoint; the type is named as torch names it."""
 
     shape: tuple[int, ...]
@@ -85,7 +85,7 @@ class Manifest:
 
     step: int
     processes: int
-    tensors: dict[str, Saved]
+    tensors: dict[str, SavedTensor]
     values: dict[str, Any]
     aliases: dict[str, str]
     files: dict[str, File]
@@ -189,7 +189,7 @@ def _parse(content: dict[str, Any]) -> Manifest:
     )
 
 
-def _parse_tensor(key: str, content: dict[str, Any], files: dict[str, File]) -> Saved:
+def _parse_tensor(key: str, content: dict[str, Any], files: dict[str, File]) -> SavedTensor:
     dtype = find_dtype(content["dtype"])
     shape = tuple(_count(size) for size in content["shape"])
     chunks = tuple(
@@ -207,7 +207,7 @@ def _parse_tensor(key: str, content: dict[str, Any], files: dict[str, File]) -> 
         raise ValueError(
             f"the parts of {quote(key)} do not make up its shape {quote(list(shape))}"
         )
-    return Saved(shape, content["dtype"], chunks)
+    return SavedTensor(shape, content["dtype"], chunks)
 
 
 def _check_chunk(

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from penstock.errors import CheckpointError, PenstockError
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import OwnGroup, open_gloo
+from penstock.ranks.private_groups import PrivateGroup, open_gloo
 
 __all__ = ["Members", "describe_failure"]
 
@@ -25,7 +25,7 @@ class Members:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._gloo: OwnGroup | None = None
+        self._gloo: PrivateGroup | None = None
         self._connections = Connections()
         self.rank, self.count = 0, 1
         if dist.is_initialized():
@@ -76,7 +76,7 @@ class Members:
         self._exchange(peer, lambda gloo: gloo.recv([data], peer, 0))
         return json.loads(data.numpy().tobytes())
 
-    def _exchange(self, peer: int, start: Callable[[OwnGroup], dist.Work]) -> None:
+    def _exchange(self, peer: int, start: Callable[[PrivateGroup], dist.Work]) -> None:
         assert self._gloo is not None, "a process that is alone has no peers"
         try:
             start(self._gloo).wait()

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from penstock.checkpoint.manifest import (
     Manifest,
-    Saved,
+    SavedTensor,
     describe_file,
     read_manifest,
 )
@@ -88,7 +88,7 @@ def read_tensors(
             planner.resolve_tensor(item).detach().copy_(numbers)
 
 
-def _index(saved: Saved) -> TensorStorageMetadata:
+def _index(saved: SavedTensor) -> TensorStorageMetadata:
     return TensorStorageMetadata(
         TensorProperties(dtype=saved.torch_dtype),
         torch.Size(saved.shape),

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.checkpoint.content import generator_states, name_parameters
-from penstock.checkpoint.manifest import Manifest, Saved
+from penstock.checkpoint.manifest import Manifest, SavedTensor
 from penstock.errors import CheckpointError
 from penstock.training.pipeline import Pipeline
 from penstock.untrusted import quote
@@ -164,7 +164,7 @@ def _state_value(manifest: Manifest, key: str, parameter: torch.Tensor, targets:
     return target
 
 
-def _memory(saved: Saved, key: str, parameter: torch.Tensor) -> torch.Tensor:
+def _memory(saved: SavedTensor, key: str, parameter: torch.Tensor) -> torch.Tensor:
     """Memory for optimizer state: laid out as its parameter if it has the same shape."""
     if not isinstance(parameter, DTensor) or not saved.shape:
         return torch.empty(saved.shape, dtype=saved.torch_dtype)

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.checkpoint.drafts import Draft, Whole
 from penstock.checkpoint.folders import StepFolders
-from penstock.checkpoint.manifest import Chunk, File, Manifest, Saved, describe_file
+from penstock.checkpoint.manifest import Chunk, File, Manifest, SavedTensor, describe_file
 from penstock.checkpoint.members import Members, describe_failure
 from penstock.checkpoint.messages import Written, section_of
 from penstock.checkpoint.tensor_bytes import find_numbers
@@ -116,7 +116,7 @@ def _complete(folders: StepFolders, draft: Draft, whole: Whole, parts: Sequence[
     folders.publish(draft.step)
 
 
-def _list_tensors(whole: Whole, written: dict[MetadataIndex, Written]) -> dict[str, Saved]:
+def _list_tensors(whole: Whole, written: dict[MetadataIndex, Written]) -> dict[str, SavedTensor]:
     found = {}
     for key, kept in whole.metadata.state_dict_metadata.items():
         if isinstance(kept, TensorStorageMetadata):
@@ -127,7 +127,7 @@ def _list_tensors(whole: Whole, written: dict[MetadataIndex, Written]) -> dict[s
                 assert item.position is not None, "a tensor has its numbers somewhere"
                 chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), file, item.position))
             dtype = str(kept.properties.dtype).removeprefix("torch.")
-            found[key] = Saved(tuple(kept.size), dtype, tuple(chunks))
+            found[key] = SavedTensor(tuple(kept.size), dtype, tuple(chunks))
     return found
 
 

@@ -343,11 +343,11 @@ def verify_schedule(
       penstock verify 1F1B --model mymodel:make_case
     """
     require_torch()
-    from penstock.tools.verify.verification import Request, verify
+    from penstock.tools.verify.verification import VerifyRequest, verify
 
     found = _load(schedule, size, lowered=False)
     inputs.find_modules_here()
-    checks = verify(Request(found, model, tolerance, rows), uses_processes=processes)
+    checks = verify(VerifyRequest(found, model, tolerance, rows), uses_processes=processes)
     if as_json:
         click.echo(reports.to_json(reports.verification(found, model, checks)))
     else:

@@ -16,8 +16,8 @@ from rich.table import Table
 from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:
-    from penstock.tools.demo.task import Lesson
-    from penstock.tools.demo.training import News, Step
+    from penstock.tools.demo.task import Task
+    from penstock.tools.demo.training import News, TrainedStep
 
 __all__ = ["Display", "show_busy", "show_rounds", "show_training", "sparkline"]
 
@@ -43,16 +43,16 @@ def sparkline(values: Sequence[float], *, width: int = _SPARKLINE_WIDTH) -> str:
 class Display:
     """Takes all that is heard of a training, keeps it, and shows it by `draw`."""
 
-    lesson: Lesson
+    lesson: Task
     draw: Callable[[Display], None]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TrainedStep] = field(default_factory=list)
     held: dict[int, float] = field(default_factory=dict)
 
     def show(self, news: News) -> None:
         """Take one more step, or what a rank holds."""
-        from penstock.tools.demo.training import Held
+        from penstock.tools.demo.training import HeldBytes
 
-        if isinstance(news, Held):
+        if isinstance(news, HeldBytes):
             self.held[news.rank] = news.bytes
         else:
             self.steps.append(news)
@@ -71,7 +71,7 @@ class Display:
 
 
 @contextmanager
-def show_training(console: Console, name: str, lesson: Lesson) -> Iterator[Display]:
+def show_training(console: Console, name: str, lesson: Task) -> Iterator[Display]:
     """Show one training while it runs."""
     if not console.is_terminal:
         yield Display(lesson, _line_drawer(console, name))

@@ -18,7 +18,7 @@ from penstock.errors import ArgumentError
 
 if TYPE_CHECKING:
     from penstock.tools.soak.cases import SoakCase
-    from penstock.tools.soak.soak import Progress, SoakRequest, Summary
+    from penstock.tools.soak.soak import SoakProgress, SoakRequest, Summary
 
 __all__ = ["soak_command", "tell_end"]
 
@@ -95,14 +95,14 @@ def tell_end(console: Console, request: SoakRequest, summary: Summary) -> None:
 @contextmanager
 def _shown(
     console: Console, request: SoakRequest
-) -> Iterator[Callable[[SoakCase, Progress], None]]:
+) -> Iterator[Callable[[SoakCase, SoakProgress], None]]:
     """Shows every case: as a table that changes in a terminal, as a line now and then in a log."""
     if not console.is_terminal:
         yield _line_printer(console)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
-        def show(case: SoakCase, progress: Progress) -> None:
+        def show(case: SoakCase, progress: SoakProgress) -> None:
             table = _table(progress)
             table.title = f"{request.command}\n{case}"
             live.update(table)
@@ -110,10 +110,10 @@ def _shown(
         yield show
 
 
-def _line_printer(console: Console) -> Callable[[SoakCase, Progress], None]:
+def _line_printer(console: Console) -> Callable[[SoakCase, SoakProgress], None]:
     printed = monotonic()
 
-    def show(case: SoakCase, progress: Progress) -> None:
+    def show(case: SoakCase, progress: SoakProgress) -> None:
         nonlocal printed
         if monotonic() - printed >= _SECONDS_BETWEEN_LINES:
             printed = monotonic()
@@ -123,7 +123,7 @@ def _line_printer(console: Console) -> Callable[[SoakCase, Progress], None]:
     return show
 
 
-def _table(progress: Progress) -> Table:
+def _table(progress: SoakProgress) -> Table:
     table = Table(title_justify="left")
     numbers = _numbers(progress)
     for name in numbers:
@@ -132,7 +132,7 @@ def _table(progress: Progress) -> Table:
     return table
 
 
-def _numbers(progress: Progress) -> dict[str, str]:
+def _numbers(progress: SoakProgress) -> dict[str, str]:
     rate = progress.steps / progress.seconds if progress.seconds else 0.0
     return {
         "cases": str(progress.cases),

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["CutBackward", "Product", "cut_backward"]
+__all__ = ["CutBackward", "GraphProduct", "cut_backward"]
 
 _aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ _FOLLOWERS = {*_VIEWS, _aten.add.Tensor, _aten._to_copy.default, _aten._unsafe_v
 
 
 @dataclass(frozen=True)
-class Product:
+class GraphProduct:
     """How one weight's gradient is made, from the operands that the first half keeps.
 
     `make` gives the two factors of a product, if there is nothing else to do, or the gradient.
@@ -62,7 +62,7 @@ class CutBackward:
     """
 
     first_half: fx.GraphModule
-    products: tuple[Product, ...]
+    products: tuple[GraphProduct, ...]
     num_inputs: int
     num_outputs: int
 
@@ -91,7 +91,7 @@ def cut_backward(whole: fx.GraphModule) -> CutBackward | None:
     place = {node: position[node.name] for node in operands if node.op == "placeholder"}
     place |= {node: len(inputs) + number for number, node in enumerate(made)}
     products = tuple(
-        Product(number, weight, tuple(place[n] for n in region.operands), *region.compile())
+        GraphProduct(number, weight, tuple(place[n] for n in region.operands), *region.compile())
         for number, weight, region in found
     )
     for number, _, _ in found:

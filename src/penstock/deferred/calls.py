@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["CastTo", "Recording", "current_cast", "current_recording", "is_plain_place"]
+__all__ = ["CastTo", "DeferredCalls", "current_cast", "current_recording", "is_plain_place"]
 
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 _functorch_stack = torch._C._functorch.peek_interpreter_stack
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 
-class Recording:
+class DeferredCalls:
     """What the calls of one forward share: several layers often take the same input."""
 
     __slots__ = ("last", "last_input", "last_kept", "last_matrix", "products", "watched")
@@ -57,7 +57,9 @@ class Recording:
         self.last = self.last_kept = self.last_input = self.last_matrix = None
 
 
-current_recording: ContextVar[Recording | None] = ContextVar("penstock_recording", default=None)
+current_recording: ContextVar[DeferredCalls | None] = ContextVar(
+    "penstock_recording", default=None
+)
 
 
 def is_plain_place() -> bool:

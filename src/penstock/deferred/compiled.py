@@ -18,7 +18,7 @@ from torch._dynamo.backends.debugging import aot_eager, boxed_nop
 from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-from penstock.deferred.backward_graph import CutBackward, Product, cut_backward
+from penstock.deferred.backward_graph import CutBackward, GraphProduct, cut_backward
 from penstock.deferred.own_pass import deferred_work
 from penstock.deferred.work import add_gradient, add_product, has_hooks
 
@@ -174,7 +174,7 @@ class _ProductWork:
     """One product that waits, with its operands."""
 
     weight: torch.Tensor
-    product: Product
+    product: GraphProduct
     operands: list[torch.Tensor]
 
     def make(self) -> torch.Tensor:

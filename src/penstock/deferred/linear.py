@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
-from penstock.deferred.calls import CastTo, Recording, current_cast, current_recording
+from penstock.deferred.calls import CastTo, DeferredCalls, current_cast, current_recording
 from penstock.deferred.own_pass import deferred_work
 from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.work import add_product, require_unchanged
 
-__all__ = ["LayerCall", "WatchedLinear"]
+__all__ = ["DeferredLinear", "LayerCall"]
 
 # Asked for every layer: a look-up by one name is a good part of what the question costs.
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -72,7 +72,7 @@ class _Product(torch.autograd.Function):
         value: torch.Tensor,
         weight: nn.Parameter,
         bias: torch.Tensor | None,
-        recording: Recording,
+        recording: DeferredCalls,
     ) -> torch.Tensor:
         cast = None
         if _is_any_autocast_enabled():
@@ -121,7 +121,7 @@ def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
-class WatchedLinear(nn.Linear):
+class DeferredLinear(nn.Linear):
     """A linear layer of a stage that splits its backward; outside a step it is a plain one."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # nn.Linear's own name

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradient_edge
 
-from penstock.deferred.work import WeightWork
+from penstock.deferred.work import DeferredWork
 
 __all__ = ["Root", "deferred_work", "run_backward", "run_own_pass"]
 
@@ -36,7 +36,7 @@ class _OwnPass(local):
     """
 
     def __init__(self) -> None:
-        self.work: list[WeightWork] | None = None
+        self.work: list[DeferredWork] | None = None
         self.number = _NONE
         leaf = torch.zeros((), device="cpu", requires_grad=True)
         leaf.register_hook(self._begin)  # type: ignore[no-untyped-call]  # untyped upstream
@@ -50,14 +50,14 @@ class _OwnPass(local):
 _own = _OwnPass()
 
 
-def deferred_work() -> list[WeightWork] | None:
+def deferred_work() -> list[DeferredWork] | None:
     """Return where the pass that runs now leaves weight work; None unless it is the own pass."""
     own = _own
     return own.work if own.work is not None and _pass_number() == own.number else None
 
 
 def run_own_pass(
-    roots: Sequence[Root], inputs: Sequence[torch.Tensor], work: list[WeightWork]
+    roots: Sequence[Root], inputs: Sequence[torch.Tensor], work: list[DeferredWork]
 ) -> list[torch.Tensor]:
     """Run a stage's own backward; what it defers is appended to `work`."""
     own = _own

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 
-from penstock.deferred.linear import WatchedLinear
+from penstock.deferred.linear import DeferredLinear
 
 __all__ = ["StageWeights"]
 
@@ -29,7 +29,7 @@ class StageWeights:
         eager = list(dict.fromkeys(part for module in modules for part in _eager_modules(module)))
         self._layers = [part for part in eager if _is_plain_linear(part)]
         for layer in self._layers:
-            layer.__class__ = WatchedLinear
+            layer.__class__ = DeferredLinear
         linear = set(self._layers)
         self._places = [
             (part._parameters, name)
@@ -115,4 +115,6 @@ def _is_compiled(module: nn.Module) -> bool:
 def _is_plain_linear(module: nn.Module) -> bool:
     """Whether this is torch's own layer; one that is normed or pruned holds its weight apart."""
     weight = module._parameters.get("weight")
-    return type(module) in (nn.Linear, WatchedLinear) and weight is not None and weight.numel() > 0
+    return (
+        type(module) in (nn.Linear, DeferredLinear) and weight is not None and weight.numel() > 0
+    )

@@ -24,7 +24,7 @@ from torch import nn
 
 from penstock.deferred.calls import (
     CastTo,
-    Recording,
+    DeferredCalls,
     current_cast,
     current_recording,
     is_plain_place,
@@ -123,7 +123,7 @@ class _Tap(torch.autograd.Function):
         return (None, None, None, *found)
 
 
-class _WatchedWeight(nn.Parameter):
+class _DeferredWeight(nn.Parameter):
     """A weight while it is watched."""
 
     @classmethod
@@ -137,13 +137,13 @@ class _WatchedWeight(nn.Parameter):
         return _run(function, args, kwargs or {})
 
 
-class _WatchedView(torch.Tensor):
+class _DeferredView(torch.Tensor):
     """A view of a watched weight."""
 
-    __torch_function__ = _WatchedWeight.__torch_function__
+    __torch_function__ = _DeferredWeight.__torch_function__
 
 
-_WATCHED = (_WatchedWeight, _WatchedView)
+_WATCHED = (_DeferredWeight, _DeferredView)
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def watch_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
     """Let weights see the calls they are used in meanwhile."""
     watched = [weight for weight in weights if type(weight) is nn.Parameter]
     for weight in watched:
-        weight.__class__ = _WatchedWeight
+        weight.__class__ = _DeferredWeight
     try:
         yield
     finally:
@@ -174,15 +174,15 @@ def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _watch_views(made) if function in VIEWS else made
 
 
-def _note_use(recording: Recording, args: tuple[Any, ...]) -> None:
+def _note_use(recording: DeferredCalls, args: tuple[Any, ...]) -> None:
     """Note which weights were given to a function, of whatever kind."""
     for value in args:
-        if type(value) is _WatchedWeight:
+        if type(value) is _DeferredWeight:
             recording.watched.add(value)
 
 
 def _run_product(
-    recording: Recording,
+    recording: DeferredCalls,
     product: Product,
     function: Callable[..., torch.Tensor],
     args: tuple[Any, ...],
@@ -220,8 +220,8 @@ def _watch_views(made: Any) -> Any:
     """Let what are views of a weight, and not copies, be watched as well."""
     for view in made if isinstance(made, tuple | list) else (made,):
         weight = view._base
-        if type(weight) is _WatchedWeight and weight.is_contiguous() and view.requires_grad:
-            view.__class__ = _WatchedView
+        if type(weight) is _DeferredWeight and weight.is_contiguous() and view.requires_grad:
+            view.__class__ = _DeferredView
     return made
 
 

@@ -8,8 +8,8 @@ import torch
 from penstock.errors import PipelineError
 
 __all__ = [
+    "DeferredWork",
     "WeightPart",
-    "WeightWork",
     "add_gradient",
     "add_product",
     "add_weight_gradients",
@@ -18,14 +18,14 @@ __all__ = [
 ]
 
 
-class WeightWork(Protocol):
+class DeferredWork(Protocol):
     """A part of weight gradients that is left for later."""
 
     def finish(self) -> None:
         """Add it to the gradients, and let go of what it was made from."""
 
 
-def add_weight_gradients(work: list[WeightWork]) -> None:
+def add_weight_gradients(work: list[DeferredWork]) -> None:
     """Do what waits, the last call first, letting go of each as it is done."""
     with torch.no_grad():
         while work:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.deferred.work import WeightWork
+from penstock.deferred.work import DeferredWork
 from penstock.parallel.ddp import ReplicatedStage
 from penstock.parallel.fsdp import ShardedStage
 from penstock.parallel.replica import Replica, replica_of
@@ -71,7 +71,7 @@ class ModuleRunner:
 
     def propagate(
         self, microbatch: int, roots: Sequence[Root], leaves: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[WeightWork]]:
+    ) -> tuple[list[torch.Tensor], list[DeferredWork]]:
         """Send gradients through a microbatch's graph: those of leaves, and work left over."""
         if self._recorder is None or microbatch not in self._recorded:
             return run_backward(roots, leaves), []

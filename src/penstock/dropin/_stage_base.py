@@ -11,7 +11,7 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import tree_map_only
 
-from penstock.deferred.work import WeightWork, add_weight_gradients
+from penstock.deferred.work import DeferredWork, add_weight_gradients
 from penstock.dropin._debug import map_debug_info
 from penstock.dropin._module_runner import ModuleRunner
 from penstock.dropin._stage_traffic import StageTraffic, StageUseError, as_tuple, find_edge
@@ -194,7 +194,7 @@ class _PipelineStageBase(StageTraffic):
             self.bwd_cache[bwd_chunk_id] = found
 
     def _leave_weight_work(
-        self, microbatch: int, full_backward: bool, calls: list[WeightWork] | None
+        self, microbatch: int, full_backward: bool, calls: list[DeferredWork] | None
     ) -> None:
         if self.dw_builder is not None:
             work: Callable[..., Any] = self.dw_builder()
@@ -224,13 +224,13 @@ class _PipelineStageBase(StageTraffic):
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> tuple[tuple[torch.Tensor | None, ...], list[WeightWork] | None]:
+    ) -> tuple[tuple[torch.Tensor | None, ...], list[DeferredWork] | None]:
         """One backward ("full"), or a half of it ("input", "weight"); gradients are only added up.
 
         After the last one of a step, copies of the stage under DDP average theirs.
         """
         found: tuple[torch.Tensor | None, ...] = ()
-        left: list[WeightWork] | None = None
+        left: list[DeferredWork] | None = None
         match backward_type:
             case "full":
                 found, calls = self._propagate(bwd_kwargs)
@@ -248,7 +248,7 @@ class _PipelineStageBase(StageTraffic):
 
     def _propagate(
         self, values: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor | None, ...], list[WeightWork]]:
+    ) -> tuple[tuple[torch.Tensor | None, ...], list[DeferredWork]]:
         received: list[torch.Tensor] = values["input_values"]
         roots = self._find_roots(values["stage_output"], values["output_grads"])
         leaves = [value for value in received if value.requires_grad]

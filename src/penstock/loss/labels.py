@@ -15,7 +15,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from penstock.loss.calls import HINTED_IGNORE_INDEX, Labelled, LossCall, Mean
 
-__all__ = ["LABELS", "Labels", "Relation", "Source", "derive", "fetch_numbers"]
+__all__ = ["LABELS", "BatchLabels", "Relation", "Source", "derive", "fetch_numbers"]
 
 # What transformers call the keyword from which a model makes its loss.
 LABELS = "labels"
@@ -43,7 +43,7 @@ def derive(labels: torch.Tensor, relation: Relation) -> torch.Tensor:
     return labels[..., 1:] if is_shifted else labels
 
 
-class Labels:
+class BatchLabels:
     """What a step was given that may be labels, by argument, one value per microbatch."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:

@@ -14,7 +14,7 @@ from penstock.loss.calls import (
     LossCall,
     Mean,
 )
-from penstock.loss.labels import Labels, Relation, Source, fetch_numbers
+from penstock.loss.labels import BatchLabels, Relation, Source, fetch_numbers
 from penstock.loss.memory import Term
 from penstock.loss.reduction import share_counts, weigh_rows
 
@@ -42,7 +42,7 @@ class Given:
     """
 
     rows: Sequence[int]
-    labels: Labels
+    labels: BatchLabels
     told: Mapping[Relation, Sequence[float]] | None
     doubt: str | None
     adds_up: bool

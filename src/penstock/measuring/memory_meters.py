@@ -8,7 +8,7 @@ import torch
 
 from penstock.measuring.live_memory import LiveMemory
 
-__all__ = ["Gauge", "Reading", "gauge_for"]
+__all__ = ["MemoryMeter", "Reading", "gauge_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +30,14 @@ class Reading:
         return max(0, self.peak - max(self.before, self.after))
 
 
-class Gauge(Protocol):
+class MemoryMeter(Protocol):
     """Reads off what work does to the memory of a device."""
 
     def watch(self, work: Callable[[], None]) -> Reading:
         """Do the work, and tell."""
 
 
-class _StorageGauge:
+class _StorageMeter:
     """Counts the storages of the tensors that were made in work that was watched."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class _StorageGauge:
         return Reading(before, self._live.bytes(), peak)
 
 
-class _CudaGauge:
+class _CudaMeter:
     """Asks the caching allocator, which sees what kernels ask for, too."""
 
     def __init__(self, device: torch.device) -> None:
@@ -65,6 +65,6 @@ class _CudaGauge:
         return Reading(before, after, torch.cuda.max_memory_allocated(self._device))
 
 
-def gauge_for(device: torch.device) -> Gauge:
+def gauge_for(device: torch.device) -> MemoryMeter:
     """The gauge that sees most on this device; on CUDA it starts the peak statistics anew."""
-    return _CudaGauge(device) if device.type == "cuda" else _StorageGauge()
+    return _CudaMeter(device) if device.type == "cuda" else _StorageMeter()

@@ -16,12 +16,12 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import PenstockError, PlanError
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
 from penstock.untrusted import clean_name, parse_json, quote, read_text, to_quantity
 
-__all__ = ["ROUNDING", "Saved", "format_plan", "read_plan"]
+__all__ = ["ROUNDING", "SavedPlan", "format_plan", "read_plan"]
 
 _FORMAT = "penstock plan 1"
 _FIELDS = {"format", "name", "memory", "costs", "orders", "choices", "predicted"}
@@ -30,15 +30,15 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedPlan:
     """What a plan consists of, the rest being computed from it."""
 
-    problem: Problem
+    problem: SchedulingProblem
     schedule: Schedule
     choices: Choices | None
 
 
-def format_plan(saved: Saved, predicted: Mapping[str, object]) -> str:
+def format_plan(saved: SavedPlan, predicted: Mapping[str, object]) -> str:
     """The text of a plan file."""
     schedule, problem = saved.schedule, saved.problem
     fields: dict[str, object] = {
@@ -53,7 +53,7 @@ def format_plan(saved: Saved, predicted: Mapping[str, object]) -> str:
     return _indent(fields) + "\n"
 
 
-def read_plan(path: Path) -> Saved:
+def read_plan(path: Path) -> SavedPlan:
     """Read and check a plan file; an error names the file and the field."""
     with _naming(str(path)):
         fields = _load(path)
@@ -64,11 +64,13 @@ def read_plan(path: Path) -> Saved:
             timeline = simulate(schedule, costs)
         with _naming("memory"):
             memory = _read_memory(fields["memory"], schedule.num_ranks)
-            problem = Problem.of(costs, schedule.placement, schedule.microbatches, memory)
+            problem = SchedulingProblem.of(
+                costs, schedule.placement, schedule.microbatches, memory
+            )
             _check_bytes(timeline.rank_peak_bytes, memory)
         with _naming("choices"):
             choices = _read_choices(fields["choices"], schedule.num_stages)
-        return Saved(problem, schedule, choices)
+        return SavedPlan(problem, schedule, choices)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
 from penstock.planner.search.layouts import (
     Layout,
@@ -64,7 +64,7 @@ class _Request:
     microbatches: int
     memory: float | Sequence[float] | None
 
-    def problems(self, placements: Sequence[Placement]) -> list[Problem]:
+    def problems(self, placements: Sequence[Placement]) -> list[SchedulingProblem]:
         """The problems with these placements that can be solved, or an error if there is none."""
         found, refused = [], []
         for placement in placements:
@@ -76,13 +76,13 @@ class _Request:
             raise MemoryLimitError(f"{refused[0]}{self._way_out()}") from refused[0]
         return found
 
-    def problem(self, placement: Placement, *, is_checkpointed: bool = False) -> Problem:
+    def problem(self, placement: Placement, *, is_checkpointed: bool = False) -> SchedulingProblem:
         """The problem with this placement, or an error if nothing keeps the limit."""
         stages = placement.num_stages
         costs = self.costs.recut(self.ranks, stages)
         if is_checkpointed:
             costs = checkpoint(costs, range(stages), stages)
-        return Problem.of(costs, placement, self.microbatches, self.memory)
+        return SchedulingProblem.of(costs, placement, self.microbatches, self.memory)
 
     def _way_out(self) -> str:
         """What would keep the limit as it is, for the end of an error."""
@@ -101,7 +101,9 @@ class _Request:
 
 
 def _solve_best(
-    problems: Sequence[Problem], seconds: float, progress: Callable[[Progress], None] | None
+    problems: Sequence[SchedulingProblem],
+    seconds: float,
+    progress: Callable[[Progress], None] | None,
 ) -> Plan:
     """Solve the most promising first, and pass over what cannot be faster."""
     end = perf_counter() + seconds

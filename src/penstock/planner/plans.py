@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.plan_files import ROUNDING, Saved, format_plan, read_plan
-from penstock.planner.problem import Problem
+from penstock.planner.plan_files import ROUNDING, SavedPlan, format_plan, read_plan
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.sim.engine import simulate
@@ -24,7 +24,7 @@ class Plan:
     `choices` is what a search has chosen beside the order, if there was one.
     """
 
-    problem: Problem
+    problem: SchedulingProblem
     schedule: Schedule
     lower_bound: float
     choices: Choices | None = None
@@ -49,7 +49,7 @@ class Plan:
             "rank_bubble_rates": self.timeline.rank_bubble_rates,
             "rank_peak_bytes": self.timeline.rank_peak_bytes,
         }
-        return format_plan(Saved(self.problem, self.schedule, self.choices), predicted)
+        return format_plan(SavedPlan(self.problem, self.schedule, self.choices), predicted)
 
     @cached_property
     def timeline(self) -> Timeline:

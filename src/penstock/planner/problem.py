@@ -18,11 +18,11 @@ from penstock.ir.placement import Placement
 from penstock.ir.rows import Floats
 from penstock.sim.memory import resident_bytes
 
-__all__ = ["Problem"]
+__all__ = ["SchedulingProblem"]
 
 
 @dataclass(frozen=True)
-class Problem:
+class SchedulingProblem:
     """Stages in a chain on their ranks, what they cost, and the bytes that each rank has.
 
     `costs` are per stage of this placement. `memory` is bytes per rank, infinite where there is
@@ -41,7 +41,7 @@ class Problem:
         placement: Placement,
         microbatches: int,
         memory: float | Sequence[float] | None = None,
-    ) -> "Problem":
+    ) -> "SchedulingProblem":
         """A problem from what a user gives, after checking that some schedule keeps the limit."""
         ranks = placement.num_ranks
         if microbatches < 1:

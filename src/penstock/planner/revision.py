@@ -7,7 +7,7 @@ from penstock.costs import Costs
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.review import review
 from penstock.sim.timeline import Timeline
@@ -72,7 +72,7 @@ def revise(
     """
     was = plan.problem
     costs = update(plan, recorded, *more)
-    problem = Problem.of(costs, was.placement, was.microbatches, was.memory)
+    problem = SchedulingProblem.of(costs, was.placement, was.microbatches, was.memory)
     old = replace(plan, problem=problem, lower_bound=lower_bound(problem))
     new = replace(solve(problem, seconds=seconds, progress=progress), choices=plan.choices)
     return Revision(old, new, least_gain)

@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import OwnGroup, open_gloo, open_nccl
+from penstock.ranks.private_groups import PrivateGroup, open_gloo, open_nccl
 from penstock.ranks.transport import Message
 
 __all__ = ["Channels", "OrderedChannels", "TaggedChannels", "header_tag", "open_pairs"]
 
 # Connects two ranks, source first.
-OpenPair: TypeAlias = Callable[[tuple[int, int]], OwnGroup]
+OpenPair: TypeAlias = Callable[[tuple[int, int]], PrivateGroup]
 
 # Who is who in the group of a channel, which has two members.
 _SENDER, _RECEIVER = 0, 1
@@ -63,7 +63,7 @@ class Channels(Protocol):
 class TaggedChannels:
     """All channels in one gloo group, where a message is found by its tag."""
 
-    def __init__(self, gloo: OwnGroup) -> None:
+    def __init__(self, gloo: PrivateGroup) -> None:
         self._gloo = gloo
         self.has_tags = True
         self.device = torch.device("cpu")
@@ -104,7 +104,7 @@ class OrderedChannels:
 
     def __init__(self, open_pair: OpenPair, device: torch.device) -> None:
         self._open_pair = open_pair
-        self._groups: dict[tuple[int, int], OwnGroup] = {}
+        self._groups: dict[tuple[int, int], PrivateGroup] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self.has_tags = False

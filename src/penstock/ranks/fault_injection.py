@@ -22,7 +22,7 @@ from penstock.errors import ArgumentError
 from penstock.ranks.transport import Message, Transport
 from penstock.tensors.packet import Packet
 
-__all__ = ["Disturbance", "DisturbedTransport", "Drop"]
+__all__ = ["Drop", "FaultInjectingTransport", "FaultInjection"]
 
 # So many sends to one peer may be held back; transports let as many go ahead without waiting.
 _MOST_HELD = 4
@@ -55,7 +55,7 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
-class Disturbance:
+class FaultInjection:
     """What is wrong with the links between the ranks; the same for the same seed.
 
     Messages take `delay_seconds` longer on average: every link is drawn fast or slow, and so is
@@ -84,10 +84,10 @@ class Disturbance:
             )
 
 
-class DisturbedTransport:
+class FaultInjectingTransport:
     """Another transport, with trouble: what is sent and received through it may come late."""
 
-    def __init__(self, transport: Transport, disturbance: Disturbance) -> None:
+    def __init__(self, transport: Transport, disturbance: FaultInjection) -> None:
         self._transport = transport
         self._disturbance = disturbance
         self.ranks = transport.ranks

@@ -32,7 +32,7 @@ from penstock.errors import BoundaryError, PipelineError
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.channels import Channels, TaggedChannels, open_pairs
 from penstock.ranks.faults import LinkLostError, PeerFailedError
-from penstock.ranks.labels import NO_PACKET, Label, Labels, digest_of_form
+from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_form
 from penstock.ranks.private_groups import open_gloo
 from penstock.ranks.transport import Message
 from penstock.tensors.packet import Packet
@@ -82,7 +82,7 @@ class GroupTransport:
         if by_order or not is_on_host:
             self._channels = open_pairs(group, self.connections, wire)
         self._has_tags = self._channels.has_tags
-        self._labels = Labels(self._gloo, has_tags=self._has_tags)
+        self._labels = MessageLabels(self._gloo, has_tags=self._has_tags)
         self._formats: dict[bytes, dict[Message, Format]] = {}
         # The signatures under which a step with known shapes went well, labels and all.
         self._proven: set[bytes] = set()

@@ -13,11 +13,11 @@ import torch.distributed as dist
 from penstock.errors import BoundaryError
 from penstock.ranks.channels import header_tag
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import OwnGroup
+from penstock.ranks.private_groups import PrivateGroup
 from penstock.ranks.transport import Message
 from penstock.tensors.wire_format import Format
 
-__all__ = ["NO_PACKET", "Label", "Labels", "digest_of_form"]
+__all__ = ["NO_PACKET", "Label", "MessageLabels", "digest_of_form"]
 
 # The length of the form in a label that says: there will be no packet.
 NO_PACKET = -1
@@ -75,10 +75,10 @@ class Label:
         )
 
 
-class Labels:
+class MessageLabels:
     """Sends and receives labels in host memory, beside the channels that their tensors take."""
 
-    def __init__(self, gloo: OwnGroup, *, has_tags: bool) -> None:
+    def __init__(self, gloo: PrivateGroup, *, has_tags: bool) -> None:
         self._gloo = gloo
         self._has_tags = has_tags
 

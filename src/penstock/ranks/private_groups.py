@@ -19,10 +19,10 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from penstock.ranks.abortable_sockets import Connections
 
-__all__ = ["OwnGroup", "open_gloo", "open_like", "open_nccl"]
+__all__ = ["PrivateGroup", "open_gloo", "open_like", "open_nccl"]
 
 
-class OwnGroup(Protocol):
+class PrivateGroup(Protocol):
     """What a backend of torch does for us; peers are numbered within the group."""
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
@@ -46,26 +46,26 @@ class OwnGroup(Protocol):
 
 def open_gloo(
     group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int] | None = None
-) -> OwnGroup:
+) -> PrivateGroup:
     """Connect ranks of a group for host memory; all of these call it, as often as the others."""
     store, rank, size = _meet(group, ranks)
     with connections.noting():
         backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
     # The type stubs leave out what a backend is for.
-    return cast("OwnGroup", backend)
+    return cast("PrivateGroup", backend)
 
 
-def open_nccl(group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> OwnGroup:
+def open_nccl(group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> PrivateGroup:
     """Connect ranks of a group for device memory; all of these call it, as often as the others."""
     store, rank, size = _meet(group, ranks)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _timeout(group)
-    return cast("OwnGroup", dist.ProcessGroupNCCL(store, rank, size, options))
+    return cast("PrivateGroup", dist.ProcessGroupNCCL(store, rank, size, options))
 
 
 def open_like(
     group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int]
-) -> OwnGroup:
+) -> PrivateGroup:
     """Connect ranks of a group for the memory that the group is for."""
     if dist.get_backend(group) == "gloo":
         return open_gloo(group, connections, ranks)

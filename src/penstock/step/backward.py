@@ -29,11 +29,11 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from penstock.deferred.calls import Recording, current_recording
+from penstock.deferred.calls import DeferredCalls, current_recording
 from penstock.deferred.own_pass import Root, run_backward, run_own_pass
 from penstock.deferred.stage_weights import StageWeights
 from penstock.deferred.weight import watch_weights
-from penstock.deferred.work import WeightWork
+from penstock.deferred.work import DeferredWork
 
 __all__ = ["LayerRecorder", "Root", "run_backward"]
 
@@ -66,7 +66,7 @@ class LayerRecorder:
     @contextmanager
     def record(self) -> Iterator[None]:
         """Let calls of watched layers and weights be deferred meanwhile, in this thread."""
-        recording = Recording(self._watched, self._products)
+        recording = DeferredCalls(self._watched, self._products)
         token = current_recording.set(recording)
         try:
             with watch_weights(self._weights.watched):
@@ -82,9 +82,9 @@ class LayerRecorder:
 
     def run_backward(
         self, roots: Sequence[Root], inputs: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], list[WeightWork]]:
+    ) -> tuple[list[torch.Tensor], list[DeferredWork]]:
         """Run the first half of a recorded forward's backward: input gradients, deferred work."""
-        work: list[WeightWork] = []
+        work: list[DeferredWork] = []
         found = run_own_pass(roots, inputs, work)
         if len(work) != self._num_deferred:
             self._num_deferred = len(work)

@@ -21,15 +21,15 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from penstock.deferred.own_pass import deferred_work
-from penstock.deferred.work import WeightWork, add_weight_gradients
+from penstock.deferred.work import DeferredWork, add_weight_gradients
 from penstock.errors import BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
 from penstock.loss.added import collect_losses
 from penstock.step.backward import LayerRecorder, run_backward
 from penstock.step.graph_capture import (
-    Capture,
+    CapturePlace,
+    GraphCapture,
     NotCapturableError,
-    Place,
     leaving_no_trace,
     nothing_cast_before,
     own_failures,
@@ -61,7 +61,7 @@ class StageGraphs:
         self._module, self._recorder = module, recorder
         self._slots: list[_Slot] = []
         self._signature: _Signature | None = None
-        self._memory: tuple[Place, ...] = ()
+        self._memory: tuple[CapturePlace, ...] = ()
         self._gradients: _Gradients | None = None
         self._peak = 0
         self._moves = 0
@@ -150,7 +150,7 @@ class StageGraphs:
     ) -> "_Slot":
         assert self._gradients is not None, "the gradients are there before the graphs"
         passage = _Passage(self._module, self._recorder, _static(tensors), structure)
-        capture = Capture(stream)
+        capture = GraphCapture(stream)
         with capture.graph() as forward:
             passage.forward()
         passage.gradients = [torch.empty_like(o) for o in passage.trained_outputs]
@@ -190,7 +190,7 @@ class _Passage:
         self.output_structure: Structure = []
         self.is_routed = False
         self.needs: list[bool] = []
-        self._work: list[WeightWork] = []
+        self._work: list[DeferredWork] = []
 
     @property
     def trained_outputs(self) -> list[torch.Tensor]:

@@ -28,8 +28,8 @@ __all__ = [
     "Executor",
     "LossFunction",
     "Microbatches",
-    "Recording",
     "Results",
+    "StepRecording",
     "order_for_one_process",
 ]
 
@@ -63,7 +63,7 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class StepRecording:
     """The rows that this process ran: when each started and ended, and the bytes in use then."""
 
     row: list[int]
@@ -142,9 +142,9 @@ class Executor:
                 with torch.profiler.record_function(str(entry.action)):
                     self._call(entry)
 
-    def record(self, batch: Microbatches, results: Results, clock: Clock) -> Recording:
+    def record(self, batch: Microbatches, results: Results, clock: Clock) -> StepRecording:
         """Run every action once and note when, each from the moment that its inputs were there."""
-        recording = Recording([], [], [], [])
+        recording = StepRecording([], [], [], [])
         marks: list[tuple[Any, Any]] = []
         self._clock = clock
         with self._step(batch, results):

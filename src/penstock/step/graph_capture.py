@@ -16,9 +16,9 @@ from torch import nn
 from penstock.errors import PenstockError
 
 __all__ = [
-    "Capture",
+    "CapturePlace",
+    "GraphCapture",
     "NotCapturableError",
-    "Place",
     "leaving_no_trace",
     "nothing_cast_before",
     "own_failures",
@@ -31,7 +31,7 @@ __all__ = [
 _MODE = "thread_local"
 
 
-class Place(NamedTuple):
+class CapturePlace(NamedTuple):
     """Where a weight or a buffer lies, how it is laid out there, and how it is trained."""
 
     address: int
@@ -46,10 +46,10 @@ class NotCapturableError(PenstockError, RuntimeError):
     """Why a stage cannot run as CUDA graphs."""
 
 
-def places_of(module: nn.Module) -> tuple[Place, ...]:
+def places_of(module: nn.Module) -> tuple[CapturePlace, ...]:
     """Where everything lies that a graph would find by its address."""
     return tuple(
-        Place(t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad, _has_hooks(t))
+        CapturePlace(t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad, _has_hooks(t))
         for tensors in (module.parameters(), module.buffers())
         for t in tensors
     )
@@ -119,7 +119,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[list[nn.Parameter]]:
             buffer.copy_(value)
 
 
-class Capture:
+class GraphCapture:
     """Captures graphs that run one after the other, on one stream and in one pool of memory."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.deferred.own_pass import run_own_pass
-from penstock.deferred.work import WeightWork, add_weight_gradients
+from penstock.deferred.work import DeferredWork, add_weight_gradients
 from penstock.errors import ArgumentError, BoundaryError, PipelineError
 from penstock.ir.dataflow import Routed
 from penstock.loss.added import collect_losses
@@ -64,7 +64,7 @@ class Stage:
         self.replica = replica
         self.peak_flights = 0
         self._flights: dict[int, _Flight] = {}
-        self._waiting: dict[int, list[WeightWork]] = {}
+        self._waiting: dict[int, list[DeferredWork]] = {}
         self._recorder: LayerRecorder | None = None
         self._graphs: StageGraphs | None = None
         self._random: StageRandom | None = None
@@ -306,12 +306,12 @@ class Stage:
 
     def _propagate(
         self, microbatch: int, gradients: Sequence[Sequence[torch.Tensor]]
-    ) -> tuple[list[list[torch.Tensor]], list[WeightWork]]:
+    ) -> tuple[list[list[torch.Tensor]], list[DeferredWork]]:
         """Send gradients through the graph and let go of it; weight work that is left over."""
         flight = self._flights.pop(microbatch)
         roots = _join_roots(flight, gradients)
         inputs = [leaf for group in flight.inputs for leaf in group]
-        work: list[WeightWork] = []
+        work: list[DeferredWork] = []
         with self._draw_again(microbatch):
             if flight.is_replayed:
                 answer = iter(run_own_pass(roots, inputs, work))

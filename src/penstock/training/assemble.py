@@ -11,7 +11,7 @@ from torch import nn
 
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
-from penstock.alive.timeouts import Watch
+from penstock.alive.timeouts import Timeouts
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
@@ -26,7 +26,7 @@ from penstock.ranks.agreement import (
     plain_fact,
     tell_failure,
 )
-from penstock.ranks.fault_injection import Disturbance, DisturbedTransport
+from penstock.ranks.fault_injection import FaultInjectingTransport, FaultInjection
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport, Transport
 from penstock.splitting.pipe import Pipe
@@ -35,7 +35,7 @@ from penstock.step.stage import Stage
 from penstock.training.batch.batch import unwrap
 from penstock.training.device import find_device
 from penstock.training.membership import warn_without_group
-from penstock.training.rank_facts import Terms, model_fact, schedule_fact, version_facts
+from penstock.training.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
 from penstock.training.step_schedules import (
     ScheduleSource,
     count_microbatches,
@@ -43,14 +43,14 @@ from penstock.training.step_schedules import (
     number_of_copies,
 )
 
-__all__ = ["Crew", "Modules", "gather_crew"]
+__all__ = ["Assembly", "Modules", "gather_crew"]
 
 # Every stage's module in order, or just those of this process by stage.
 Modules: TypeAlias = Sequence[nn.Module] | Mapping[int, nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class Assembly:
     """What a pipeline is made of on this process.
 
     `modules` are those of all stages, or those that this process was given.
@@ -82,15 +82,15 @@ class _Part:
 def gather_crew(
     stages: Pipe | Modules,
     schedule: str | Schedule | Plan,
-    terms: Terms,
+    terms: RankFacts,
     *,
     microbatches: int | None,
     group: dist.ProcessGroup | None,
     ranks: int | None,
     device: torch.device | str | None,
-    disturbance: Disturbance | None,
-    watch: Watch,
-) -> Crew:
+    disturbance: FaultInjection | None,
+    watch: Timeouts,
+) -> Assembly:
     """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
     if group is None:
         part = _build(stages, schedule, terms, microbatches, None, ranks, device)
@@ -113,8 +113,8 @@ def gather_crew(
     return _crew(part, _disturbed(members, disturbance), guard)
 
 
-def _crew(part: _Part, transport: Transport, guard: Guard) -> Crew:
-    return Crew(
+def _crew(part: _Part, transport: Transport, guard: Guard) -> Assembly:
+    return Assembly(
         part.modules,
         part.microbatches,
         part.source,
@@ -129,7 +129,7 @@ def _crew(part: _Part, transport: Transport, guard: Guard) -> Crew:
 def _build(
     stages: Pipe | Modules,
     schedule: str | Schedule | Plan,
-    terms: Terms,
+    terms: RankFacts,
     microbatches: int | None,
     group: dist.ProcessGroup | None,
     ranks: int | None,
@@ -167,7 +167,7 @@ def _checkpointed_stages(schedule: str | Schedule | Plan) -> tuple[int, ...]:
     return ()
 
 
-def _require_graphs(terms: Terms, device: torch.device) -> None:
+def _require_graphs(terms: RankFacts, device: torch.device) -> None:
     if terms.cuda_graphs and device.type != "cuda":
         raise ArgumentError(
             f"cuda_graphs asks for a CUDA device (device: {device}); leave it out, or move "
@@ -180,7 +180,7 @@ def _require_graphs(terms: Terms, device: torch.device) -> None:
         )
 
 
-def _require_names(group: dist.ProcessGroup, disturbance: Disturbance | None) -> None:
+def _require_names(group: dist.ProcessGroup, disturbance: FaultInjection | None) -> None:
     if disturbance is not None and dist.get_backend(group) != "gloo":
         raise ArgumentError(
             "a disturbance is for ranks that talk by gloo or share a process, where messages have "
@@ -188,7 +188,7 @@ def _require_names(group: dist.ProcessGroup, disturbance: Disturbance | None) ->
         )
 
 
-def _facts(part: _Part, terms: Terms) -> list[Fact]:
+def _facts(part: _Part, terms: RankFacts) -> list[Fact]:
     """What every rank knows."""
     return [
         *version_facts(),
@@ -217,8 +217,8 @@ def _model_facts(stages: Pipe | Modules, part: _Part) -> list[Fact]:
     return [model_fact(i, one) for known in (split, given) for i, one in enumerate(known)]
 
 
-def _disturbed(transport: Transport, disturbance: Disturbance | None) -> Transport:
-    return transport if disturbance is None else DisturbedTransport(transport, disturbance)
+def _disturbed(transport: Transport, disturbance: FaultInjection | None) -> Transport:
+    return transport if disturbance is None else FaultInjectingTransport(transport, disturbance)
 
 
 def _find_source(

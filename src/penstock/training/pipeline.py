@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
-from penstock.alive.timeouts import DEFAULT_WATCH, Watch
+from penstock.alive.timeouts import DEFAULT_WATCH, Timeouts
 from penstock.errors import PenstockError, PipelineError
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
@@ -22,7 +22,7 @@ from penstock.loss.reduction import Reduction
 from penstock.planner.plans import Plan
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.agreement import together
-from penstock.ranks.fault_injection import Disturbance
+from penstock.ranks.fault_injection import FaultInjection
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
@@ -32,25 +32,25 @@ from penstock.step.executor import (
     Executor,
     LossFunction,
     Microbatches,
-    Recording,
     Results,
+    StepRecording,
     order_for_one_process,
 )
 from penstock.step.microbatches import merge_outputs
 from penstock.training.assemble import Modules, gather_crew
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import accepted_keywords, unwrap
-from penstock.training.batch.request import Request
+from penstock.training.batch.request import StepRequest
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.membership import find_group
 from penstock.training.outcome import gather_outcome, raise_first_fault
-from penstock.training.rank_facts import Terms
+from penstock.training.rank_facts import RankFacts
 from penstock.training.recorded_step import join_recordings
 from penstock.training.scaler import unscale
 from penstock.training.seeding import seed_stages
 from penstock.training.ties import (
-    TieKeeper,
+    Ties,
     connect_holders,
     declared_ties,
     find_ties,
@@ -127,8 +127,8 @@ class Pipeline:
         cuda_graphs: bool = False,
         seed: int | None = None,
         compare_data: bool = True,
-        watch: Watch = DEFAULT_WATCH,
-        disturbance: Disturbance | None = None,
+        watch: Timeouts = DEFAULT_WATCH,
+        disturbance: FaultInjection | None = None,
     ) -> None:
         self._loss = None if loss is None else with_target(loss)
         self._needs_target = loss is None or takes_target(loss)
@@ -140,7 +140,7 @@ class Pipeline:
         crew = gather_crew(
             stages,
             schedule,
-            Terms(loss is not None, reduction, ties, cuda_graphs, seed, compare_data),
+            RankFacts(loss is not None, reduction, ties, cuda_graphs, seed, compare_data),
             microbatches=microbatches,
             group=process_group,
             ranks=ranks,
@@ -199,7 +199,7 @@ class Pipeline:
                 "use eval, or another schedule"
             )
         count = self._microbatches
-        request = Request(
+        request = StepRequest(
             True, count, args, kwargs, target, return_outputs, record, gradient_scale
         )
         return self._run(request)
@@ -215,7 +215,9 @@ class Pipeline:
     ) -> StepResult:
         """Run one batch forward only, without a graph; the loss is given if there is a target."""
         count = self._microbatches if microbatches is None else microbatches
-        return self._run(Request(False, count, args, kwargs, target, return_outputs, record, 1.0))
+        return self._run(
+            StepRequest(False, count, args, kwargs, target, return_outputs, record, 1.0)
+        )
 
     @property
     def schedule(self) -> Schedule:
@@ -340,7 +342,7 @@ class Pipeline:
         """
         return self._guard.call(hang_up)
 
-    def _run(self, request: Request) -> StepResult:
+    def _run(self, request: StepRequest) -> StepResult:
         with self._guard.call():
             try:
                 return self._run_together(request)
@@ -348,7 +350,7 @@ class Pipeline:
                 self._abandon_step()
                 raise
 
-    def _run_together(self, request: Request) -> StepResult:
+    def _run_together(self, request: StepRequest) -> StepResult:
         log = self._guard.log
         log.begin_step()
         log.start(AGREEMENT)
@@ -402,7 +404,7 @@ class Pipeline:
 
     def _execute(
         self, program: Executor, batch: Microbatches, results: Results, is_recorded: bool
-    ) -> Recording | None:
+    ) -> StepRecording | None:
         if is_recorded:
             return program.record(batch, results, clock_for(self._device))
         if torch._C._autograd._profiler_enabled():
@@ -411,7 +413,7 @@ class Pipeline:
             program.run(batch, results)
         return None
 
-    def _agree(self, request: Request) -> tuple[Agreed, bytes]:
+    def _agree(self, request: StepRequest) -> tuple[Agreed, bytes]:
         """What all ranks know of the batch, and a name for it."""
         uses_target = self._needs_target or self._weighing.counts_target
         facts = request.describe(needs_target=self._needs_target, uses_target=uses_target)
@@ -438,7 +440,7 @@ class Pipeline:
         cast_to = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         return bytes(parameter.requires_grad for parameter in self._parameters), cast_to
 
-    def _split(self, request: Request, agreed: Agreed, program: Executor) -> Microbatches:
+    def _split(self, request: StepRequest, agreed: Agreed, program: Executor) -> Microbatches:
         """This rank's microbatches; a batch that cannot be split fails the step on every rank."""
         try:
             labels = request.split_labels(len(agreed.rows.rows)) if agreed.lacks_labels else None
@@ -491,13 +493,13 @@ class Pipeline:
 
     def _keep_ties(
         self, stages: Modules, names: Sequence[Sequence[str]], group: dist.ProcessGroup | None
-    ) -> TieKeeper | None:
+    ) -> Ties | None:
         """In one process a tied parameter is one object, unless sharding has made two of it."""
         held = {f"{stage}.{name}": p for stage, name, p in self._held_parameters()}
         if group is None:
             alone = Placement.loop(1, self._schedule.num_stages)
             ties = declared_ties(names, held, alone, 0)
-            return TieKeeper(ties, 0, {}, self.modules) if ties else None
+            return Ties(ties, 0, {}, self.modules) if ties else None
         rank, placement = dist.get_rank(group), self._schedule.placement
         with together(self._transport):
             ties = declared_ties(names, held, placement, rank)
@@ -505,4 +507,4 @@ class Pipeline:
                 known = {tie.parameter for tie in ties}
                 ties += [tie for tie in find_ties(stages, placement) if tie.parameter not in known]
         groups = connect_holders(ties, group)
-        return TieKeeper(ties, rank, groups, self.modules) if ties else None
+        return Ties(ties, rank, groups, self.modules) if ties else None

@@ -16,14 +16,14 @@ from penstock.ranks.agreement import NOTHING, Fact, digest_of, group_ranks, plai
 from penstock.splitting.signature import Signature
 from penstock.version import own_version
 
-__all__ = ["Terms", "model_fact", "schedule_fact", "version_facts"]
+__all__ = ["RankFacts", "model_fact", "schedule_fact", "version_facts"]
 
 # So many parameters that differ are told.
 _TOLD = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class RankFacts:
     """What a pipeline is told beside its model and schedule, the same on every rank."""
 
     has_loss: bool

@@ -18,13 +18,13 @@ from torch.nn.parameter import is_lazy
 from penstock.errors import ModelError
 from penstock.ir.placement import Placement
 from penstock.ranks.abortable_sockets import Connections
-from penstock.ranks.private_groups import OwnGroup, open_like
+from penstock.ranks.private_groups import PrivateGroup, open_like
 from penstock.splitting.pipe import Pipe
 from penstock.tensors.plain import dense_value
 
 __all__ = [
-    "Tie",
-    "TieKeeper",
+    "SharedParameter",
+    "Ties",
     "connect_holders",
     "declared_ties",
     "find_shared_names",
@@ -36,7 +36,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Tie:
+class SharedParameter:
     """One parameter and the ranks whose stages use it.
 
     `others` are further parameters of this rank that are the same one: stages that are sharded
@@ -48,7 +48,7 @@ class Tie:
     others: tuple[nn.Parameter, ...] = ()
 
 
-def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[Tie]:
+def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[SharedParameter]:
     """The parameters that stages on more than one rank share, in the order of the stages."""
     holders: dict[nn.Parameter, set[int]] = {}
     for stage, module in enumerate(stages):
@@ -60,7 +60,9 @@ def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[Tie]:
             "a parameter that several ranks share must have a shape before the pipeline is built "
             "(it is lazy and has not run yet); call the model once"
         )
-    return [Tie(parameter, tuple(sorted(ranks))) for parameter, ranks in shared.items()]
+    return [
+        SharedParameter(parameter, tuple(sorted(ranks))) for parameter, ranks in shared.items()
+    ]
 
 
 def declared_ties(
@@ -68,7 +70,7 @@ def declared_ties(
     parameters: Mapping[str, nn.Parameter],
     placement: Placement,
     rank: int,
-) -> list[Tie]:
+) -> list[SharedParameter]:
     """Ties by the names of their parameters, such as ("0.embedding.weight", "3.head.weight").
 
     `parameters` are those of this rank, named in the same way.
@@ -88,7 +90,7 @@ def declared_ties(
                 f"rank {rank} has {own[0]!r} and {own[1]!r} as two parameters; make them one"
             )
         if others or len(ranks) > 1:
-            ties.append(Tie(first, ranks, tuple(others)))
+            ties.append(SharedParameter(first, ranks, tuple(others)))
     return ties
 
 
@@ -142,8 +144,8 @@ def _rank_of(name: str, placement: Placement) -> int:
 
 
 def connect_holders(
-    ties: Sequence[Tie], group: dist.ProcessGroup
-) -> dict[tuple[int, ...], OwnGroup]:
+    ties: Sequence[SharedParameter], group: dist.ProcessGroup
+) -> dict[tuple[int, ...], PrivateGroup]:
     """A group for every set of ranks that share a parameter, if this rank is one of them."""
     rank = dist.get_rank(group)
     return {
@@ -180,14 +182,14 @@ def _find_seats(
                     yield _Seat(name, inner._parameters, key, parameter)
 
 
-class TieKeeper:
+class Ties:
     """Keeps the gradients of tied parameters equal on all ranks that hold them."""
 
     def __init__(
         self,
-        ties: Sequence[Tie],
+        ties: Sequence[SharedParameter],
         rank: int,
-        groups: Mapping[tuple[int, ...], OwnGroup],
+        groups: Mapping[tuple[int, ...], PrivateGroup],
         modules: Mapping[int, nn.Module],
     ) -> None:
         self._ties = [(tie, groups.get(tie.ranks)) for tie in ties if rank in tie.ranks]
@@ -239,11 +241,11 @@ class TieKeeper:
         self._before.clear()
 
 
-def _places(tie: Tie) -> tuple[nn.Parameter, ...]:
+def _places(tie: SharedParameter) -> tuple[nn.Parameter, ...]:
     return (tie.parameter, *tie.others)
 
 
-def _start_with_one_value(tie: Tie, group: OwnGroup | None) -> None:
+def _start_with_one_value(tie: SharedParameter, group: PrivateGroup | None) -> None:
     """What is one parameter starts with one value: that of the first rank that holds it."""
     value = _local(tie.parameter.detach())
     if group is not None:
@@ -255,7 +257,7 @@ def _start_with_one_value(tie: Tie, group: OwnGroup | None) -> None:
         _local(other.detach()).copy_(value)
 
 
-def _sum_gradients(tie: Tie, group: OwnGroup | None) -> None:
+def _sum_gradients(tie: SharedParameter, group: PrivateGroup | None) -> None:
     """Give every place the sum of all gradients; none where no rank has one, as without ties."""
     places = _places(tie)
     is_used = any(parameter.grad is not None for parameter in places)
@@ -276,7 +278,7 @@ def _sum_gradients(tie: Tie, group: OwnGroup | None) -> None:
         other.grad = tie.parameter.grad.clone()
 
 
-def _is_used_anywhere(tie: Tie, group: OwnGroup | None, is_used: bool) -> bool:
+def _is_used_anywhere(tie: SharedParameter, group: PrivateGroup | None, is_used: bool) -> bool:
     """Whether any rank has a gradient; one that has need not wait for the answer."""
     if group is None:
         return is_used

@@ -11,7 +11,7 @@ from torch import nn
 from penstock.errors import BatchError
 from penstock.loss.calls import Labelled
 from penstock.loss.found_weights import FoundWeights
-from penstock.loss.labels import LABELS, Labels, Relation, derive
+from penstock.loss.labels import LABELS, BatchLabels, Relation, derive
 from penstock.loss.memory import LossMemory
 from penstock.loss.reduction import Reduction, share_counts, weigh_rows
 from penstock.loss.term_weights import Given
@@ -91,7 +91,7 @@ class Weighing:
             case "auto":
                 given = Given(
                     rows,
-                    Labels(columns),
+                    BatchLabels(columns),
                     told,
                     agreed.rows.doubt,
                     adds_up=_NUM_ITEMS in agreed.keywords,

@@ -13,7 +13,7 @@ from penstock.errors import PipelineError
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.agreement import gather_values, together
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import OwnGroup, open_gloo
+from penstock.ranks.private_groups import PrivateGroup, open_gloo
 from penstock.ranks.transport import Transport
 from penstock.splitting.original import refuse_state
 from penstock.splitting.pipe import Pipe
@@ -119,7 +119,7 @@ def _copy(value: Any) -> Any:
     return whole.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _exchange(gloo: OwnGroup, peer: int, tensor: torch.Tensor, *, is_sent: bool) -> None:
+def _exchange(gloo: PrivateGroup, peer: int, tensor: torch.Tensor, *, is_sent: bool) -> None:
     """Send a tensor of host memory, or receive it in place, as the bytes that it is."""
     if tensor.numel() == 0:
         return

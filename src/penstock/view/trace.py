@@ -23,7 +23,7 @@ from penstock.ir.graph import build_graph
 from penstock.ir.rows import ABSENT, Floats, Ints
 from penstock.sim.timeline import Timeline
 from penstock.view.palette import TRACE_COLOURS
-from penstock.view.trace_lanes import Lanes, find_lanes
+from penstock.view.trace_lanes import TraceLanes, find_lanes
 
 __all__ = ["trace_lines", "write_trace"]
 
@@ -67,7 +67,7 @@ def _events(timeline: Timeline) -> Iterator[_Event]:
     yield from _counters(timeline)
 
 
-def _names(timeline: Timeline, lanes: Lanes) -> Iterator[_Event]:
+def _names(timeline: Timeline, lanes: TraceLanes) -> Iterator[_Event]:
     """What the processes and threads are called, and in which order they stand."""
     placement = timeline.schedule.placement
     for rank in range(timeline.schedule.num_ranks):
@@ -81,7 +81,7 @@ def _names(timeline: Timeline, lanes: Lanes) -> Iterator[_Event]:
             yield {"ph": "M", "name": f"thread_{key}", **place, "args": {key: value}}
 
 
-def _slices(timeline: Timeline, lanes: Lanes) -> Iterator[_Event]:
+def _slices(timeline: Timeline, lanes: TraceLanes) -> Iterator[_Event]:
     """Every action, followed by the ends of the arrows that touch it."""
     arrows = _find_arrows(timeline)
     ends: dict[int, list[_Event]] = {}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.ir.actions import Kind
 from penstock.sim.timeline import Timeline
 
-__all__ = ["Lane", "Lanes", "find_lanes"]
+__all__ = ["Lane", "TraceLanes", "find_lanes"]
 
 _STREAMS = ("compute", "communication")
 
@@ -29,7 +29,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lanes:
+class TraceLanes:
     """The threads, the number of the thread of every row, and the rows by rank and time."""
 
     lanes: tuple[Lane, ...]
@@ -37,7 +37,7 @@ class Lanes:
     rows_by_time: NDArray[np.int64]
 
 
-def find_lanes(timeline: Timeline) -> Lanes:
+def find_lanes(timeline: Timeline) -> TraceLanes:
     """Give every row a thread of its rank on which no two rows overlap."""
     rows = timeline.schedule.rows
     rank, is_compute = rows.rank_of_row(), rows.kind <= Kind.FULL_BACKWARD
@@ -52,7 +52,7 @@ def find_lanes(timeline: Timeline) -> Lanes:
             for lane in range(max(found, default=-1) + 1):
                 name = stream if lane == 0 else f"{stream} {lane + 1}"
                 lanes.append(Lane(number, len(lanes) + 1, name))
-    return Lanes(tuple(lanes), of_row, order)
+    return TraceLanes(tuple(lanes), of_row, order)
 
 
 def _choose(starts: list[float], ends: list[float]) -> Iterator[int]:

@@ -8,13 +8,15 @@ from penstock.sim.engine import simulate
 
 pytest.importorskip("torch")
 
-from penstock.tools.demo.candidates import Course
+from penstock.tools.demo.candidates import DemoCandidate
 from penstock.tools.demo.comparison import Result
 
 
 def result(name: str, *seconds: float) -> Result:
     timeline = simulate(build("1F1B", ranks=1, microbatches=1))
-    return Result(Course(name, timeline.schedule, (8,), timeline), seconds, (1.0,), timeline)
+    return Result(
+        DemoCandidate(name, timeline.schedule, (8,), timeline), seconds, (1.0,), timeline
+    )
 
 
 def test_fastest_is_named_where_it_is_clear() -> None:

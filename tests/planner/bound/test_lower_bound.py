@@ -14,7 +14,7 @@ from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import solve
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.facts import V_ORDER, ZERO_BUBBLE
 from tests.planner.every_order import least_makespan
@@ -32,12 +32,12 @@ TINY = (
 ROOMS = (None, 1, 1.25, 1.5, 2, 3)
 
 
-def with_own_limit(schedule: Schedule, prices: Costs) -> tuple[Problem, float]:
+def with_own_limit(schedule: Schedule, prices: Costs) -> tuple[SchedulingProblem, float]:
     """A problem that a schedule just solves, and its makespan."""
     timeline = simulate(schedule, prices)
     limit = timeline.rank_peak_bytes
     return (
-        Problem.of(prices, schedule.placement, schedule.microbatches, limit),
+        SchedulingProblem.of(prices, schedule.placement, schedule.microbatches, limit),
         timeline.makespan,
     )
 
@@ -81,7 +81,7 @@ def test_the_bound_knows_that_a_whole_backward_may_be_faster(room: float | None)
 
 def test_the_bound_knows_that_a_whole_backward_may_need_fewer_bytes() -> None:
     prices = Costs(activation_bytes=1, weight_stash_bytes=(3, 1))
-    problem = Problem.of(prices, Placement.loop(2), 2, memory=4)
+    problem = SchedulingProblem.of(prices, Placement.loop(2), 2, memory=4)
     assert lower_bound(problem) <= least_makespan(problem, with_merged=True)
 
 
@@ -113,7 +113,7 @@ def test_no_family_of_even_stages_beats_the_bound(ranks: int) -> None:
             assert lower_bound(problem) <= makespan, schedule.name
 
 
-def bubble_rate(problem: Problem, makespan: float) -> float:
+def bubble_rate(problem: SchedulingProblem, makespan: float) -> float:
     return 1 - float(problem.work.max()) / makespan
 
 
@@ -162,17 +162,17 @@ def test_families_of_little_memory_are_optimal_at_unit_costs(
 def test_a_slow_first_rank_keeps_the_others_waiting() -> None:
     # Rank 1 has the most work, but gets its second input only after 3 seconds.
     prices = Costs(forward=(3, 1), backward_input=(1, 3), backward_weight=(0, 3))
-    problem = Problem.of(prices, Placement.loop(2), 2)
+    problem = SchedulingProblem.of(prices, Placement.loop(2), 2)
     assert lower_bound(problem) == pytest.approx(least_makespan(problem))
 
 
 def test_a_placement_that_does_not_go_round_has_a_bound_too() -> None:
-    problem = Problem.of(Costs(transfer=0.5), Placement((0, 1, 0, 0, 1)), 4)
+    problem = SchedulingProblem.of(Costs(transfer=0.5), Placement((0, 1, 0, 0, 1)), 4)
     assert lower_bound(problem) == pytest.approx(4 * 3 * 3)
 
 
 def test_sizes_of_nothing_have_a_bound() -> None:
-    problem = Problem.of(Costs(0, 0, 0), Placement.loop(3), 2, memory=0)
+    problem = SchedulingProblem.of(Costs(0, 0, 0), Placement.loop(3), 2, memory=0)
     assert lower_bound(problem) == 0
 
 
@@ -194,6 +194,6 @@ def test_overlapped_pairs_do_not_beat_the_bound(
     # With a gain, DualPipeV once was faster than a bound that took its pairs one by one.
     schedule = build("DualPipeV", ranks=ranks, microbatches=microbatches)
     prices = Costs(forward=1.0, backward_input=0.8, backward_weight=0.5, overlap_gain=gain)
-    problem = Problem.of(prices, schedule.placement, microbatches)
+    problem = SchedulingProblem.of(prices, schedule.placement, microbatches)
     assert lower_bound(problem) <= simulate(schedule, prices).makespan
     assert solve(problem, seconds=0.2).gap >= 0

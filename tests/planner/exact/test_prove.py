@@ -12,7 +12,7 @@ from penstock.errors import MissingDependencyError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.prove import Exact, prove
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.every_order import least_makespan
 from tests.planner.problems import draw_problem
@@ -27,7 +27,7 @@ TINY = (
 ROOMS = (None, 1, 1.25, 1.5, 2)
 
 
-def verify(problem: Problem, exact: Exact) -> None:
+def verify(problem: SchedulingProblem, exact: Exact) -> None:
     """What is said of the schedule is true of it."""
     check(exact.schedule)
     timeline = simulate(exact.schedule, problem.costs)
@@ -64,7 +64,7 @@ def test_a_shorter_whole_backward_is_used_where_it_helps(room: float | None) -> 
 def test_a_whole_backward_is_used_where_there_is_no_room_for_a_stash() -> None:
     # Beside another activation there is no room for what I leaves, so the best is to do B.
     prices = Costs(activation_bytes=1, weight_stash_bytes=(3, 1))
-    problem = Problem.of(prices, Placement.loop(2), 2, memory=3)
+    problem = SchedulingProblem.of(prices, Placement.loop(2), 2, memory=3)
     exact = prove(problem)
     verify(problem, exact)
     assert exact.is_optimal
@@ -75,7 +75,7 @@ def test_seconds_that_are_no_whole_ticks_are_rounded_safely() -> None:
     prices = Costs(
         forward=(1 / 3, 0.7), backward_input=(0.1, 2 / 7), backward_weight=0.3, transfer=0.05
     )
-    problem = Problem.of(prices, Placement.loop(2), 2)
+    problem = SchedulingProblem.of(prices, Placement.loop(2), 2)
     exact = prove(problem)
     verify(problem, exact)
     assert exact.is_optimal
@@ -84,7 +84,7 @@ def test_seconds_that_are_no_whole_ticks_are_rounded_safely() -> None:
 
 def test_a_schedule_at_the_bound_comes_back_as_it_is() -> None:
     start = build("ZBV", ranks=4, microbatches=12)
-    problem = Problem.of(Costs(), start.placement, 12)
+    problem = SchedulingProblem.of(Costs(), start.placement, 12)
     exact = prove(problem, start=start)
     assert exact.schedule is start
     assert exact == Exact(start, 72, lower_bound(problem))
@@ -93,7 +93,9 @@ def test_a_schedule_at_the_bound_comes_back_as_it_is() -> None:
 
 def test_the_answer_is_never_worse_than_the_start() -> None:
     start = build("1F1B", ranks=4, microbatches=8)
-    problem = Problem.of(Costs(activation_bytes=1, weight_stash_bytes=1), start.placement, 8, 4)
+    problem = SchedulingProblem.of(
+        Costs(activation_bytes=1, weight_stash_bytes=1), start.placement, 8, 4
+    )
     exact = prove(problem, start=start, seconds=0.01)
     verify(problem, exact)
     assert exact.makespan <= simulate(start).makespan

@@ -11,7 +11,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.orders import Builder, Policy
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
 
@@ -44,7 +44,7 @@ def test_the_same_random_numbers_give_the_same_guesses() -> None:
 
 @pytest.mark.parametrize("name", ["GPipe", "1F1B", "ZB-H1", "ZB-H2"])
 def test_a_known_schedule_is_followed_to_the_letter(name: str) -> None:
-    problem = Problem.of(Costs(), Placement.loop(4), 8)
+    problem = SchedulingProblem.of(Costs(), Placement.loop(4), 8)
     schedule = build(name, ranks=4, microbatches=8)
     lanes = Lanes(problem)
     built = Builder(lanes, is_compiled=False).build(urgency_of(schedule, problem.costs), LETTER)
@@ -53,7 +53,7 @@ def test_a_known_schedule_is_followed_to_the_letter(name: str) -> None:
 
 
 def test_overlapped_work_of_a_known_schedule_comes_one_after_the_other() -> None:
-    problem = Problem.of(Costs(), Placement.v(4), 8)
+    problem = SchedulingProblem.of(Costs(), Placement.v(4), 8)
     urgency = urgency_of(build("DualPipeV", ranks=4, microbatches=8), problem.costs)
     assert Builder(Lanes(problem), is_compiled=False).build(urgency, LETTER) is not None
 

@@ -6,17 +6,17 @@ import pytest
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.improve import Candidate, climb, try_out
+from penstock.planner.order.improve import ImprovedOrder, climb, try_out
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.orders import Builder
 from tests.planner.problems import draw_problem
 
 
-def for_orders(number: int) -> Callable[[Candidate], bool]:
+def for_orders(number: int) -> Callable[[ImprovedOrder], bool]:
     """Go on for so many orders."""
     left = number
 
-    def may_go_on(_best: Candidate) -> bool:
+    def may_go_on(_best: ImprovedOrder) -> bool:
         nonlocal left
         left -= 1
         return left >= 0
@@ -24,7 +24,7 @@ def for_orders(number: int) -> Callable[[Candidate], bool]:
     return may_go_on
 
 
-def improve(placement: Placement, seed: int, orders: int) -> tuple[float, Candidate]:
+def improve(placement: Placement, seed: int, orders: int) -> tuple[float, ImprovedOrder]:
     """The makespan of the best guess, and what comes of so many orders more."""
     problem = draw_problem(Random(seed), placement, 6, room=2)
     lanes, random = Lanes(problem), Random(0)

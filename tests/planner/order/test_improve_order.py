@@ -10,13 +10,13 @@ from penstock.planner.order.guesses import Guesser
 from penstock.planner.order.improve_order import anneal
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.orders import Builder
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.every_order import least_makespan
 from tests.planner.problems import draw_problem
 
 
-def first_order(problem: Problem) -> Longs:
+def first_order(problem: SchedulingProblem) -> Longs:
     lanes = Lanes(problem)
     guess = Guesser(lanes, Random(0), 0.0).one_at_a_time()
     built = Builder(lanes, is_compiled=False).build(guess.urgency, guess.policy)
@@ -24,7 +24,7 @@ def first_order(problem: Problem) -> Longs:
     return built.order
 
 
-def annealed(problem: Problem, *, rounds: int, is_compiled: bool = False) -> Longs:
+def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = False) -> Longs:
     """What comes of so many rounds of moves."""
     parts = iter(np.linspace(0, 1, rounds + 1))
     return anneal(
@@ -35,7 +35,7 @@ def annealed(problem: Problem, *, rounds: int, is_compiled: bool = False) -> Lon
     )
 
 
-def makespan(problem: Problem, order: Longs) -> float:
+def makespan(problem: SchedulingProblem, order: Longs) -> float:
     return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).makespan
 
 

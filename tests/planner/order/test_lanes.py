@@ -4,7 +4,7 @@ import pytest
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.planner.order.lanes import Lanes
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 COSTS = Costs(
     forward=(1, 2, 3, 4),
@@ -17,7 +17,7 @@ COSTS = Costs(
 
 
 def v_lanes(microbatches: int = 2) -> Lanes:
-    return Lanes(Problem.of(COSTS, Placement.v(2), microbatches, memory=20))
+    return Lanes(SchedulingProblem.of(COSTS, Placement.v(2), microbatches, memory=20))
 
 
 def test_columns_say_what_each_lane_takes_and_gives() -> None:

@@ -11,7 +11,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.guesses import Guess, Guesser
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.orders import Builder, Policy
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
 
@@ -26,12 +26,12 @@ ROOMS = (None, 1.0, 1.5, 3.0)
 EAGER = Policy(patience=0.0, overrun=1.0, allowance=0.0, is_late=True)
 
 
-def guesses(problem: Problem, seed: int, number: int) -> list[Guess]:
+def guesses(problem: SchedulingProblem, seed: int, number: int) -> list[Guess]:
     guesser = Guesser(Lanes(problem), Random(seed), lower_bound(problem))
     return [guesser.one_at_a_time(), *(guesser.guess() for _ in range(number))]
 
 
-def build_text(problem: Problem, offsets: list[float], policy: Policy) -> list[str]:
+def build_text(problem: SchedulingProblem, offsets: list[float], policy: Policy) -> list[str]:
     """What is built if each lane's work is as urgent as its offset and its microbatch say."""
     lanes = Lanes(problem)
     urgency = np.add.outer(offsets, np.arange(problem.microbatches, dtype=np.float64))
@@ -66,7 +66,7 @@ def test_one_microbatch_at_a_time_fits_into_the_least_room(placement: Placement)
     for seed in range(10):
         problem = draw_problem(Random(seed), placement, 4, room=100)
         least = np.bincount(placement.rank_of_stage, problem.activation)
-        tight = Problem.of(problem.costs, placement, 4, least.tolist())
+        tight = SchedulingProblem.of(problem.costs, placement, 4, least.tolist())
         guess = guesses(tight, seed, 0)[0]
         assert Builder(Lanes(tight), is_compiled=False).build(guess.urgency, guess.policy)
 
@@ -89,7 +89,7 @@ def test_compiled_loops_build_the_same() -> None:
 
 def test_a_rank_runs_ahead_as_far_as_its_room_allows() -> None:
     costs = Costs(activation_bytes=1, weight_stash_bytes=1)
-    problem = Problem.of(costs, Placement.loop(2), 4, memory=3)
+    problem = SchedulingProblem.of(costs, Placement.loop(2), 4, memory=3)
     # One microbatch after the other in line; F overtakes while the first rank waits.
     text = build_text(problem, [0, 0.1, 0.4, 0.3, 0.5, 0.5], EAGER)
     assert text == [
@@ -100,7 +100,7 @@ def test_a_rank_runs_ahead_as_far_as_its_room_allows() -> None:
 
 def test_weight_work_makes_room_where_it_must_and_fills_gaps_where_it_can() -> None:
     costs = Costs(activation_bytes=1, weight_stash_bytes=0.5)
-    problem = Problem.of(costs, Placement.loop(2), 4, memory=2)
+    problem = SchedulingProblem.of(costs, Placement.loop(2), 4, memory=2)
     text = build_text(problem, [0, 0.1, 0.4, 0.3, 99, 99], EAGER)
     assert text == [
         "0F0 0F1 0I0 0W0 0I1 0F2 0W1 0F3 0I2 0W2 0I3 0W3",
@@ -111,7 +111,7 @@ def test_weight_work_makes_room_where_it_must_and_fills_gaps_where_it_can() -> N
 def test_a_patient_rank_waits_for_what_is_more_urgent() -> None:
     # When rank 0 could start F3, I0 is on its way and comes before F3 would be over.
     costs = Costs(forward=(1.25, 1), transfer=0.5)
-    problem = Problem.of(costs, Placement.loop(2), 4)
+    problem = SchedulingProblem.of(costs, Placement.loop(2), 4)
     offsets = [0, 0.1, 0.4, 0.3, 99, 99]
     patient = Policy(patience=1.0, overrun=0.0, allowance=99.0, is_late=True)
     spent = Policy(patience=1.0, overrun=0.0, allowance=0.0, is_late=True)
@@ -122,6 +122,6 @@ def test_a_patient_rank_waits_for_what_is_more_urgent() -> None:
 def test_an_order_that_cannot_fit_is_no_order() -> None:
     # All forwards first need room for all of them, whatever overtakes what.
     costs = Costs(activation_bytes=1)
-    problem = Problem(costs, Placement.loop(1), 3, (0.5,))
+    problem = SchedulingProblem(costs, Placement.loop(1), 3, (0.5,))
     urgency = np.zeros((3, 3))
     assert Builder(Lanes(problem), is_compiled=False).build(urgency, EAGER) is None

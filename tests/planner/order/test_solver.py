@@ -18,7 +18,7 @@ from penstock.planner.order.race import Race
 from penstock.planner.order.search import search_orders
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
 
@@ -31,7 +31,7 @@ PLACEMENTS = (
 )
 
 
-def best_family(problem: Problem) -> float:
+def best_family(problem: SchedulingProblem) -> float:
     """The makespan of the fastest family that keeps the limit, infinite if none does."""
     timelines = [simulate(schedule, problem.costs) for schedule in fixed_schedules(problem)]
     limit = np.array(problem.memory)
@@ -68,12 +68,12 @@ def test_costs_and_bytes_may_be_nothing(placement: Placement) -> None:
     no_weights = Costs(backward_weight=0, activation_bytes=1)
     for costs in (nothing, no_weights, Costs(send=0.25)):
         for microbatches in (1, 3):
-            verify(solve(Problem.of(costs, placement, microbatches, 99), seconds=0.1))
+            verify(solve(SchedulingProblem.of(costs, placement, microbatches, 99), seconds=0.1))
 
 
 def test_equal_costs_and_room_enough_leave_no_bubble() -> None:
     for placement in (Placement.loop(4), Placement.v(4)):
-        plan = solve(Problem.of(Costs(), placement, 12), seconds=2)
+        plan = solve(SchedulingProblem.of(Costs(), placement, 12), seconds=2)
         assert plan.timeline.bubble_rate == 0
         assert plan.gap == pytest.approx(0, abs=1e-9)
 
@@ -89,7 +89,7 @@ def test_small_problems_are_proven() -> None:
 def test_the_same_problem_gives_the_same_schedule() -> None:
     # The bound is reached before the clock has a say.
     costs = Costs(activation_bytes=1, weight_stash_bytes=1)
-    problem = Problem.of(costs, Placement.v(8), 24, memory=8)
+    problem = SchedulingProblem.of(costs, Placement.v(8), 24, memory=8)
     one, other = (solve(problem, seconds=30) for _ in range(2))
     assert one.schedule == other.schedule
 
@@ -105,7 +105,7 @@ def test_progress_goes_down_towards_the_bound() -> None:
 
 
 def test_a_limit_that_nothing_keeps_is_an_error() -> None:
-    problem = Problem(Costs(activation_bytes=1), Placement.loop(2), 4, (0.5, 4.0))
+    problem = SchedulingProblem(Costs(activation_bytes=1), Placement.loop(2), 4, (0.5, 4.0))
     with pytest.raises(MemoryLimitError, match=r"Problem.of, which says what would do"):
         solve(problem, seconds=0.2)
 
@@ -136,7 +136,7 @@ UNEVEN = {
 def test_uneven_models_run_a_tenth_faster_than_with_any_family(costs: Costs) -> None:
     sized = replace(costs, activation_bytes=1, weight_stash_bytes=0.5)
     # More than families with one activation per rank need, less than those with two.
-    plan = solve(Problem.of(sized, Placement.loop(8), 16, memory=13), seconds=5)
+    plan = solve(SchedulingProblem.of(sized, Placement.loop(8), 16, memory=13), seconds=5)
     verify(plan)
     assert plan.timeline.makespan * 1.1 <= best_family(plan.problem)
 

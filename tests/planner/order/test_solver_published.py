@@ -6,7 +6,7 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.planner.order.solver import solve
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from tests.facts import (
     CONTROLLABLE_MEMORY,
     V_ORDER,
@@ -24,7 +24,7 @@ ROUNDING = 5e-5
 SECONDS = 15.0
 
 
-def solved_rate(problem: Problem) -> float:
+def solved_rate(problem: SchedulingProblem) -> float:
     plan = solve(problem, seconds=SECONDS)
     check(plan.schedule)
     assert plan.keeps_limit
@@ -50,7 +50,7 @@ def test_with_more_microbatches_and_two_activations_the_gap_is_below_one_percent
     row: ZeroBubbleRow,
 ) -> None:
     few = published_problem(row, Placement.loop(row.ranks), activations=2 * row.ranks)
-    many = Problem.of(few.costs, few.placement, 4 * row.ranks, few.memory)
+    many = SchedulingProblem.of(few.costs, few.placement, 4 * row.ranks, few.memory)
     assert solve(many, seconds=SECONDS).gap <= 0.01
 
 
@@ -61,11 +61,11 @@ def test_a_v_is_at_least_as_good_as_zb_v_and_the_fixed_order(row: VOrderRow) -> 
     assert solved_rate(problem) <= min(row.zb_v, row.v_order) + ROUNDING
 
 
-def controllable(row: ControllableMemoryRow) -> Problem:
+def controllable(row: ControllableMemoryRow) -> SchedulingProblem:
     """Unit costs, with room for as many microbatches as the family holds from F to W."""
     held = {"V-Min": (row.ranks + 4) // 3, "V-Half": (row.ranks + 2) // 2}[row.family]
     costs = Costs(activation_bytes=1, weight_stash_bytes=1)
-    return Problem.of(costs, Placement.v(row.ranks), row.microbatches, memory=2 * held)
+    return SchedulingProblem.of(costs, Placement.v(row.ranks), row.microbatches, memory=2 * held)
 
 
 @pytest.mark.parametrize("row", CONTROLLABLE_MEMORY, ids=lambda row: row.family)

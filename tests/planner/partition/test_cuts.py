@@ -14,7 +14,7 @@ from penstock.planner.partition.chain import (
     count_ticks,
     find_room,
 )
-from penstock.planner.partition.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.goals import Evenness, Goal, SlowestRank
 from penstock.planner.partition.steps import plan_way
 
@@ -30,7 +30,7 @@ def random_chain(placement: Placement, num_pieces: int, seed: int) -> Chain:
 
 def search(
     chain: Chain, goal_name: str, *, width: int = 1, effort: int = UNLIMITED
-) -> Answer | NoAnswer:
+) -> BestCuts | NoCuts:
     ranks = chain.placement.num_ranks
     limits = Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * ranks)
     room, way = find_room(chain, limits), plan_way(chain.placement, [0] * ranks)
@@ -48,14 +48,14 @@ def test_a_narrow_start_finds_what_a_wide_one_finds(placement: Placement, goal: 
     for seed in range(5):
         chain = random_chain(placement, 13, seed)
         narrow, wide = search(chain, goal, width=1), search(chain, goal, width=100_000)
-        assert isinstance(narrow, Answer)
-        assert isinstance(wide, Answer)
+        assert isinstance(narrow, BestCuts)
+        assert isinstance(wide, BestCuts)
         assert (narrow.value, narrow.is_proven, wide.is_proven) == (wide.value, True, True)
 
 
 def test_a_search_without_effort_proves_nothing() -> None:
     chain = random_chain(Placement.loop(3), 9, seed=0)
-    assert search(chain, "evenness", effort=0) == NoAnswer(is_proven=False)
+    assert search(chain, "evenness", effort=0) == NoCuts(is_proven=False)
 
 
 def test_whole_numbers_stay_exact_as_ticks() -> None:

@@ -10,14 +10,14 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.breakdown import Breakdown, break_down, step_seconds, why_slower
 from penstock.planner.search.choices import Choices
 from tests.strategies import costs, schedules
 
 
 def make_plan(schedule: Schedule, costs: Costs, choices: Choices | None = None) -> Plan:
-    problem = Problem.of(costs, schedule.placement, schedule.microbatches)
+    problem = SchedulingProblem.of(costs, schedule.placement, schedule.microbatches)
     return Plan(problem, schedule, 1.0, choices)
 
 

@@ -2,7 +2,7 @@
 
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import (
     checkpoint,
     fewest_checkpoints,
@@ -40,8 +40,8 @@ def test_without_stages_nothing_changes() -> None:
 
 def test_one_microbatch_at_a_time_needs_the_same_room_either_way() -> None:
     placement = Placement.loop(4)
-    plain = Problem.of(COSTS, placement, 4)
-    saving = Problem.of(checkpoint(COSTS, range(4), 4), placement, 4)
+    plain = SchedulingProblem.of(COSTS, placement, 4)
+    saving = SchedulingProblem.of(checkpoint(COSTS, range(4), 4), placement, 4)
     assert plain.least_bytes.tolist() == saving.least_bytes.tolist()
 
 
@@ -54,7 +54,7 @@ def test_checkpoints_whose_size_is_unknown_are_not_worth_it() -> None:
 def test_as_few_stages_as_needed_are_checkpointed() -> None:
     placement = Placement.loop(2, 2)
     at = {
-        limit: fewest_checkpoints(Problem.of(COSTS, placement, 8, limit), [4, 4, 2, 2])
+        limit: fewest_checkpoints(SchedulingProblem.of(COSTS, placement, 8, limit), [4, 4, 2, 2])
         for limit in (1000, 140, 100, 90)
     }
     # Rank 0 holds stages 0 and 2 (60 bytes in flight), rank 1 stages 1 and 3 (120 bytes).
@@ -63,5 +63,5 @@ def test_as_few_stages_as_needed_are_checkpointed() -> None:
 
 def test_where_nothing_is_enough_all_stages_are_checkpointed() -> None:
     placement = Placement.loop(2, 2)
-    problem = Problem.of(COSTS, placement, 8, 60)
+    problem = SchedulingProblem.of(COSTS, placement, 8, 60)
     assert fewest_checkpoints(problem, [40, 40, 20, 20]) == (0, 1, 2, 3)

@@ -5,7 +5,7 @@ from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.findings import Finding, Findings, describe_refusal
 from penstock.planner.search.space import Candidate
@@ -15,7 +15,7 @@ __all__ = ["make_findings"]
 
 def make_finding(family: str, costs: Costs, choices: Choices) -> Finding:
     schedule = build(family, ranks=2, microbatches=6)
-    problem = Problem.of(costs, schedule.placement, 6)
+    problem = SchedulingProblem.of(costs, schedule.placement, 6)
     return Finding(Plan(problem, schedule, float(problem.work.max()), choices))
 
 
@@ -25,7 +25,9 @@ def make_findings() -> Findings:
     best = make_finding("ZBV", half, Choices((2, 3, 3, 2), (), 4))
     slow = Costs(backward_input=[2, 1], activation_bytes=[400, 4000], transfer=0.25)
     other = make_finding("1F1B", slow, Choices((5, 5), (0,), 4))
-    too_large = Problem(Costs(activation_bytes=3000), Placement.loop(2), 3, (2000.0, 1000.0))
+    too_large = SchedulingProblem(
+        Costs(activation_bytes=3000), Placement.loop(2), 3, (2000.0, 1000.0)
+    )
     refused = Candidate(too_large, Choices((5, 5), (), 8))
     return Findings((best, other), (refused,), num_slower=3)
 
@@ -57,7 +59,7 @@ def test_finding_knows_where_its_seconds_go() -> None:
 
 
 def test_neighbouring_stages_are_told_together() -> None:
-    problem = Problem(Costs(activation_bytes=2), Placement.loop(2, 3), 3, (1.0, 4.0))
+    problem = SchedulingProblem(Costs(activation_bytes=2), Placement.loop(2, 3), 3, (1.0, 4.0))
     candidate = Candidate(problem, Choices((1,) * 6, (0, 1, 2, 5)))
     assert describe_refusal(candidate) == (
         "interleaved x3, microbatches of 1, checkpointed 0-2 5: "

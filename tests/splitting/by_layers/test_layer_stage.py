@@ -12,7 +12,7 @@ from torch import nn
 from penstock.ir.dataflow import Routed
 from penstock.splitting.by_layers.hooks.hooks import here_only
 from penstock.splitting.by_layers.layers import split_layers
-from penstock.splitting.by_layers.remote_modules import Elsewhere, Sometimes
+from penstock.splitting.by_layers.remote_modules import RemoteModule, Sometimes
 from penstock.splitting.by_layers.stand_ins import StandIn
 from penstock.splitting.pipe import Pipe
 from tests.splitting import small
@@ -122,7 +122,7 @@ def test_parts_of_the_model_are_found_by_their_paths() -> None:
     model = Chain()
     pipe = split_layers(model, ["layers"], 2)
     assert pipe.stages[1].get_submodule("layers.3") is model.layers[3]
-    assert isinstance(pipe.stages[1].get_submodule("layers.0"), Elsewhere)
+    assert isinstance(pipe.stages[1].get_submodule("layers.0"), RemoteModule)
 
 
 def test_only_its_own_modules_are_given_to_apply() -> None:
@@ -170,7 +170,7 @@ def test_the_model_s_code_may_look_at_modules_that_are_elsewhere() -> None:
         pipe = split_layers(model, ["layers"], 4, *given)
         assert torch.equal(pipe(X), model(X))
         stage = pipe.stages[3].get_submodule("layers.0")
-        assert (isinstance(stage, Elsewhere), isinstance(stage, small.Tail)) == (True, False)
+        assert (isinstance(stage, RemoteModule), isinstance(stage, small.Tail)) == (True, False)
         with pytest.raises(AttributeError, match="'Tail' has no attribute 'unknown'"):
             _ = stage.unknown
 

@@ -6,15 +6,15 @@ import torch
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.notes import Value
 from penstock.splitting.by_layers.replay import Departure, Replay
-from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stand_ins import StandIn
 
 CPU = torch.device("cpu")
 PATHS = {"embed": 0, "layers.0": 0, "layers.1": 1, "head": 1}
-PLAIN = Itinerary(2, PATHS, frozenset(["layers.0", "layers.1"]))
+PLAIN = LayerRoutes(2, PATHS, frozenset(["layers.0", "layers.1"]))
 
 
-def make(index: int, itinerary: Itinerary = PLAIN) -> Replay:
+def make(index: int, itinerary: LayerRoutes = PLAIN) -> Replay:
     return Replay(index, itinerary, [f"layers.{index}"], ["x"])
 
 
@@ -66,7 +66,7 @@ def test_what_a_unit_calls_inside_is_its_own_business() -> None:
 
 def test_an_own_unit_whose_turn_is_on_a_later_stage_ends_the_run() -> None:
     calls = {("layers.0", 0): 0, ("layers.0", 1): 1}
-    replay = make(0, Itinerary(2, PATHS, frozenset(), calls))
+    replay = make(0, LayerRoutes(2, PATHS, frozenset(), calls))
     with replay.running(CPU):
         replay.start((), {})
         assert replay.is_own_call("layers.0")
@@ -96,7 +96,7 @@ def test_a_model_that_returns_too_early_is_noticed() -> None:
 
 def test_a_stand_in_goes_nowhere() -> None:
     needs = {Value("layers.0", 0, ""): (1,), Value("embed", 0, ""): ()}
-    parcel = run_first(make(0, Itinerary(2, PATHS, frozenset(), needs=needs)))
+    parcel = run_first(make(0, LayerRoutes(2, PATHS, frozenset(), needs=needs)))
     replay = make(1)
     with replay.running(CPU):
         replay.unpack([parcel])

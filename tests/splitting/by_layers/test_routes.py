@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.splitting.by_layers.notes import INPUTS, Value
-from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.routes import LayerRoutes
 
 
-def make(needs: dict[Value, Sequence[int]]) -> Itinerary:
+def make(needs: dict[Value, Sequence[int]]) -> LayerRoutes:
     paths = {f"layers.{i}": i for i in range(4)}
-    return Itinerary(4, paths, frozenset(paths), needs=needs)
+    return LayerRoutes(4, paths, frozenset(paths), needs=needs)
 
 
 def test_without_an_example_inputs_and_last_layers_go_to_the_next_stage() -> None:
@@ -56,21 +56,21 @@ def test_inputs_that_the_example_did_not_have_go_everywhere() -> None:
 
 def test_a_unit_is_held_where_it_is_called() -> None:
     calls = {("layers.0", 0): 0, ("layers.0", 1): 2}
-    found = Itinerary(4, {"layers.0": 0, "other": 3}, frozenset(), calls)
+    found = LayerRoutes(4, {"layers.0": 0, "other": 3}, frozenset(), calls)
     assert found.callers("layers.0") == {0, 2}
     assert found.callers("other") == {3}
     assert [found.stage("layers.0", call) for call in range(3)] == [0, 2, 0]
 
 
 def test_loose_parameters_are_held_where_they_are_used() -> None:
-    found = Itinerary(3, {}, frozenset(), loose={"token": frozenset([1, 2])})
+    found = LayerRoutes(3, {}, frozenset(), loose={"token": frozenset([1, 2])})
     assert [found.holds_loose(stage, "token") for stage in range(3)] == [False, True, True]
     assert [found.holds_loose(stage, "other") for stage in range(3)] == [True, False, False]
 
 
 def test_parts_of_a_unit_are_held_where_they_are_used_without_a_call() -> None:
     loose = {"embed.weight": frozenset([2]), "embed.a.b": frozenset([1, 2]), "embedder.x": {2}}
-    found = Itinerary(3, {}, frozenset(), loose={k: frozenset(v) for k, v in loose.items()})
+    found = LayerRoutes(3, {}, frozenset(), loose={k: frozenset(v) for k, v in loose.items()})
     assert [found.held_parts(stage, "embed") for stage in range(3)] == [
         [],
         ["a.b"],

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.tools.demo.candidates import family_course, join_costs, plan_course, plan_courses
-from penstock.tools.demo.task import Lesson
+from penstock.tools.demo.task import Task
 
 # An embedding, six layers and a head that takes as long as two.
 WORK = (0.2, 1, 1, 1, 1, 1, 1, 2)
@@ -22,7 +22,7 @@ COSTS = Costs(
     message_bytes=(0, 2, 2, 2, 2, 2, 2, 2),
     workspace_bytes=(1, 2, 2, 2, 2, 2, 2, 5),
 )
-LESSON = Lesson(ranks=2, steps=1)
+LESSON = Task(ranks=2, steps=1)
 
 
 def test_costs_of_joined_pieces_add_up_but_for_what_is_needed_once() -> None:
@@ -67,7 +67,7 @@ def test_plans_keep_the_limit_and_the_fastest_comes_first() -> None:
 def test_placements_with_more_stages_than_pieces_are_left_out() -> None:
     transfer = [[0.0] * 5] * 5
     costs = Costs.from_mapping(COSTS.to_mapping() | {"transfer": transfer})
-    (found,) = plan_courses(Lesson(ranks=5, steps=1), costs, memory=1e9, seconds=0.1)
+    (found,) = plan_courses(Task(ranks=5, steps=1), costs, memory=1e9, seconds=0.1)
     assert found.plan.problem.placement == Placement.loop(5)
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from penstock.errors import PipelineError
-from penstock.tools.demo.task import Lesson, draw_batches, make_lesson, make_stages
+from penstock.tools.demo.task import Task, draw_batches, make_lesson, make_stages
 
 
 @pytest.mark.parametrize("sizes", [(8,), (5, 3), (3, 2, 2, 1), (1,) * 8])
 def test_model_is_the_same_however_it_is_cut(sizes: tuple[int, ...]) -> None:
-    lesson = Lesson(ranks=2, steps=1)
+    lesson = Task(ranks=2, steps=1)
     tokens = next(draw_batches(lesson, torch.device("cpu"))).tokens[:2]
     whole, stages = make_stages(lesson, (8,)), make_stages(lesson, sizes)
     assert [len(stage) for stage in stages if isinstance(stage, nn.Sequential)] == list(sizes)
@@ -21,7 +21,7 @@ def test_model_is_the_same_however_it_is_cut(sizes: tuple[int, ...]) -> None:
 
 
 def test_embedding_holds_more_than_a_layer_and_the_head_computes_more() -> None:
-    embedding, layer, *_, head = make_stages(Lesson(ranks=2, steps=1), (1,) * 8)
+    embedding, layer, *_, head = make_stages(Task(ranks=2, steps=1), (1,) * 8)
 
     def count(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
@@ -32,7 +32,7 @@ def test_embedding_holds_more_than_a_layer_and_the_head_computes_more() -> None:
 
 
 def test_every_step_has_a_batch_of_its_own() -> None:
-    lesson = Lesson(ranks=2, steps=3)
+    lesson = Task(ranks=2, steps=3)
     batches = [batch.tokens for batch in draw_batches(lesson, torch.device("cpu"))]
     assert {tuple(tokens.shape) for tokens in batches} == {(lesson.rows, lesson.length)}
     assert len({tuple(tokens.flatten().tolist()) for tokens in batches}) == 3

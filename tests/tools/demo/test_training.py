@@ -6,10 +6,16 @@ pytest.importorskip("torch")
 
 from penstock.costs import Costs
 from penstock.tools.demo.candidates import family_course
-from penstock.tools.demo.task import Lesson
-from penstock.tools.demo.training import Held, News, Step, train_pipeline, train_unsplit
+from penstock.tools.demo.task import Task
+from penstock.tools.demo.training import (
+    HeldBytes,
+    News,
+    TrainedStep,
+    train_pipeline,
+    train_unsplit,
+)
 
-LESSON = Lesson(ranks=2, steps=2, rows=16, length=8)
+LESSON = Task(ranks=2, steps=2, rows=16, length=8)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +30,12 @@ def unsplit() -> list[News]:
 def test_courses_learn_what_the_unsplit_model_learns(family: str, unsplit: list[News]) -> None:
     news: list[News] = []
     train_pipeline(LESSON, family_course(family, LESSON, Costs(forward=[1] * 8)), news.append)
-    held = [one for one in news if isinstance(one, Held)]
-    steps = [one for one in news if isinstance(one, Step)]
+    held = [one for one in news if isinstance(one, HeldBytes)]
+    steps = [one for one in news if isinstance(one, TrainedStep)]
     assert news == held + steps
     assert sorted(one.rank for one in held) == [0, 1]
     assert all(one.bytes > 0 for one in held)
-    losses = [one.loss for one in unsplit if isinstance(one, Step)]
+    losses = [one.loss for one in unsplit if isinstance(one, TrainedStep)]
     assert [one.number for one in steps] == [1, 2]
     assert [one.loss for one in steps] == pytest.approx(losses, abs=1e-5)
     assert all(0 <= one.bubble < 1 for one in steps)

@@ -9,7 +9,7 @@ import torch
 from penstock.assembly import lower
 from penstock.checks.report import find_problems
 from penstock.tools.soak.cases import FaultKind, SoakCase, draw_case
-from penstock.tools.soak.models import Batch, count_tokens, draw_model, make_case
+from penstock.tools.soak.models import SoakBatch, count_tokens, draw_model, make_case
 from penstock.tools.soak.schedules import draw_schedule
 from penstock.tools.soak.steps import run_case
 from penstock.tools.verify.reference import run_unsplit
@@ -71,7 +71,7 @@ def test_model_and_batch_are_the_same_at_every_call() -> None:
     model = draw_model(Random(5), 4)
     losses = []
     for seed in (1, 1, 2):
-        case = make_case(model, Batch(seed, rows=3, length=4))
+        case = make_case(model, SoakBatch(seed, rows=3, length=4))
         losses.append(run_unsplit(case, draw_schedule(Random(0), 1).dataflow.chain(4)).item())
     assert losses[0] == losses[1] != losses[2]
 
@@ -80,7 +80,7 @@ def test_drawing_leaves_the_random_numbers_of_others_alone() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
-    make_case(draw_model(Random(5), 2), Batch(0, rows=3, length=4))
+    make_case(draw_model(Random(5), 2), SoakBatch(0, rows=3, length=4))
     assert torch.equal(torch.rand(1), expected)
 
 

@@ -7,42 +7,42 @@ import torch
 
 from penstock.errors import BatchError
 from penstock.step.microbatches import Along, Ready, Shared
-from penstock.training.batch.rows import Rows, claim_rows, merge_claims, settle_rows
+from penstock.training.batch.rows import BatchRows, claim_rows, merge_claims, settle_rows
 
 
 def rows(count: int) -> torch.Tensor:
     return torch.ones(count, 2)
 
 
-def settle(*ranks: dict[str, Any], microbatches: int = 2) -> Rows | None:
+def settle(*ranks: dict[str, Any], microbatches: int = 2) -> BatchRows | None:
     return settle_rows(merge_claims([claim_rows(named, microbatches) for named in ranks]))
 
 
 @pytest.mark.parametrize(
     ("named", "expected"),
     [
-        ({"x": rows(5)}, Rows([3, 2])),
-        ({"x": rows(1)}, Rows([1])),
+        ({"x": rows(5)}, BatchRows([3, 2])),
+        ({"x": rows(1)}, BatchRows([1])),
         ({"x": Shared(rows(5))}, None),
         ({"x": 3}, None),
         # Tensors that are split come before anything ready-made, which may have other rows.
-        ({"x": rows(6), "ends": Ready([rows(9), None, rows(1)])}, Rows([2, 2, 2])),
-        ({"x": rows(6), "target": Ready([rows(2), rows(1)] * 2)}, Rows([2, 2, 1, 1], "")),
+        ({"x": rows(6), "ends": Ready([rows(9), None, rows(1)])}, BatchRows([2, 2, 2])),
+        ({"x": rows(6), "target": Ready([rows(2), rows(1)] * 2)}, BatchRows([2, 2, 1, 1], "")),
         # Then the target, then what agrees.
-        ({"x": Ready([rows(7), rows(1)]), "target": Ready([rows(3), rows(2)])}, Rows([3, 2])),
-        ({"x": Ready([rows(7), rows(1)]), "n": Ready([1, None])}, Rows([7, 1])),
-        ({"x": Ready([rows(7), rows(1)]), "y": Ready([rows(7), rows(1)])}, Rows([7, 1])),
-        ({"x": Ready([rows(7), rows(1)]), "y": Ready([rows(2), rows(1)])}, Rows([1, 1], "")),
+        ({"x": Ready([rows(7), rows(1)]), "target": Ready([rows(3), rows(2)])}, BatchRows([3, 2])),
+        ({"x": Ready([rows(7), rows(1)]), "n": Ready([1, None])}, BatchRows([7, 1])),
+        ({"x": Ready([rows(7), rows(1)]), "y": Ready([rows(7), rows(1)])}, BatchRows([7, 1])),
+        ({"x": Ready([rows(7), rows(1)]), "y": Ready([rows(2), rows(1)])}, BatchRows([1, 1], "")),
         # Nothing is known: every microbatch counts the same.
-        ({"x": Ready(["a", 3, None])}, Rows([1, 1, 1])),
-        ({"x": Ready([rows(3), None])}, Rows([1, 1])),
-        ({"x": {"a": Ready([Shared(rows(3)), rows(2)])}}, Rows([1, 1])),
-        ({"x": Ready([(rows(3), rows(4)), (rows(1), rows(1))])}, Rows([1, 1])),
-        ({"x": Along(Ready([rows(3).T, rows(2).T]), 1)}, Rows([3, 2])),
-        ({"x": [Ready([rows(0), rows(2)])]}, Rows([0, 2])),
+        ({"x": Ready(["a", 3, None])}, BatchRows([1, 1, 1])),
+        ({"x": Ready([rows(3), None])}, BatchRows([1, 1])),
+        ({"x": {"a": Ready([Shared(rows(3)), rows(2)])}}, BatchRows([1, 1])),
+        ({"x": Ready([(rows(3), rows(4)), (rows(1), rows(1))])}, BatchRows([1, 1])),
+        ({"x": Along(Ready([rows(3).T, rows(2).T]), 1)}, BatchRows([3, 2])),
+        ({"x": [Ready([rows(0), rows(2)])]}, BatchRows([0, 2])),
     ],
 )
-def test_rows_follow_from_what_has_them(named: dict[str, Any], expected: Rows | None) -> None:
+def test_rows_follow_from_what_has_them(named: dict[str, Any], expected: BatchRows | None) -> None:
     found = settle(named)
     assert (found and found.rows) == (expected and expected.rows)
     assert (found and found.doubt is None) == (expected and expected.doubt is None)
@@ -50,13 +50,13 @@ def test_rows_follow_from_what_has_them(named: dict[str, Any], expected: Rows | 
 
 def test_a_doubt_says_what_differs() -> None:
     found = settle({"x": rows(4), "target": Ready([rows(3), rows(1)])})
-    assert found == Rows([2, 2], "the batch has [2, 2] rows, the target [3, 1]")
+    assert found == BatchRows([2, 2], "the batch has [2, 2] rows, the target [3, 1]")
     found = settle({"x": Ready([rows(7), rows(1)]), "y": Ready([rows(2), rows(1)])})
-    assert found == Rows([1, 1], "the ready-made rows differ: x [7, 1], y [2, 1]")
+    assert found == BatchRows([1, 1], "the ready-made rows differ: x [7, 1], y [2, 1]")
 
 
 def test_ranks_are_settled_together() -> None:
-    assert settle({"x": rows(5)}, {}, {"target": Ready([rows(3), rows(2)])}) == Rows([3, 2])
+    assert settle({"x": rows(5)}, {}, {"target": Ready([rows(3), rows(2)])}) == BatchRows([3, 2])
     assert settle({}, {}) is None
 
 

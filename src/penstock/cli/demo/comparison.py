@@ -15,9 +15,9 @@ from penstock.view.units import format_bytes, format_share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.tools.demo.candidates import Course
+    from penstock.tools.demo.candidates import DemoCandidate
     from penstock.tools.demo.comparison import Result
-    from penstock.tools.demo.task import Lesson
+    from penstock.tools.demo.task import Task
 
 __all__ = ["compare_and_show", "describe_race"]
 
@@ -25,7 +25,7 @@ _MOST_ROUNDS = 12
 
 
 def compare_and_show(
-    console: Console, lesson: Lesson, courses: Sequence[Course], *, memory: float
+    console: Console, lesson: Task, courses: Sequence[DemoCandidate], *, memory: float
 ) -> list[Result]:
     """Run steps of the courses in turns, and show them beside what was predicted."""
     from penstock.tools.demo.comparison import compare_courses

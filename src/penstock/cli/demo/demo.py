@@ -22,9 +22,9 @@ from penstock.view.page.html import page
 from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:
-    from penstock.tools.demo.candidates import Course
+    from penstock.tools.demo.candidates import DemoCandidate
     from penstock.tools.demo.comparison import Result
-    from penstock.tools.demo.task import Lesson
+    from penstock.tools.demo.task import Task
 
 __all__ = ["demo_command"]
 
@@ -93,7 +93,7 @@ def _tour(console: Console, output: Path, missing: MissingDependencyError) -> No
     )
 
 
-def _teach(console: Console, output: Path, lesson: Lesson, family: str | None) -> None:
+def _teach(console: Console, output: Path, lesson: Task, family: str | None) -> None:
     prospects = look_ahead(console, lesson)
     courses = _line_up(lesson, prospects, family)
     training = train_and_compare(console, lesson, courses[0])
@@ -114,7 +114,7 @@ def _teach(console: Console, output: Path, lesson: Lesson, family: str | None) -
     )
 
 
-def _line_up(lesson: Lesson, prospects: Prospects, family: str | None) -> list[Course]:
+def _line_up(lesson: Task, prospects: Prospects, family: str | None) -> list[DemoCandidate]:
     """What is trained by, first, and what it is compared with."""
     from penstock.tools.demo.candidates import family_course
 

@@ -16,8 +16,8 @@ from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from penstock.costs import Costs
-    from penstock.tools.demo.candidates import Course, PlannedCourse
-    from penstock.tools.demo.task import Lesson
+    from penstock.tools.demo.candidates import DemoCandidate, PlannedCandidate
+    from penstock.tools.demo.task import Task
 
 __all__ = ["Prospects", "look_ahead"]
 
@@ -39,18 +39,18 @@ class Prospects:
     """Costs of the pieces, the plan, the bytes per rank that it keeps to, and its rivals."""
 
     costs: Costs
-    planned: PlannedCourse
+    planned: PlannedCandidate
     memory: float
-    rivals: tuple[Course, ...]
+    rivals: tuple[DemoCandidate, ...]
 
 
-def look_ahead(console: Console, lesson: Lesson) -> Prospects:
+def look_ahead(console: Console, lesson: Task) -> Prospects:
     """Measure the model, choose a limit, and plan for it."""
     costs = _measure(console, lesson)
     return _plan(console, lesson, costs)
 
 
-def _measure(console: Console, lesson: Lesson) -> Costs:
+def _measure(console: Console, lesson: Task) -> Costs:
     from penstock.tools.demo.measuring import appraise
 
     where = "a GPU" if lesson.device == "cuda" else "the processor"
@@ -65,7 +65,7 @@ def _measure(console: Console, lesson: Lesson) -> Costs:
     return found.costs
 
 
-def _cost_table(lesson: Lesson, costs: Costs) -> Table:
+def _cost_table(lesson: Task, costs: Costs) -> Table:
     """The first piece, the layers, which are alike, by their mean, and the last piece."""
     table = Table(box=None, pad_edge=False)
     table.add_column("piece")
@@ -90,7 +90,7 @@ def _cost_table(lesson: Lesson, costs: Costs) -> Table:
     return table
 
 
-def _plan(console: Console, lesson: Lesson, costs: Costs) -> Prospects:
+def _plan(console: Console, lesson: Task, costs: Costs) -> Prospects:
     from penstock.tools.demo.candidates import family_course, plan_course, plan_courses
 
     title(console, f"Plan: the fastest order for {lesson.ranks} ranks under a memory limit")
@@ -117,7 +117,7 @@ def _plan(console: Console, lesson: Lesson, costs: Costs) -> Prospects:
     return Prospects(costs, best, limit, rivals)
 
 
-def _plan_table(found: list[PlannedCourse]) -> Table:
+def _plan_table(found: list[PlannedCandidate]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("placement")
     table.add_column("pieces per stage")
@@ -136,7 +136,7 @@ def _plan_table(found: list[PlannedCourse]) -> Table:
     return table
 
 
-def _describe_gap(best: PlannedCourse) -> str:
+def _describe_gap(best: PlannedCandidate) -> str:
     gap = max(best.plan.gap, 0.0)
     if gap < 0.0005:  # what is told as 0.0 %
         return "the first is the plan; it is proven that no order of this cut is faster"
@@ -146,7 +146,7 @@ def _describe_gap(best: PlannedCourse) -> str:
 
 
 def _describe_limit(
-    limit: float, best: PlannedCourse, free: PlannedCourse, wasteful: Course
+    limit: float, best: PlannedCandidate, free: PlannedCandidate, wasteful: DemoCandidate
 ) -> str:
     """Whether the limit has cost anything, and who does not keep it."""
     free_bytes = free.plan.timeline.peak_bytes

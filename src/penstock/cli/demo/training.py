@@ -12,8 +12,8 @@ from penstock.cli.reports import title
 from penstock.errors import PipelineError
 
 if TYPE_CHECKING:
-    from penstock.tools.demo.candidates import Course
-    from penstock.tools.demo.task import Lesson
+    from penstock.tools.demo.candidates import DemoCandidate
+    from penstock.tools.demo.task import Task
 
 __all__ = ["Training", "train_and_compare"]
 
@@ -30,7 +30,7 @@ class Training:
     difference: float
 
 
-def train_and_compare(console: Console, lesson: Lesson, course: Course) -> Training:
+def train_and_compare(console: Console, lesson: Task, course: DemoCandidate) -> Training:
     """Train as a pipeline and unsplit on the same data, and compare every loss."""
     piped = _train(console, lesson, course)
     alone = _train_alone(console, lesson)
@@ -52,7 +52,7 @@ def train_and_compare(console: Console, lesson: Lesson, course: Course) -> Train
     return Training(piped.steps[0].loss, piped.steps[-1].loss, difference)
 
 
-def _train(console: Console, lesson: Lesson, course: Course) -> Display:
+def _train(console: Console, lesson: Task, course: DemoCandidate) -> Display:
     from penstock.tools.demo.training import train_pipeline
 
     schedule = course.schedule
@@ -66,7 +66,7 @@ def _train(console: Console, lesson: Lesson, course: Course) -> Display:
     return display
 
 
-def _train_alone(console: Console, lesson: Lesson) -> Display:
+def _train_alone(console: Console, lesson: Task) -> Display:
     from penstock.tools.demo.training import train_unsplit
 
     title(console, "Exact: the unsplit model, on the same data, in one process")

@@ -8,7 +8,7 @@ from penstock.planner.bound.heads import find_heads
 from penstock.planner.bound.one_rank import bound_ranks_alone
 from penstock.planner.bound.rounds import cheapest_backward, see_from_ranks
 from penstock.planner.bound.tails import find_tails
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["lower_bound"]
 
@@ -16,7 +16,7 @@ __all__ = ["lower_bound"]
 _ROUNDING = 1e-12
 
 
-def lower_bound(problem: Problem) -> float:
+def lower_bound(problem: SchedulingProblem) -> float:
     """Seconds that no schedule for the problem can beat, whatever its order and its overlaps."""
     problem = _apart(problem)
     bound = max(_bound_by_work(problem), _bound_by_round_trip(problem))
@@ -28,7 +28,7 @@ def lower_bound(problem: Problem) -> float:
     return bound * (1 - _ROUNDING)
 
 
-def _apart(problem: Problem) -> Problem:
+def _apart(problem: SchedulingProblem) -> SchedulingProblem:
     """A problem without overlaps that is no slower.
 
     A pair takes at most `gain` times its F less than the sum of both. So with every F shorter by
@@ -42,7 +42,7 @@ def _apart(problem: Problem) -> Problem:
     return replace(problem, costs=replace(costs, forward=forward.tolist(), overlap_gain=0.0))
 
 
-def _bound_by_work(problem: Problem) -> float:
+def _bound_by_work(problem: SchedulingProblem) -> float:
     """A rank does one thing at a time, so it takes at least as long as its work."""
     seconds = problem.forward + sum(cheapest_backward(problem))
     holder = np.array(problem.placement.rank_of_stage)
@@ -50,7 +50,7 @@ def _bound_by_work(problem: Problem) -> float:
     return float(work.max())
 
 
-def _bound_by_round_trip(problem: Problem) -> float:
+def _bound_by_round_trip(problem: SchedulingProblem) -> float:
     """From F of a stage there is a way to go until its first I ends; then come the other I and W.
 
     All of that lies between the first and the last action of the stage's rank.

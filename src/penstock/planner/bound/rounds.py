@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.ir.rows import Floats
 from penstock.planner.bound.visits import Longs, Visits
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["Rounds", "cheapest_backward", "see_from_ranks"]
 
@@ -54,7 +54,7 @@ class Rounds:
         return flat
 
 
-def see_from_ranks(problem: Problem) -> Rounds | None:
+def see_from_ranks(problem: SchedulingProblem) -> Rounds | None:
     """The relaxed problem, or nothing where the placement does not go round the ranks.
 
     Whoever does B in one piece could do I and W in its place, no later and with no more bytes,
@@ -83,7 +83,7 @@ def see_from_ranks(problem: Problem) -> Rounds | None:
     return Rounds(visits, stage, order, problem.lag_down, problem.lag_up)
 
 
-def cheapest_backward(problem: Problem) -> tuple[Floats, Floats]:
+def cheapest_backward(problem: SchedulingProblem) -> tuple[Floats, Floats]:
     """Per stage, seconds of I and of W that neither they nor B can beat."""
     if problem.costs.full_backward is None:
         return problem.backward_input, problem.backward_weight

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import ceil, floor, gcd, isfinite, lcm
 from typing import TYPE_CHECKING
 
-from penstock.planner.exact.model import Piece, ScheduleModel
+from penstock.planner.exact.model import Interval, ScheduleModel
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import IntervalVar, LinearExprT
@@ -88,8 +88,8 @@ def _add_most_held(filled: ScheduleModel, stage: int, room: float) -> None:
 
 def _wait(
     filled: ScheduleModel,
-    takers: tuple[Piece, ...],
-    givers: tuple[Piece, ...],
+    takers: tuple[Interval, ...],
+    givers: tuple[Interval, ...],
     room: float,
     size: float,
 ) -> None:

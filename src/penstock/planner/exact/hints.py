@@ -10,7 +10,7 @@ import numpy as np
 from penstock.ir.actions import Action, Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
-from penstock.planner.exact.model import Piece, ScheduleModel
+from penstock.planner.exact.model import Interval, ScheduleModel
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 
@@ -46,7 +46,7 @@ def _starts(timeline: Timeline, stage: int, kind: Kind) -> Floats:
     return np.sort(timeline.start[(rows.stage == stage) & (rows.kind == kind)])
 
 
-def _hint(filled: ScheduleModel, pieces: tuple[Piece, ...], starts: Floats) -> None:
+def _hint(filled: ScheduleModel, pieces: tuple[Interval, ...], starts: Floats) -> None:
     if len(starts) == len(pieces):
         for piece, start in zip(pieces, starts, strict=True):
             filled.model.add_hint(piece.start, filled.ticks.down(start))

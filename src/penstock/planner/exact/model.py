@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.planner.exact.ticks import Ticks, find_limits
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar, LinearExprT
 
-__all__ = ["Actions", "Piece", "ScheduleModel", "make_model"]
+__all__ = ["Actions", "Interval", "ScheduleModel", "make_model"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class Interval:
     """One action of the model: when it starts and ends, and the interval between."""
 
     start: IntVar
@@ -32,7 +32,7 @@ class Piece:
 
 
 # One tuple per stage, one piece per microbatch.
-Actions = tuple[tuple[Piece, ...], ...]
+Actions = tuple[tuple[Interval, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +44,7 @@ class ScheduleModel:
     """
 
     model: CpModel
-    problem: Problem
+    problem: SchedulingProblem
     ticks: Ticks
     horizon: int
     makespan: IntVar
@@ -54,7 +54,9 @@ class ScheduleModel:
     is_merged: dict[int, tuple[IntVar, ...]]
 
 
-def make_model(model: CpModel, problem: Problem, *, least: float, most: float) -> ScheduleModel:
+def make_model(
+    model: CpModel, problem: SchedulingProblem, *, least: float, most: float
+) -> ScheduleModel:
     """Fill an empty model with a problem whose best makespan lies between `least` and `most`."""
     ticks = Ticks.for_makespan(most)
     # Every rank starts within the makespan of the first rank, and then has one of its own.
@@ -84,7 +86,7 @@ class _Draft:
     """Makes the variables of a model."""
 
     model: CpModel
-    problem: Problem
+    problem: SchedulingProblem
     ticks: Ticks
     horizon: int
 
@@ -123,23 +125,23 @@ class _Draft:
             for stage, seconds in enumerate(self.problem.backward_weight)
         )
 
-    def fixed(self, seconds: float) -> tuple[Piece, ...]:
+    def fixed(self, seconds: float) -> tuple[Interval, ...]:
         """A stage's actions that take so many seconds."""
         length = self.ticks.down(seconds)
         starts = [self._time() for _ in range(self.problem.microbatches)]
         make = self.model.new_fixed_size_interval_var
-        return tuple(Piece(start, start + length, make(start, length, "")) for start in starts)
+        return tuple(Interval(start, start + length, make(start, length, "")) for start in starts)
 
     def chosen(
         self, seconds: float, merged: float, choice: tuple[IntVar, ...]
-    ) -> tuple[Piece, ...]:
+    ) -> tuple[Interval, ...]:
         """A stage's actions that take so many seconds, or others where they are merged."""
         length, other = self.ticks.down(seconds), self.ticks.down(merged)
         pieces = []
         for is_merged in choice:
             start, end = self._time(), self._time()
             size = length + (other - length) * is_merged
-            pieces.append(Piece(start, end, self.model.new_interval_var(start, size, end, "")))
+            pieces.append(Interval(start, end, self.model.new_interval_var(start, size, end, "")))
         return tuple(pieces)
 
     def _time(self) -> IntVar:

@@ -15,7 +15,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.byte_limits import add_bytes
 from penstock.planner.exact.hints import add_hints, read_schedule
 from penstock.planner.exact.model import ScheduleModel, make_model
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Exact:
 
 
 def prove(
-    problem: Problem,
+    problem: SchedulingProblem,
     *,
     start: Schedule | None = None,
     seconds: float = 10.0,
@@ -70,7 +70,9 @@ def prove(
     return known if known.is_optimal else _search(problem, known, seconds, progress)
 
 
-def _search(problem: Problem, known: Exact, seconds: float, progress: Progress | None) -> Exact:
+def _search(
+    problem: SchedulingProblem, known: Exact, seconds: float, progress: Progress | None
+) -> Exact:
     library = _load_library()
     filled = make_model(library.CpModel(), problem, least=known.lower_bound, most=known.makespan)
     add_bytes(filled)
@@ -123,7 +125,7 @@ def _make_follower(
     return Follower()
 
 
-def _one_at_a_time(problem: Problem) -> Schedule:
+def _one_at_a_time(problem: SchedulingProblem) -> Schedule:
     """Every microbatch goes all the way before the next one starts: what needs least room."""
     orders = []
     for rank in range(problem.ranks):

@@ -15,9 +15,9 @@ from penstock.ir.rows import Floats
 from penstock.planner.bound.heads import find_heads
 from penstock.planner.bound.rounds import see_from_ranks
 from penstock.planner.bound.tails import find_tails
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["Limits", "Ticks", "find_limits"]
+__all__ = ["TickLimits", "Ticks", "find_limits"]
 
 # A makespan has so many binary digits of ticks; more make no plan better and the solver slower.
 _DIGITS = 26
@@ -50,7 +50,7 @@ class Ticks:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Limits:
+class TickLimits:
     """Per stage and microbatch: the earliest start of F and I, and how long a step takes then."""
 
     forward_start: Floats
@@ -59,17 +59,17 @@ class Limits:
     after_backward: Floats
 
 
-def find_limits(problem: Problem) -> Limits:
+def find_limits(problem: SchedulingProblem) -> TickLimits:
     """What the bounds know about single actions; nothing much where there are no rounds."""
     shape = (problem.stages, problem.microbatches)
     rounds = see_from_ranks(problem)
     if rounds is None:
-        return Limits(*(np.zeros(shape) for _ in range(4)))
+        return TickLimits(*(np.zeros(shape) for _ in range(4)))
     tails = find_tails(rounds)
     start = find_heads(rounds, tails).start
     half = rounds.visits.rounds
     after_backward = tails.backward + rounds.by_stage(rounds.visits.backward)[:, None]
-    return Limits(
+    return TickLimits(
         rounds.by_stage(start[:half]),
         rounds.by_stage(start[half:][::-1]),
         tails.forward,

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from penstock.errors import SizeError
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.schedules.registry import FAMILIES, Family
 
 __all__ = ["fixed_schedules"]
 
 
-def fixed_schedules(problem: Problem) -> Iterator[Schedule]:
+def fixed_schedules(problem: SchedulingProblem) -> Iterator[Schedule]:
     """Schedules of the families that have the problem's placement, whatever bytes they need.
 
     Families that give the same order at these sizes are named once.
@@ -29,7 +29,7 @@ def fixed_schedules(problem: Problem) -> Iterator[Schedule]:
             yield schedule
 
 
-def _generate(family: Family, problem: Problem) -> Schedule | None:
+def _generate(family: Family, problem: SchedulingProblem) -> Schedule | None:
     """The family's schedule, or nothing if it has none for these sizes."""
     per_rank, rest = divmod(problem.stages, problem.ranks)
     if rest or family.copies > 1:
@@ -40,6 +40,6 @@ def _generate(family: Family, problem: Problem) -> Schedule | None:
         return None
 
 
-def _solves(schedule: Schedule, problem: Problem) -> bool:
+def _solves(schedule: Schedule, problem: SchedulingProblem) -> bool:
     is_same = schedule.placement == problem.placement and schedule.dataflow.is_chain
     return is_same and not schedule.is_forward_only

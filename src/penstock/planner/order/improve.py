@@ -17,7 +17,7 @@ from penstock.ir.rows import Floats
 from penstock.planner.order.guesses import Guess
 from penstock.planner.order.orders import Builder, Built, Policy
 
-__all__ = ["Candidate", "climb", "try_out"]
+__all__ = ["ImprovedOrder", "climb", "try_out"]
 
 # So many candidates are worked on side by side; the better, the more often.
 _SIDE_BY_SIDE = 6
@@ -31,34 +31,34 @@ _SHARE_OF_POLICY = 0.35
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ImprovedOrder:
     """A guess and the order that was built from it."""
 
     guess: Guess
     built: Built
 
 
-def _makespan(candidate: Candidate) -> float:
+def _makespan(candidate: ImprovedOrder) -> float:
     return candidate.built.makespan
 
 
-def _score(candidate: Candidate) -> float:
+def _score(candidate: ImprovedOrder) -> float:
     return candidate.built.makespan + _WEIGHT_OF_MEAN * candidate.built.mean
 
 
 def try_out(
-    builder: Builder, guesses: Iterable[Guess], may_go_on: Callable[[Candidate], bool]
-) -> list[Candidate]:
+    builder: Builder, guesses: Iterable[Guess], may_go_on: Callable[[ImprovedOrder], bool]
+) -> list[ImprovedOrder]:
     """Candidates from guesses, the best first, for as long as `may_go_on` says of the fastest.
 
     Guesses that get stuck give none.
     """
-    candidates: list[Candidate] = []
-    best: Candidate | None = None
+    candidates: list[ImprovedOrder] = []
+    best: ImprovedOrder | None = None
     for guess in guesses:
         built = builder.build(guess.urgency, guess.policy)
         if built is not None:
-            candidates.append(Candidate(guess, built))
+            candidates.append(ImprovedOrder(guess, built))
             best = min(best or candidates[-1], candidates[-1], key=_makespan)
         if best is not None and not may_go_on(best):
             break
@@ -67,10 +67,10 @@ def try_out(
 
 def climb(
     builder: Builder,
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ImprovedOrder],
     random: Random,
-    may_go_on: Callable[[Candidate], bool],
-) -> Candidate:
+    may_go_on: Callable[[ImprovedOrder], bool],
+) -> ImprovedOrder:
     """Improve the best candidates for as long as `may_go_on` says of the fastest order."""
     pool = sorted(candidates, key=_score)[:_SIDE_BY_SIDE]
     best = min(candidates, key=_makespan)
@@ -80,7 +80,7 @@ def climb(
         built = builder.build(guess.urgency, guess.policy)
         if built is None:
             continue
-        changed = Candidate(guess, built)
+        changed = ImprovedOrder(guess, built)
         if _score(changed) <= _score(pool[number]):
             del pool[number]
             insort(pool, changed, key=_score)
@@ -88,7 +88,7 @@ def climb(
     return best
 
 
-def _change(candidate: Candidate, random: Random, cycle: float) -> Guess:
+def _change(candidate: ImprovedOrder, random: Random, cycle: float) -> Guess:
     """Another guess near that of a candidate."""
     guess = candidate.guess
     if random.random() < 0.05:

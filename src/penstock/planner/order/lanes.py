@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from penstock.ir.rows import Floats, Rows
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["Lanes", "Longs"]
 
@@ -30,7 +30,7 @@ _GRACE = 1e-12
 class Lanes:
     """What the work of every lane takes and gives, and which lanes each rank has."""
 
-    problem: Problem
+    problem: SchedulingProblem
 
     @property
     def stages(self) -> int:

@@ -8,13 +8,13 @@ from penstock.ir.actions import Kind
 from penstock.ir.rows import Bools, Rows
 from penstock.ir.schedule import Schedule
 from penstock.passes.backward import merge_backward
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
 __all__ = ["make_whole", "merge_for_free", "with_whole_backwards"]
 
 
-def merge_for_free(schedule: Schedule, problem: Problem) -> Schedule:
+def merge_for_free(schedule: Schedule, problem: SchedulingProblem) -> Schedule:
     """Make one B of each I with its W right after it, where that makes nothing slower.
 
     Where B takes less than I and W together, all such pairs are merged if that is faster still.
@@ -26,7 +26,7 @@ def merge_for_free(schedule: Schedule, problem: Problem) -> Schedule:
     return min(reversed(choices), key=lambda choice: simulate(choice, problem.costs).makespan)
 
 
-def _find_free(schedule: Schedule, problem: Problem) -> Bools:
+def _find_free(schedule: Schedule, problem: SchedulingProblem) -> Bools:
     """For every row, whether it is an I that may as well be a B.
 
     B hands on its gradient only when it ends, so the stage before must not need it sooner.
@@ -53,7 +53,7 @@ def _is_pair(rows: Rows) -> Bools:
     return is_pair
 
 
-def _is_no_longer(problem: Problem) -> Bools:
+def _is_no_longer(problem: SchedulingProblem) -> Bools:
     """Per stage, whether B takes no longer than I and W."""
     costs, stages = problem.costs, problem.stages
     if costs.full_backward is None:
@@ -70,7 +70,7 @@ def _merge(schedule: Schedule, is_free: Bools) -> Schedule:
     return replace(schedule, rows=replace(rows, kind=kind).keep(~is_second))
 
 
-def with_whole_backwards(problem: Problem) -> Problem | None:
+def with_whole_backwards(problem: SchedulingProblem) -> SchedulingProblem | None:
     """The problem in which no backward is split, or nothing if splitting never costs anything.
 
     There, I does everything, and W takes and holds nothing.

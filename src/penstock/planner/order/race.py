@@ -7,7 +7,7 @@ from time import perf_counter
 
 from penstock.errors import MemoryLimitError
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
 __all__ = ["Progress", "Race", "is_as_fast"]
@@ -34,7 +34,7 @@ class Progress:
 class Race:
     """Takes schedules and keeps the fastest that keeps the limit."""
 
-    problem: Problem
+    problem: SchedulingProblem
     bound: float
     seconds: float
     progress: Callable[[Progress], None] | None

@@ -13,14 +13,14 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
-from penstock.planner.order.improve import Candidate, climb, try_out
+from penstock.planner.order.improve import ImprovedOrder, climb, try_out
 from penstock.planner.order.improve_order import MOVES, anneal
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
 from penstock.planner.order.orders import Builder, Policy
 from penstock.planner.order.race import Race, is_as_fast
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["search_orders"]
 
@@ -127,20 +127,20 @@ class _Search:
     bound: float
     seconds: float
 
-    def screen(self, known: Sequence[Schedule], random: Random) -> list[Candidate]:
+    def screen(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
         """Candidates from all kinds of guesses, the best of them again with other policies."""
         guesser = Guesser(self.lanes, random, self.bound)
         candidates = self.try_out(_guess(self, guesser, known))
         again = _with_other_policies(candidates[:_TRIED_AGAIN], guesser)
         return candidates + self.try_out(again)
 
-    def try_out(self, guesses: Iterable[Guess]) -> list[Candidate]:
+    def try_out(self, guesses: Iterable[Guess]) -> list[ImprovedOrder]:
         """Candidates from guesses, the best first, until the search is over."""
         is_large = self.lanes.num_rows > _FEW_ROWS
         builder = Builder(self.lanes, should_compile(is_worth_loading=is_large))
         return try_out(builder, guesses, self._until("guesses", inf))
 
-    def improve(self, candidates: Sequence[Candidate], random: Random) -> Candidate:
+    def improve(self, candidates: Sequence[ImprovedOrder], random: Random) -> ImprovedOrder:
         """The best that comes of candidates."""
         is_long = self.race.seconds >= _SECONDS_WORTH_LOADING
         builder = Builder(self.lanes, should_compile(is_worth_loading=is_long))
@@ -152,10 +152,10 @@ class _Search:
         rows = self.seconds * _ROWS_PER_SECOND[is_compiled]
         return rows / (self.lanes.num_rows + _ROWS_PER_ORDER)
 
-    def _until(self, trying: str, orders: float) -> Callable[[Candidate], bool]:
+    def _until(self, trying: str, orders: float) -> Callable[[ImprovedOrder], bool]:
         left = orders
 
-        def may_go_on(best: Candidate) -> bool:
+        def may_go_on(best: ImprovedOrder) -> bool:
             nonlocal left
             left -= 1
             is_whole = self.lanes.problem is self.race.problem
@@ -179,7 +179,7 @@ def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iter
         yield guesser.guess()
 
 
-def _learn_from(few: Problem, search: _Search, random: Random) -> Iterator[Guess]:
+def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iterator[Guess]:
     """What always fits, and what is best for a problem with fewer microbatches, lengthened."""
     yield Guesser(search.lanes, random, search.bound).one_at_a_time()
     seconds = _SHARE_FOR_FEW * search.seconds
@@ -189,7 +189,7 @@ def _learn_from(few: Problem, search: _Search, random: Random) -> Iterator[Guess
         yield lengthen(candidate.guess, search.lanes.microbatches)
 
 
-def _with_other_policies(candidates: Sequence[Candidate], guesser: Guesser) -> Iterator[Guess]:
+def _with_other_policies(candidates: Sequence[ImprovedOrder], guesser: Guesser) -> Iterator[Guess]:
     for candidate in candidates:
         for _ in range(_OTHER_POLICIES):
             yield replace(candidate.guess, policy=guesser.policy())

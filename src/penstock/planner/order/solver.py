@@ -20,7 +20,7 @@ from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_
 from penstock.planner.order.race import Progress, Race
 from penstock.planner.order.search import search_orders
 from penstock.planner.plans import Plan
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["Progress", "solve"]
 
@@ -37,7 +37,7 @@ _MICROBATCHES_FOR_EXACT = 8
 
 
 def solve(
-    problem: Problem,
+    problem: SchedulingProblem,
     *,
     seconds: float = 5.0,
     progress: Callable[[Progress], None] | None = None,
@@ -78,7 +78,7 @@ def _search(race: Race, seconds: float) -> None:
         search_orders(race, families, seconds)
 
 
-def _is_small(problem: Problem) -> bool:
+def _is_small(problem: SchedulingProblem) -> bool:
     return problem.ranks <= _RANKS_FOR_EXACT and problem.microbatches <= _MICROBATCHES_FOR_EXACT
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
-from penstock.planner.partition.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.fit import find_any_fit, find_fit, guess_fit, sum_ranks
 from penstock.planner.partition.goals import Evenness, Goal, SlowestRank
 from penstock.planner.partition.steps import Way, plan_way
@@ -19,53 +19,57 @@ _EFFORT = 1 << 22
 _MOST_PROOFS = 3
 
 
-def best_cuts(chain: Chain, caps: tuple[int, ...]) -> Answer | NoAnswer:
+def best_cuts(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
     """The best cuts with so many bytes per rank; the value is the ticks of the slowest stage."""
     fastest = _least_slowest_stage(chain, caps)
-    if isinstance(fastest, NoAnswer):
+    if isinstance(fastest, NoCuts):
         return fastest
     ranks = _least_slowest_rank(chain, Limits(fastest.value, UNLIMITED, caps), fastest.cuts)
     even = _most_even(chain, Limits(fastest.value, ranks.value, caps), ranks.cuts)
     is_proven = fastest.is_proven and ranks.is_proven and even.is_proven
-    return Answer(even.cuts, fastest.value, is_proven)
+    return BestCuts(even.cuts, fastest.value, is_proven)
 
 
-def _least_slowest_stage(chain: Chain, caps: tuple[int, ...]) -> Answer | NoAnswer:
+def _least_slowest_stage(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
     """Cuts whose slowest stage is as fast as the bytes allow."""
     least = _least_stage_ticks(chain)
     if set(caps) == {UNLIMITED}:
         # Each stage takes as much as it can: the latest places of the cuts make an answer.
         room = _room(chain, Limits(least, UNLIMITED, caps))
-        return Answer(tuple(room.highest.tolist()), least, is_proven=True)
+        return BestCuts(tuple(room.highest.tolist()), least, is_proven=True)
     best = find_any_fit(chain, caps)
-    if isinstance(best, NoAnswer):
+    if isinstance(best, NoCuts):
         return best
     lengths = np.unique(chain.ticks[None, :] - chain.ticks[:, None])
     best = _guess_fastest(chain, caps, best, lengths[lengths >= least])
     return _prove_fastest(chain, caps, best, lengths[lengths >= least])
 
 
-def _guess_fastest(chain: Chain, caps: tuple[int, ...], best: Answer, candidates: Longs) -> Answer:
+def _guess_fastest(
+    chain: Chain, caps: tuple[int, ...], best: BestCuts, candidates: Longs
+) -> BestCuts:
     """Halve the candidates for the slowest stage; what is not found soon counts as not there."""
     candidates = candidates[candidates < best.value]
     while len(candidates):
         middle = len(candidates) // 2
         found = guess_fit(chain, caps, stage_ticks=int(candidates[middle]))
-        if isinstance(found, NoAnswer):
+        if isinstance(found, NoCuts):
             candidates = candidates[middle + 1 :]
         else:
             best, candidates = found, candidates[candidates < found.value]
     return best
 
 
-def _prove_fastest(chain: Chain, caps: tuple[int, ...], best: Answer, candidates: Longs) -> Answer:
+def _prove_fastest(
+    chain: Chain, caps: tuple[int, ...], best: BestCuts, candidates: Longs
+) -> BestCuts:
     """Show that the next faster candidate does not fit, and with it none that is faster still."""
     for _ in range(_MOST_PROOFS):
         candidates = candidates[candidates < best.value]
         if not len(candidates):
             return replace(best, is_proven=True)
         found = find_fit(chain, caps, stage_ticks=int(candidates[-1]))
-        if isinstance(found, NoAnswer):
+        if isinstance(found, NoCuts):
             return replace(best, is_proven=found.is_proven)
         best = _guess_fastest(chain, caps, found, candidates)
     return best
@@ -83,10 +87,10 @@ def _least_stage_ticks(chain: Chain) -> int:
     return int(slowest[0])
 
 
-def _least_slowest_rank(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> Answer:
+def _least_slowest_rank(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> BestCuts:
     room = _room(chain, limits)
     least = sum_ranks(chain.placement, room.least_ticks)
-    at_hand = Answer(cuts, max(sum_ranks(chain.placement, _stage_ticks(chain, cuts))))
+    at_hand = BestCuts(cuts, max(sum_ranks(chain.placement, _stage_ticks(chain, cuts))))
     goal = SlowestRank(chain.ticks, room.least_ticks, max(*least, _rank_floor(chain)))
     return _improve(chain, limits, plan_way(chain.placement, least), goal, at_hand)
 
@@ -99,18 +103,18 @@ def _rank_floor(chain: Chain) -> int:
     return int(max(pieces[-1] + pieces[: fewest_stages - 1].sum(), pieces[:most_pieces].sum()))
 
 
-def _most_even(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> Answer:
+def _most_even(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> BestCuts:
     room = _room(chain, limits)
     way = plan_way(chain.placement, sum_ranks(chain.placement, room.least_ticks))
-    at_hand = Answer(cuts, int(np.square(_stage_ticks(chain, cuts)).sum()))
+    at_hand = BestCuts(cuts, int(np.square(_stage_ticks(chain, cuts)).sum()))
     return _improve(chain, limits, way, Evenness.of(chain, room, way), at_hand)
 
 
-def _improve(chain: Chain, limits: Limits, way: Way, goal: Goal, at_hand: Answer) -> Answer:
+def _improve(chain: Chain, limits: Limits, way: Way, goal: Goal, at_hand: BestCuts) -> BestCuts:
     """The best answer within the limits, or the one at hand."""
     room = _room(chain, limits)
     found = find_cuts(chain, limits, room, way, goal, at_hand=at_hand, effort=_EFFORT)
-    return at_hand if isinstance(found, NoAnswer) else found
+    return at_hand if isinstance(found, NoCuts) else found
 
 
 def _room(chain: Chain, limits: Limits) -> Room:

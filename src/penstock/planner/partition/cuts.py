@@ -21,16 +21,16 @@ import numpy as np
 from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room
 from penstock.planner.partition.front import Front
 from penstock.planner.partition.goals import Goal
-from penstock.planner.partition.steps import NewCut, Step, Way
+from penstock.planner.partition.steps import CutStep, NewCut, Way
 
-__all__ = ["Answer", "NoAnswer", "find_cuts"]
+__all__ = ["BestCuts", "NoCuts", "find_cuts"]
 
 # How many times more states each further sweep keeps.
 _WIDER = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BestCuts:
     """The places of all cuts, what they make of the goal, and whether it is proven the least."""
 
     cuts: tuple[int, ...]
@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoCuts:
     """There are no cuts within the limits, or, where that is not proven, none were found."""
 
     is_proven: bool
@@ -53,9 +53,9 @@ def find_cuts(
     goal: Goal,
     *,
     effort: int,
-    at_hand: Answer | None = None,
+    at_hand: BestCuts | None = None,
     width: int = 512,
-) -> Answer | NoAnswer:
+) -> BestCuts | NoCuts:
     """Look for the cuts within these limits that make the goal smallest.
 
     The search ends when its answer is proven, or when it has looked at `effort` states. The first
@@ -67,11 +67,11 @@ def find_cuts(
         sweep = search.sweep(UNLIMITED if best is None else best.value, width, effort)
         best = sweep.answer or best
         if sweep.is_complete:
-            return NoAnswer(is_proven=True) if best is None else replace(best, is_proven=True)
+            return NoCuts(is_proven=True) if best is None else replace(best, is_proven=True)
         effort -= sweep.num_states
         width *= _WIDER
     if best is None:
-        return NoAnswer(is_proven=False)
+        return NoCuts(is_proven=False)
     return replace(best, is_proven=best.value <= bound)
 
 
@@ -87,7 +87,7 @@ class _Trace:
 class _Sweep:
     """How one sweep over all steps went, and whether it left nothing out."""
 
-    answer: Answer | None
+    answer: BestCuts | None
     is_complete: bool
     num_states: int
 
@@ -127,7 +127,7 @@ class _Search:
             made = {new.cut: front.cuts[new.cut] for new in step.new_cuts}
             traces.append(_Trace(front.parent, made))
             front = _at_rest(front, step)
-        answer = Answer(self._follow(traces), int(front.value[0]))
+        answer = BestCuts(self._follow(traces), int(front.value[0]))
         return _Sweep(answer, is_complete, num_states)
 
     def _start(self) -> Front:
@@ -146,7 +146,7 @@ class _Search:
             low = np.maximum(low, room.first[cut, after])
         return low, np.maximum(high - low + 1, 0)
 
-    def _fill(self, front: Front, step: Step, below: int) -> Front:
+    def _fill(self, front: Front, step: CutStep, below: int) -> Front:
         """The states with the pieces of one stage, without those that lead nowhere."""
         chain, room, stage = self.chain, self.room, step.stage
         begin, end = front.cuts[stage], front.cuts[stage + 1]
@@ -170,10 +170,10 @@ class _Search:
             front = front.take(front.best_of_equals(step.ahead.cuts))
         return front
 
-    def _bound(self, front: Front, step: Step) -> Longs:
+    def _bound(self, front: Front, step: CutStep) -> Longs:
         return self.goal.bound(_at_rest(front, step), step.ahead)
 
-    def _most_promising(self, front: Front, step: Step, width: int) -> Longs:
+    def _most_promising(self, front: Front, step: CutStep, width: int) -> Longs:
         """The states with the least bounds, and among equal ones those to try first."""
         guess = self.goal.guess(_at_rest(front, step), step.ahead)
         return np.lexsort((guess, self._bound(front, step)))[:width]
@@ -195,6 +195,6 @@ def _make_cut(front: Front, cut: int, low: Longs, num_places: Longs) -> Front:
     return front.take(index).with_cut(cut, low[index] + np.arange(len(index)) - first)
 
 
-def _at_rest(front: Front, step: Step) -> Front:
+def _at_rest(front: Front, step: CutStep) -> Front:
     """The states as the rest of the way sees them: a rank that is complete takes no more."""
     return front.without_rank(step.ahead.cuts) if step.is_last_of_rank else front

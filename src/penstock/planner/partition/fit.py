@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.ir.placement import Placement
 from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
-from penstock.planner.partition.cuts import Answer, NoAnswer, find_cuts
+from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.goals import Excess
 from penstock.planner.partition.steps import Way, plan_way
 
@@ -23,7 +23,7 @@ _NEAR_ENOUGH = 1000
 
 def find_fit(
     chain: Chain, caps: tuple[int, ...], *, stage_ticks: int = UNLIMITED
-) -> Answer | NoAnswer:
+) -> BestCuts | NoCuts:
     """Any cuts with no slower stage that keep every rank within its bytes.
 
     The value of an answer is the ticks of its slowest stage.
@@ -31,10 +31,10 @@ def find_fit(
     return _fit(chain, caps, stage_ticks, _EFFORT_OF_FIT)
 
 
-def find_any_fit(chain: Chain, caps: tuple[int, ...]) -> Answer | NoAnswer:
+def find_any_fit(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
     """The same for stages of any length, with a last attempt from larger caps downwards."""
     found = find_fit(chain, caps)
-    if isinstance(found, Answer) or found.is_proven:
+    if isinstance(found, BestCuts) or found.is_proven:
         return found
     closest = closest_cuts(chain, caps)
     return found if closest.value > 0 else _as_fit(chain, closest.cuts)
@@ -42,12 +42,12 @@ def find_any_fit(chain: Chain, caps: tuple[int, ...]) -> Answer | NoAnswer:
 
 def guess_fit(
     chain: Chain, caps: tuple[int, ...], *, stage_ticks: int = UNLIMITED
-) -> Answer | NoAnswer:
+) -> BestCuts | NoCuts:
     """The same, but what is not found soon is given up."""
     return _fit(chain, caps, stage_ticks, _EFFORT_OF_GUESS)
 
 
-def closest_cuts(chain: Chain, caps: tuple[int, ...]) -> Answer:
+def closest_cuts(chain: Chain, caps: tuple[int, ...]) -> BestCuts:
     """The cuts whose worst rank exceeds its cap by least; the value is by how many bytes."""
     closest = _guess_closest(chain, caps)
     limits = Limits(UNLIMITED, UNLIMITED, _raise(caps, closest.value - 1))
@@ -57,7 +57,7 @@ def closest_cuts(chain: Chain, caps: tuple[int, ...]) -> Answer:
     way = _byte_way(chain, caps, room)
     goal = Excess.of(chain, caps, room, way, floor=1)
     found = find_cuts(chain, limits, room, way, goal, at_hand=closest, effort=_EFFORT_OF_CLOSEST)
-    return closest if isinstance(found, NoAnswer) else found
+    return closest if isinstance(found, NoCuts) else found
 
 
 def bytes_per_rank(chain: Chain, cuts: tuple[int, ...]) -> list[int]:
@@ -73,22 +73,22 @@ def sum_ranks(placement: Placement, per_stage: Longs) -> list[int]:
     return [int(per_stage[list(placement.stages(rank))].sum()) for rank in ranks]
 
 
-def _fit(chain: Chain, caps: tuple[int, ...], stage_ticks: int, effort: int) -> Answer | NoAnswer:
+def _fit(chain: Chain, caps: tuple[int, ...], stage_ticks: int, effort: int) -> BestCuts | NoCuts:
     limits = Limits(stage_ticks, UNLIMITED, caps)
     room = find_room(chain, limits)
     if room is None:
-        return NoAnswer(is_proven=True)
+        return NoCuts(is_proven=True)
     way = _byte_way(chain, caps, room)
     goal = Excess.of(chain, caps, room, way, floor=0)
     found = find_cuts(chain, limits, room, way, goal, effort=effort)
-    return found if isinstance(found, NoAnswer) else _as_fit(chain, found.cuts)
+    return found if isinstance(found, NoCuts) else _as_fit(chain, found.cuts)
 
 
-def _as_fit(chain: Chain, cuts: tuple[int, ...]) -> Answer:
-    return Answer(cuts, int(np.diff(chain.ticks[list(cuts)]).max()))
+def _as_fit(chain: Chain, cuts: tuple[int, ...]) -> BestCuts:
+    return BestCuts(cuts, int(np.diff(chain.ticks[list(cuts)]).max()))
 
 
-def _guess_closest(chain: Chain, caps: tuple[int, ...]) -> Answer:
+def _guess_closest(chain: Chain, caps: tuple[int, ...]) -> BestCuts:
     """Halve what all caps are raised by, as long as cuts are soon found that fit."""
     room = find_room(chain, Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * len(caps)))
     assert room is not None, "without limits there is room"
@@ -97,16 +97,16 @@ def _guess_closest(chain: Chain, caps: tuple[int, ...]) -> Answer:
     while closest.value - low > max(1, closest.value // _NEAR_ENOUGH):
         guess = (low + closest.value) // 2
         found = guess_fit(chain, _raise(caps, guess))
-        if isinstance(found, NoAnswer):
+        if isinstance(found, NoCuts):
             low = guess
         else:
             closest = _measure(chain, caps, found.cuts)
     return closest
 
 
-def _measure(chain: Chain, caps: tuple[int, ...], cuts: tuple[int, ...]) -> Answer:
+def _measure(chain: Chain, caps: tuple[int, ...], cuts: tuple[int, ...]) -> BestCuts:
     taken = bytes_per_rank(chain, cuts)
-    return Answer(cuts, max(t - cap for t, cap in zip(taken, caps, strict=True)))
+    return BestCuts(cuts, max(t - cap for t, cap in zip(taken, caps, strict=True)))
 
 
 def _raise(caps: tuple[int, ...], by: int) -> tuple[int, ...]:

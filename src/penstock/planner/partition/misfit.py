@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from penstock.ir.placement import Placement
-from penstock.planner.partition.cuts import Answer, NoAnswer
+from penstock.planner.partition.cuts import BestCuts, NoCuts
 from penstock.planner.partition.demand import Demand
 from penstock.planner.partition.fit import bytes_per_rank, closest_cuts, find_fit, guess_fit
 
@@ -26,7 +26,7 @@ def explain_misfit(demand: Demand) -> str:
     )
 
 
-def _way_out(demand: Demand, closest: Answer) -> str:
+def _way_out(demand: Demand, closest: BestCuts) -> str:
     caps, more = demand.caps, _enough_more(demand, closest.value)
     if len(set(caps)) > 1:
         return f"{more:,} bytes more on every rank would do"
@@ -39,7 +39,7 @@ def _way_out(demand: Demand, closest: Answer) -> str:
 def _enough_more(demand: Demand, more: int) -> int:
     """So many bytes more, or what else it takes for the search to find cuts that fit."""
     chain = demand.chain
-    while isinstance(find_fit(chain, tuple(cap + more for cap in demand.caps)), NoAnswer):
+    while isinstance(find_fit(chain, tuple(cap + more for cap in demand.caps)), NoCuts):
         more += more // 50 + 1
     return more
 
@@ -55,7 +55,7 @@ def _enough_ranks(demand: Demand) -> int | None:
         placement = _regular(ranks, per_rank)[shape]
         in_flight = demand.in_flight[:1] * placement.num_stages
         chain = replace(demand, placement=placement, in_flight=in_flight).chain
-        if isinstance(guess_fit(chain, demand.caps[:1] * ranks), Answer):
+        if isinstance(guess_fit(chain, demand.caps[:1] * ranks), BestCuts):
             return ranks
     return None
 

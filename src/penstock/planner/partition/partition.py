@@ -18,7 +18,7 @@ from penstock.costs import Costs
 from penstock.errors import SizeError
 from penstock.ir.placement import Placement
 from penstock.planner.partition.criteria import best_cuts
-from penstock.planner.partition.cuts import NoAnswer
+from penstock.planner.partition.cuts import NoCuts
 from penstock.planner.partition.demand import Demand
 from penstock.planner.partition.misfit import explain_misfit
 from penstock.planner.partition.pieces import Piece
@@ -163,7 +163,7 @@ def partition(
 def find_partition(demand: Demand) -> Partition | None:
     """The best cuts for a demand, or nothing where no cuts keep the caps."""
     answer = best_cuts(demand.chain, demand.caps)
-    if isinstance(answer, NoAnswer):
+    if isinstance(answer, NoCuts):
         return None
     return Partition(
         pieces=demand.pieces,

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from penstock.ir.placement import Placement
 
-__all__ = ["Ahead", "Gap", "NewCut", "Step", "Way", "plan_way"]
+__all__ = ["Ahead", "CutStep", "Gap", "NewCut", "Way", "plan_way"]
 
 # The stages from one cut that is made up to the next one.
 Gap = tuple[int, int]
@@ -42,7 +42,7 @@ class NewCut:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CutStep:
     """Give one stage its pieces, by making the cuts around it that are not made yet."""
 
     rank: int
@@ -61,7 +61,7 @@ class Way:
     """The steps of a search over all stages, and what is ahead before the first."""
 
     ahead: Ahead
-    steps: tuple[Step, ...]
+    steps: tuple[CutStep, ...]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def plan_way(placement: Placement, weight: Sequence[int]) -> Way:
     return Way(Ahead(((0, placement.num_stages),), ranks), tuple(_walk(placement, ranks)))
 
 
-def _walk(placement: Placement, order: tuple[int, ...]) -> Iterator[Step]:
+def _walk(placement: Placement, order: tuple[int, ...]) -> Iterator[CutStep]:
     made = {0, placement.num_stages}
     filled: set[int] = set()
     for number, rank in enumerate(order):
@@ -96,7 +96,7 @@ def _walk(placement: Placement, order: tuple[int, ...]) -> Iterator[Step]:
             filled.add(stage)
             later = stages[place + 1 :]
             ranks = order[number:] if later else order[number + 1 :]
-            yield Step(rank, stage, new_cuts, Ahead(tuple(_gaps(made, filled)), ranks, later))
+            yield CutStep(rank, stage, new_cuts, Ahead(tuple(_gaps(made, filled)), ranks, later))
 
 
 def _make(made: set[int], stage: int) -> Iterator[NewCut]:

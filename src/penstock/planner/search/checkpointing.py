@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.costs import Costs
 from penstock.ir.rows import Floats
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["checkpoint", "fewest_checkpoints", "is_worth_checkpointing"]
 
@@ -59,7 +59,7 @@ def is_worth_checkpointing(costs: Costs, num_stages: int) -> bool:
     return bool(message.any() and (message < activation).any())
 
 
-def fewest_checkpoints(problem: Problem, in_flight: Sequence[int]) -> tuple[int, ...]:
+def fewest_checkpoints(problem: SchedulingProblem, in_flight: Sequence[int]) -> tuple[int, ...]:
     """Stages to checkpoint so that so many microbatches in flight per stage keep the limit.
 
     On every rank the stages with most bytes saved per second of recomputation go first, until
@@ -73,7 +73,7 @@ def fewest_checkpoints(problem: Problem, in_flight: Sequence[int]) -> tuple[int,
     return tuple(sorted(chosen))
 
 
-def _fewest_on_rank(problem: Problem, rank: int, in_flight: Sequence[int]) -> list[int]:
+def _fewest_on_rank(problem: SchedulingProblem, rank: int, in_flight: Sequence[int]) -> list[int]:
     stages = sorted(
         problem.placement.stages(rank), key=lambda stage: -_worth(problem, stage, in_flight)
     )
@@ -83,7 +83,7 @@ def _fewest_on_rank(problem: Problem, rank: int, in_flight: Sequence[int]) -> li
     return stages
 
 
-def _worth(problem: Problem, stage: int, in_flight: Sequence[int]) -> float:
+def _worth(problem: SchedulingProblem, stage: int, in_flight: Sequence[int]) -> float:
     """Bytes saved per second of recomputation."""
     message = problem.costs.per_stage("message_bytes", problem.stages)[stage]
     saved = in_flight[stage] * (problem.activation[stage] - message)
@@ -91,7 +91,9 @@ def _worth(problem: Problem, stage: int, in_flight: Sequence[int]) -> float:
     return float(saved) / seconds if seconds else float("inf")
 
 
-def _held(problem: Problem, rank: int, chosen: Sequence[int], in_flight: Sequence[int]) -> float:
+def _held(
+    problem: SchedulingProblem, rank: int, chosen: Sequence[int], in_flight: Sequence[int]
+) -> float:
     """The bytes of a rank with these stages checkpointed, each in flight as often as that."""
     costs = checkpoint(problem.costs, chosen, problem.stages)
     changed = replace(problem, costs=costs)

@@ -17,7 +17,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
-from penstock.planner.problem import Problem
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import (
     checkpoint,
     fewest_checkpoints,
@@ -36,7 +36,7 @@ __all__ = ["Candidate", "Space"]
 class Candidate:
     """A problem and the choices that have led to it."""
 
-    problem: Problem
+    problem: SchedulingProblem
     choices: Choices
 
     @property
@@ -111,7 +111,9 @@ class Space:
         )
         plain = replace(cut.to_costs(), transfer=self.transfer[size])
         costs = checkpoint(plain, choices.checkpointed, stages)
-        return Candidate(Problem(costs, placement, self.batch // size, self.memory), choices)
+        return Candidate(
+            SchedulingProblem(costs, placement, self.batch // size, self.memory), choices
+        )
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
         """The candidates in which one stage more or less is checkpointed."""
@@ -156,7 +158,7 @@ class _Corner:
     def in_flight(self) -> list[tuple[int, ...]]:
         """Per family, the microbatches in flight per stage, fewest first."""
         free = (inf,) * self.space.ranks
-        problem = Problem(Costs(), self.placement, self.space.batch // self.size, free)
+        problem = SchedulingProblem(Costs(), self.placement, self.space.batch // self.size, free)
         found = {count_in_flight(schedule) for schedule in fixed_schedules(problem)}
         return sorted(found, key=lambda counts: (sum(counts), counts))
 

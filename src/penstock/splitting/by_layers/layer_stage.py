@@ -12,21 +12,21 @@ import torch
 from torch import nn
 
 from penstock.splitting.by_layers.eager import leave_uncompiled, run_eagerly
-from penstock.splitting.by_layers.example.unit_calls import UnitWatch
+from penstock.splitting.by_layers.example.unit_calls import UnitCalls
 from penstock.splitting.by_layers.hooks.hooks import HookTables, keeping_hooks, tables_of
 from penstock.splitting.by_layers.hooks.rebinding import StageHooks
 from penstock.splitting.by_layers.hooks.registrations import Registrations, next_number
 from penstock.splitting.by_layers.inputs import parameter_names
 from penstock.splitting.by_layers.module_outline import Outline, outline_of, outline_tensor
 from penstock.splitting.by_layers.remote_modules import (
-    Elsewhere,
-    Held,
+    HeldModule,
+    RemoteModule,
     Sometimes,
     adapt_stand_ins,
     share_state,
 )
 from penstock.splitting.by_layers.replay import Departure, Replay
-from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.units import Unit, Units
 from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 
@@ -44,7 +44,7 @@ class _Body(nn.Module):
     _units: tuple[tuple[str, nn.Module, bool], ...]
     _named: tuple[tuple[str, nn.Module], ...]
     _listeners: list[tuple[Callable[[str], None], Callable[[str], None]]]
-    _watch: UnitWatch | None
+    _watch: UnitCalls | None
     _registrations: Registrations
     _tables: tuple[HookTables, ...]
     _configs: tuple[Any, ...]
@@ -94,7 +94,7 @@ class _Body(nn.Module):
 
     def _start_watch(self) -> None:
         """See what own units return; asked for late, when modules are as they will be run."""
-        watch = UnitWatch(self._replay)
+        watch = UnitCalls(self._replay)
         for path, module, tells_itself in self._units:
             watch.add(path, module, tells_itself=tells_itself)
         self._replay.attend, self._replay.look_at = watch.attend, watch.look_at
@@ -195,7 +195,7 @@ def _find_first(
 def _modules_beside(root: nn.Module, units: set[nn.Module]) -> Iterator[nn.Module]:
     """The containers of a stage and what stands in them, besides units and what is elsewhere."""
     for module in root._modules.values():
-        if module is not None and module not in units and not isinstance(module, Elsewhere):
+        if module is not None and module not in units and not isinstance(module, RemoteModule):
             yield module
             if not isinstance(module, Sometimes):
                 yield from _modules_beside(module, units)
@@ -206,12 +206,12 @@ def _call_with(function: Callable[[str], None], path: str, *_: object) -> None:
 
 
 def _call_if_here(function: Callable[[nn.Module], object], module: nn.Module) -> None:
-    if not isinstance(module, Elsewhere):
+    if not isinstance(module, RemoteModule):
         function(module)
 
 
 def build_layer_stages(
-    model: nn.Module, units: Units, itinerary: Itinerary
+    model: nn.Module, units: Units, itinerary: LayerRoutes
 ) -> list[FirstLayerStage | LayerStage]:
     """All stages; what is known of a unit everywhere is found out once."""
     outlines = {
@@ -227,7 +227,7 @@ def build_layer_stages(
 def _build_stage(
     model: nn.Module,
     units: Units,
-    itinerary: Itinerary,
+    itinerary: LayerRoutes,
     outlines: Mapping[str, Outline],
     registrations: Registrations,
     index: int,
@@ -253,7 +253,7 @@ class _Builder:
     """Copies the containers of a model for one stage, a shared one once."""
 
     units: Units
-    itinerary: Itinerary
+    itinerary: LayerRoutes
     outlines: Mapping[str, Outline]
     replay: Replay
     clones: dict[nn.Module, nn.Module] = field(default_factory=dict)
@@ -298,12 +298,12 @@ class _Builder:
         callers = self.itinerary.callers(unit.path)
         if self.replay.index not in callers:
             outline = self.outlines[unit.path]
-            return Elsewhere(outline, unit.path, self.replay, held=self._held_parts(unit))
+            return RemoteModule(outline, unit.path, self.replay, held=self._held_parts(unit))
         if len(callers) > 1:
             return Sometimes(unit.module, unit.path, self.replay)
         return unit.module
 
-    def _held_parts(self, unit: Unit) -> dict[str, Held]:
+    def _held_parts(self, unit: Unit) -> dict[str, HeldModule]:
         """What this stage uses of a unit that it does not call, by the names in the unit."""
         held = self.itinerary.held_parts(self.replay.index, unit.path)
         saved = unit.module.state_dict() if held else {}
@@ -311,7 +311,7 @@ class _Builder:
             **dict(unit.module.named_parameters(remove_duplicate=False)),
             **dict(unit.module.named_buffers(remove_duplicate=False)),
         }
-        return {name: Held(state[name], name in saved) for name in held}
+        return {name: HeldModule(state[name], name in saved) for name in held}
 
     def _place_parameters(self, path: str, made: nn.Module) -> None:
         """Parameters of a container itself: held here, or an outline."""

@@ -13,10 +13,10 @@ from typing import Any
 from torch import nn
 
 from penstock.errors import ModelError, SizeError
-from penstock.splitting.by_layers.example.dependencies import Needs, find_needs
+from penstock.splitting.by_layers.example.dependencies import Dependencies, find_needs
 from penstock.splitting.by_layers.layer_stage import build_layer_stages
 from penstock.splitting.by_layers.notes import INPUTS, Value
-from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.units import Units, find_units
 from penstock.splitting.caches import tell_of_cache
 from penstock.splitting.pipe import Pipe, check_complete
@@ -74,7 +74,7 @@ def split_layers(
     return Pipe(tuple(stages), itinerary.dataflow())
 
 
-def _plan(units: Units, counts: Sequence[int]) -> Itinerary:
+def _plan(units: Units, counts: Sequence[int]) -> LayerRoutes:
     """Where units go by the order in which the model registers them."""
     ends = list(accumulate(counts))
     stage_of_layer = [next(s for s, end in enumerate(ends) if n < end) for n in range(ends[-1])]
@@ -91,10 +91,10 @@ def _plan(units: Units, counts: Sequence[int]) -> Itinerary:
     last_layers = frozenset(
         unit.path for unit in units.units if {units.layers[e - 1] for e in ends} & set(unit.paths)
     )
-    return Itinerary(len(counts), stages, last_layers, repeated)
+    return LayerRoutes(len(counts), stages, last_layers, repeated)
 
 
-def _plan_by_needs(units: Units, plain: Itinerary, needs: Needs) -> Itinerary:
+def _plan_by_needs(units: Units, plain: LayerRoutes, needs: Dependencies) -> LayerRoutes:
     """Where units go so that every value is made before it is needed, and where values go."""
     stages = _stages_of_calls(units, plain, needs)
     stages.update((side, stages[call]) for side, call in needs.sides.items())
@@ -105,7 +105,7 @@ def _plan_by_needs(units: Units, plain: Itinerary, needs: Needs) -> Itinerary:
     for name, values in needs.written.items():
         loose[name] = frozenset([max(_origin(value, stages) for value in values)])
     sent = {v: tuple(sorted(s)) for v, s in wanted.items() if _is_sent(v, stages)}
-    return Itinerary(
+    return LayerRoutes(
         plain.num_stages,
         _stages_of_paths(units, plain, stages, loose),
         plain.last_layers,
@@ -120,7 +120,7 @@ def _plan_by_needs(units: Units, plain: Itinerary, needs: Needs) -> Itinerary:
     )
 
 
-def _require_bonds(stages: Mapping[tuple[str, int], int], needs: Needs) -> None:
+def _require_bonds(stages: Mapping[tuple[str, int], int], needs: Dependencies) -> None:
     """Units that share more than what they return have to be on one stage."""
     for first, second in sorted(needs.bonds):
         places = {stage for (path, _), stage in stages.items() if path in (first, second)}
@@ -133,7 +133,7 @@ def _require_bonds(stages: Mapping[tuple[str, int], int], needs: Needs) -> None:
 
 
 def _wanted(
-    num_stages: int, stages: Mapping[tuple[str, int], int], needs: Needs
+    num_stages: int, stages: Mapping[tuple[str, int], int], needs: Dependencies
 ) -> dict[Value, set[int]]:
     """The stages that need each value; none, for an input that nobody has used."""
     wanted: dict[Value, set[int]] = {value: set() for value in needs.inputs}
@@ -147,7 +147,7 @@ def _wanted(
 
 def _stages_of_paths(
     units: Units,
-    plain: Itinerary,
+    plain: LayerRoutes,
     stages: Mapping[tuple[str, int], int],
     loose: Mapping[str, frozenset[int]],
 ) -> dict[str, int]:
@@ -170,7 +170,9 @@ def _origin(value: Value, stages: Mapping[tuple[str, int], int]) -> int:
     return stages.get((value.path, value.call), 0)
 
 
-def _stages_of_calls(units: Units, plain: Itinerary, needs: Needs) -> dict[tuple[str, int], int]:
+def _stages_of_calls(
+    units: Units, plain: LayerRoutes, needs: Dependencies
+) -> dict[tuple[str, int], int]:
     """The stage of every call: never before that of a call whose values it uses.
 
     Calls are dealt out in the order in which they happen, so that each stage runs a stretch of

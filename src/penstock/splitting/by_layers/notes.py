@@ -31,7 +31,7 @@ from penstock.splitting.by_layers.stand_ins import Absent, stand_in
 
 __all__ = [
     "INPUTS",
-    "Entry",
+    "Note",
     "Side",
     "Value",
     "describe",
@@ -52,7 +52,7 @@ _OPAQUE = "?"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Note:
     """One call of a module: path, number of the call, and outline of what it returned.
 
     `names` says where in the tree each leaf is; an input has the name of its parameter, however
@@ -96,10 +96,10 @@ def side_path(module: str) -> str:
     return f"hooks of {module}"
 
 
-def describe(path: str, call: int, output: Any) -> tuple[Entry, list[tuple[Value, torch.Tensor]]]:
+def describe(path: str, call: int, output: Any) -> tuple[Note, list[tuple[Value, torch.Tensor]]]:
     """The outline of what a module returned, and the tensors in it."""
     if isinstance(output, torch.Tensor):
-        entry = Entry(path, call, _ONE_TENSOR, (_outline(output),), _ONE_LEAF)
+        entry = Note(path, call, _ONE_TENSOR, (_outline(output),), _ONE_LEAF)
         return entry, [(Value(path, call, ""), output)]
     leaves, spec = tree_flatten(output)
     return _describe(path, call, leaves, spec, _leaf_names(spec))
@@ -107,7 +107,7 @@ def describe(path: str, call: int, output: Any) -> tuple[Entry, list[tuple[Value
 
 def describe_inputs(
     parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Entry, list[tuple[Value, torch.Tensor]]]:
+) -> tuple[Note, list[tuple[Value, torch.Tensor]]]:
     """The outline of what a model gets; `parameters` are the names of its positional ones."""
     leaves, spec = tree_flatten((args, dict(kwargs)))
     return _describe(INPUTS, 0, leaves, spec, _input_names(spec, tuple(parameters)))
@@ -140,14 +140,14 @@ def describe_side(
 
 def _describe(
     path: str, call: int, leaves: Sequence[Any], spec: TreeSpec, names: tuple[str, ...]
-) -> tuple[Entry, list[tuple[Value, torch.Tensor]]]:
+) -> tuple[Note, list[tuple[Value, torch.Tensor]]]:
     texts = tuple(_leaf_text(path, leaf) for leaf in leaves)
     tensors = [
         (Value(path, call, name), leaf)
         for name, leaf in zip(names, leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
-    return Entry(path, call, _write_spec(spec, path), texts, names), tensors
+    return Note(path, call, _write_spec(spec, path), texts, names), tensors
 
 
 @lru_cache(maxsize=4096)
@@ -171,7 +171,7 @@ def _input_names(spec: TreeSpec, parameters: tuple[str, ...]) -> tuple[str, ...]
     )
 
 
-def rebuild(entry: Entry, values: dict[Value, torch.Tensor], device: torch.device) -> Any:
+def rebuild(entry: Note, values: dict[Value, torch.Tensor], device: torch.device) -> Any:
     """What a module on another stage returned: real where it was sent, else a stand-in."""
     source = entry.path or "the model's inputs"
     leaves = [
@@ -210,7 +210,7 @@ def rebuild_side(side: Side, values: dict[Value, torch.Tensor], device: torch.de
 @lru_cache(maxsize=4096)
 def write_notes(
     earlier: str,
-    entries: tuple[Entry, ...],
+    entries: tuple[Note, ...],
     sent: tuple[Value, ...],
     sides: tuple[Side, ...] = (),
     changed: tuple[tuple[str, tuple[str, ...]], ...] = (),
@@ -242,11 +242,11 @@ def _place(value: Value) -> list[str | int]:
 @lru_cache(maxsize=4096)
 def read_notes(
     notes: str,
-) -> tuple[dict[tuple[str, int], Entry], tuple[Value, ...], dict[str, tuple[str, ...]]]:
+) -> tuple[dict[tuple[str, int], Note], tuple[Value, ...], dict[str, tuple[str, ...]]]:
     """The entries of notes by path and call, which values came with them, and what changed."""
     read = json.loads(notes)
     entries = [
-        Entry(path, call, tree, tuple(leaves), tuple(names))
+        Note(path, call, tree, tuple(leaves), tuple(names))
         for path, call, tree, leaves, names in read["entries"]
     ]
     return (

@@ -21,7 +21,7 @@ from penstock.splitting.by_layers.module_outline import Outline
 from penstock.splitting.by_layers.replay import Replay
 from penstock.splitting.by_layers.stand_ins import StandIn, stand_in
 
-__all__ = ["Elsewhere", "Held", "Sometimes", "adapt_stand_ins", "share_state"]
+__all__ = ["HeldModule", "RemoteModule", "Sometimes", "adapt_stand_ins", "share_state"]
 
 
 def share_state(module: nn.Module, other: nn.Module) -> None:
@@ -31,14 +31,14 @@ def share_state(module: nn.Module, other: nn.Module) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldModule:
     """A parameter or buffer of a module that is elsewhere; a buffer may be saved or not."""
 
     tensor: torch.Tensor
     is_saved: bool
 
 
-class Elsewhere(nn.Module):
+class RemoteModule(nn.Module):
     """Stands where a module of another stage was; has its plain attributes, but no state.
 
     Its parts are made when the model's code asks for them. `held` has the parameters and buffers
@@ -57,7 +57,7 @@ class Elsewhere(nn.Module):
         path: str,
         replay: Replay,
         *,
-        held: Mapping[str, Held],
+        held: Mapping[str, HeldModule],
         is_unit: bool = True,
     ) -> None:
         super().__init__()
@@ -77,18 +77,18 @@ class Elsewhere(nn.Module):
             else:
                 self._hold(name, kept)
 
-    def _hold(self, name: str, kept: Held) -> None:
+    def _hold(self, name: str, kept: HeldModule) -> None:
         del vars(self)[name]
         if isinstance(kept.tensor, nn.Parameter):
             self.register_parameter(name, kept.tensor)
         else:
             self.register_buffer(name, kept.tensor, persistent=kept.is_saved)
 
-    def _make_part(self, name: str, held: Mapping[str, Held]) -> nn.Module:
+    def _make_part(self, name: str, held: Mapping[str, HeldModule]) -> nn.Module:
         part = self._modules.get(name)
         if part is None:
             path, outline = f"{self._path}.{name}", self._outline.parts[name]
-            part = Elsewhere(outline, path, self._replay, held=held, is_unit=False)
+            part = RemoteModule(outline, path, self._replay, held=held, is_unit=False)
             part.training = self.training
             if self._replay.moved is not None:
                 adapt_stand_ins([part], *self._replay.moved)
@@ -172,7 +172,7 @@ class Elsewhere(nn.Module):
         """While the model's code runs, this is what it stands for."""
         replay: Replay | None = self.__dict__.get("_replay")
         is_running = replay is not None and replay.is_running
-        return self._outline.kind if is_running else Elsewhere
+        return self._outline.kind if is_running else RemoteModule
 
     def extra_repr(self) -> str:
         """What was here, for print."""
@@ -224,14 +224,16 @@ class Sometimes(nn.Module):
         return type(self.__dict__["_module"]) if is_running else Sometimes
 
 
-def call_elsewhere(module: Elsewhere | Sometimes, path: str, replay: Replay, given: Given) -> Any:
+def call_elsewhere(
+    module: RemoteModule | Sometimes, path: str, replay: Replay, given: Given
+) -> Any:
     """Answer a call that another stage makes, and call the hooks that look at it.
 
     What hooks make of the output is known already, since it is what was sent; they are called for
     what they do besides. Where they change it, they get what they got on the other stage.
     """
     answer, sides = replay.answer_with_sides(path)
-    if path in replay.changed and isinstance(module, Elsewhere):
+    if path in replay.changed and isinstance(module, RemoteModule):
         module.forget(replay.changed[path])
     tables = [table for table in module.hook_tables() if table.before or table.after]
     if not tables and not sides:
@@ -243,7 +245,7 @@ def call_elsewhere(module: Elsewhere | Sometimes, path: str, replay: Replay, giv
             output = made
             continue
         part = module.get_submodule(place.removeprefix(f"{path}."))
-        inner = part.hook_tables() if isinstance(part, Elsewhere) else _tables_inside(part)
+        inner = part.hook_tables() if isinstance(part, RemoteModule) else _tables_inside(part)
         seen = call_pre_hooks(part, place, inner, (args, kwargs), stage)
         call_hooks(part, place, inner, seen, made, stage)
     call_hooks(module, path, tables, given, output, stage)

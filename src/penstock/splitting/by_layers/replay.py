@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Routed
 from penstock.splitting.by_layers.example.changed_attributes import changed_names
-from penstock.splitting.by_layers.example.side_outputs import Leaks, LeakWatch
+from penstock.splitting.by_layers.example.side_outputs import SideOutputs, SideOutputWatch
 from penstock.splitting.by_layers.hooks.hooks import Given
 from penstock.splitting.by_layers.hooks.inner_values import (
     Observed,
@@ -29,7 +29,7 @@ from penstock.splitting.by_layers.hooks.inner_values import (
 from penstock.splitting.by_layers.hooks.rebinding import StageHooks
 from penstock.splitting.by_layers.notes import (
     INPUTS,
-    Entry,
+    Note,
     Side,
     Value,
     describe,
@@ -42,7 +42,7 @@ from penstock.splitting.by_layers.notes import (
     write_notes,
 )
 from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint, refuse_reentrant
-from penstock.splitting.by_layers.routes import Itinerary
+from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stand_ins import ADVICE, StandIn
 
 __all__ = ["Departure", "Replay"]
@@ -58,7 +58,7 @@ class Replay:
     def __init__(
         self,
         index: int,
-        itinerary: Itinerary,
+        itinerary: LayerRoutes,
         own: Sequence[str],
         inputs: Sequence[str],
         hooks: StageHooks | None = None,
@@ -92,15 +92,15 @@ class Replay:
         self._observed: list[Observed] = []
         self._before: dict[str, Any] = {}
         self._side_calls: Counter[str] = Counter()
-        self._leaks: Leaks | None = None
+        self._leaks: SideOutputs | None = None
         self._earlier = ""
-        self._answers: dict[tuple[str, int], Entry] = {}
+        self._answers: dict[tuple[str, int], Note] = {}
         self._sides: Mapping[tuple[str, int], tuple[Side, ...]] = {}
         self._received: dict[Value, torch.Tensor] = {}
         self._outgoing: dict[int, dict[Value, torch.Tensor]] = {c: {} for c in self._consumers}
         # What each tensor that is sent has been written to when it was kept.
         self._versions: dict[Value, int] = {}
-        self._added: list[Entry] = []
+        self._added: list[Note] = []
         self._added_sides: list[Side] = []
         self._device = torch.device("cpu")
         self._has_gradients = False
@@ -123,8 +123,8 @@ class Replay:
         """See once whether units keep to what they return; with an example, that is known."""
         if self._is_proven:
             return nullcontext()
-        self._is_proven, self._leaks = True, Leaks()
-        return LeakWatch(self._leaks, lambda: self._inside)
+        self._is_proven, self._leaks = True, SideOutputs()
+        return SideOutputWatch(self._leaks, lambda: self._inside)
 
     @property
     def is_watched(self) -> bool:
@@ -321,7 +321,7 @@ class Replay:
         self._calls[path] += 1
         return call
 
-    def _note(self, entry: Entry, tensors: list[tuple[Value, torch.Tensor]]) -> None:
+    def _note(self, entry: Note, tensors: list[tuple[Value, torch.Tensor]]) -> None:
         self._added.append(entry)
         for value, tensor in tensors:
             self._forward(value, tensor)

@@ -7,11 +7,11 @@ from itertools import pairwise
 from penstock.ir.dataflow import Dataflow
 from penstock.splitting.by_layers.notes import INPUTS, Value
 
-__all__ = ["Itinerary"]
+__all__ = ["LayerRoutes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Itinerary:
+class LayerRoutes:
     """Where units are called, and where the values that they return go.
 
     `stage_of_call` has the stage of every call that was seen, `stage_of_path` that of a unit's

@@ -22,16 +22,23 @@ from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
-from penstock.tools.demo.task import Lesson
+from penstock.tools.demo.task import Task
 
-__all__ = ["Course", "PlannedCourse", "family_course", "join_costs", "plan_course", "plan_courses"]
+__all__ = [
+    "DemoCandidate",
+    "PlannedCandidate",
+    "family_course",
+    "join_costs",
+    "plan_course",
+    "plan_courses",
+]
 
 # What a plan with twice as many messages must be faster by.
 _MESSAGE_HANDICAP = 1.1
 
 
 @dataclass(frozen=True)
-class Course:
+class DemoCandidate:
     """An order of work, how many pieces each part of the model has, and what is predicted."""
 
     name: str
@@ -41,19 +48,19 @@ class Course:
 
 
 @dataclass(frozen=True)
-class PlannedCourse:
+class PlannedCandidate:
     """A plan for a model cut in this way."""
 
     plan: Plan
     sizes: tuple[int, ...]
 
     @property
-    def course(self) -> Course:
+    def course(self) -> DemoCandidate:
         """The plan as a way to train."""
-        return Course("the plan", self.plan.schedule, self.sizes, self.plan.timeline)
+        return DemoCandidate("the plan", self.plan.schedule, self.sizes, self.plan.timeline)
 
 
-def family_course(name: str, lesson: Lesson, costs: Costs) -> Course:
+def family_course(name: str, lesson: Task, costs: Costs) -> DemoCandidate:
     """A family with the best cut for it; `costs` are those of the pieces."""
     schedule = build(name, ranks=lesson.ranks, microbatches=lesson.microbatches)
     flow = schedule.dataflow
@@ -62,12 +69,12 @@ def family_course(name: str, lesson: Lesson, costs: Costs) -> Course:
     placement = schedule.placement if is_chain else Placement.loop(flow.num_parts)
     sizes = _cut(lesson, costs, placement)
     predicted = simulate(schedule, join_costs(costs, sizes).for_parts(flow.parts))
-    return Course(schedule.name, schedule, sizes, predicted)
+    return DemoCandidate(schedule.name, schedule, sizes, predicted)
 
 
 def plan_courses(
-    lesson: Lesson, costs: Costs, *, memory: float, seconds: float
-) -> list[PlannedCourse]:
+    lesson: Task, costs: Costs, *, memory: float, seconds: float
+) -> list[PlannedCandidate]:
     """A plan for every placement that keeps the limit, the one to train by first: the fastest.
 
     Where ranks hold two stages there are twice as many messages, and what these cost the host is
@@ -86,20 +93,20 @@ def plan_courses(
     return sorted(found, key=_seconds_with_messages)
 
 
-def _seconds_with_messages(one: PlannedCourse) -> float:
+def _seconds_with_messages(one: PlannedCandidate) -> float:
     problem = one.plan.problem
     handicap = 1.0 if problem.stages == problem.ranks else _MESSAGE_HANDICAP
     return handicap * one.plan.timeline.makespan
 
 
 def plan_course(
-    lesson: Lesson,
+    lesson: Task,
     costs: Costs,
     placement: Placement,
     *,
     memory: float | None,
     seconds: float,
-) -> PlannedCourse:
+) -> PlannedCandidate:
     """The plan for the best cut of a placement; `costs` are those of the pieces."""
     sizes = _cut(lesson, costs, placement)
     found = plan(
@@ -110,7 +117,7 @@ def plan_course(
         placement=placement,
         seconds=seconds,
     )
-    return PlannedCourse(found, sizes)
+    return PlannedCandidate(found, sizes)
 
 
 def join_costs(costs: Costs, sizes: Sequence[int]) -> Costs:
@@ -138,7 +145,7 @@ def _join(name: str, values: Sequence[float]) -> float:
             return sum(values)
 
 
-def _cut(lesson: Lesson, costs: Costs, placement: Placement) -> tuple[int, ...]:
+def _cut(lesson: Task, costs: Costs, placement: Placement) -> tuple[int, ...]:
     """How many pieces each stage has, so that the slowest stage is as fast as it can be."""
     names = lesson.pieces
     columns = {

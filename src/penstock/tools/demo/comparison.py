@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.sim.timeline import Timeline
-from penstock.tools.demo.candidates import Course
+from penstock.tools.demo.candidates import DemoCandidate
 from penstock.tools.demo.rank import LONGEST_SILENCE, count_held_bytes, make_pipeline
-from penstock.tools.demo.task import Lesson, choose_device, draw_batches
-from penstock.tools.demo.text import Batch
+from penstock.tools.demo.task import Task, choose_device, draw_batches
+from penstock.tools.demo.text import TextBatch
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.training.pipeline import Pipeline
 
@@ -33,7 +33,7 @@ _RECORDED = 3
 class Result:
     """How a course went: seconds of its steps, bytes that each rank held, a recorded step."""
 
-    course: Course
+    course: DemoCandidate
     seconds: tuple[float, ...]
     held: tuple[float, ...]
     recorded: Timeline
@@ -60,8 +60,8 @@ class _Seen:
 
 
 def compare_courses(
-    lesson: Lesson,
-    courses: Sequence[Course],
+    lesson: Task,
+    courses: Sequence[DemoCandidate],
     *,
     rounds: int,
     tell: Callable[[int], None] = lambda _done: None,
@@ -80,7 +80,7 @@ def compare_courses(
 
 
 def _compete(
-    lesson: Lesson, courses: tuple[Course, ...], rounds: int, report: Report
+    lesson: Task, courses: tuple[DemoCandidate, ...], rounds: int, report: Report
 ) -> list[_Seen]:
     device = choose_device(lesson, dist.get_rank())
     batch = next(draw_batches(lesson, device))
@@ -99,7 +99,7 @@ def _compete(
 
 
 def _run_round(
-    number: int, pipelines: Mapping[str, Pipeline], batch: Batch, device: torch.device
+    number: int, pipelines: Mapping[str, Pipeline], batch: TextBatch, device: torch.device
 ) -> dict[str, float]:
     """The seconds of one step of each."""
     names = list(pipelines)
@@ -115,7 +115,7 @@ def _run_round(
     return seconds
 
 
-def _record(pipeline: Pipeline, batch: Batch) -> Timeline:
+def _record(pipeline: Pipeline, batch: TextBatch) -> Timeline:
     """The middle one of some recorded steps."""
     results = [
         pipeline.step(batch.tokens, target=batch.target, record=True) for _ in range(_RECORDED)

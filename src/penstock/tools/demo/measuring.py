@@ -14,7 +14,7 @@ from penstock.measuring.links import measure_links
 from penstock.measuring.stages import measure_closely
 from penstock.tools.demo.rank import LONGEST_SILENCE
 from penstock.tools.demo.task import (
-    Lesson,
+    Task,
     choose_device,
     draw_batches,
     make_optimizer,
@@ -23,7 +23,7 @@ from penstock.tools.demo.task import (
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.tools.verify.gpt import next_token_loss
 
-__all__ = ["Appraisal", "appraise"]
+__all__ = ["MeasuredTask", "appraise"]
 
 _SAMPLES = 5
 # The kinds of backward are measured one after the other, and a machine may be slower a second
@@ -33,7 +33,7 @@ _SECONDS = ("forward", "backward_input", "backward_weight", "full_backward")
 
 
 @dataclass(frozen=True, slots=True)
-class Appraisal:
+class MeasuredTask:
     """The costs of one microbatch in every piece, and how far their seconds can be trusted.
 
     `spread` is how far the middle half of the samples of a cost lies apart, as a share of their
@@ -44,15 +44,15 @@ class Appraisal:
     spread: float
 
 
-def appraise(lesson: Lesson) -> Appraisal:
+def appraise(lesson: Task) -> MeasuredTask:
     """Measure on one local process per rank."""
-    found: Appraisal = run_on_ranks(
+    found: MeasuredTask = run_on_ranks(
         partial(_measure, lesson), lesson.ranks, seconds=LONGEST_SILENCE
     )[0]
     return found
 
 
-def _measure(lesson: Lesson, _report: Report) -> Appraisal:
+def _measure(lesson: Task, _report: Report) -> MeasuredTask:
     device = choose_device(lesson, dist.get_rank())
     pieces = [piece.to(device) for piece in make_stages(lesson, [1] * len(lesson.pieces))]
     batch = next(draw_batches(lesson, device))
@@ -74,7 +74,7 @@ def _measure(lesson: Lesson, _report: Report) -> Appraisal:
     assert dist.group.WORLD is not None, "there is a group"
     links = measure_links(dist.group.WORLD, device=device)
     largest = float(costs.per_stage("message_bytes", len(pieces)).max())
-    return Appraisal(replace(costs, transfer=links.transfer(largest)), median(spreads))
+    return MeasuredTask(replace(costs, transfer=links.transfer(largest)), median(spreads))
 
 
 def _middle(found: Sequence[Costs], count: int) -> Costs:

@@ -6,9 +6,9 @@ from torch import nn
 
 from penstock.measuring.memory_meters import gauge_for
 from penstock.measuring.optimizer_state import count_optimizer_bytes
-from penstock.tools.demo.candidates import Course
+from penstock.tools.demo.candidates import DemoCandidate
 from penstock.tools.demo.task import (
-    Lesson,
+    Task,
     choose_device,
     draw_batches,
     make_optimizer,
@@ -23,7 +23,7 @@ __all__ = ["LONGEST_SILENCE", "count_held_bytes", "make_pipeline"]
 LONGEST_SILENCE = 600.0
 
 
-def make_pipeline(lesson: Lesson, course: Course) -> Pipeline:
+def make_pipeline(lesson: Task, course: DemoCandidate) -> Pipeline:
     """The lesson's model, cut and run as a course says; this process is one of its ranks."""
     rank = dist.get_rank()
     device = choose_device(lesson, rank)
@@ -36,7 +36,7 @@ def make_pipeline(lesson: Lesson, course: Course) -> Pipeline:
     )
 
 
-def count_held_bytes(lesson: Lesson, pipeline: Pipeline) -> float:
+def count_held_bytes(lesson: Task, pipeline: Pipeline) -> float:
     """The most bytes that this rank holds during a step, its optimizer's state included.
 
     Counted in a step after which the model is as it was; every rank takes part.

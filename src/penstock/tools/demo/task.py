@@ -16,11 +16,11 @@ from torch import nn
 
 from penstock.assembly import build
 from penstock.errors import PipelineError, SizeError
-from penstock.tools.demo.text import Batch, Words, load_text, sample_batch
+from penstock.tools.demo.text import TextBatch, Words, load_text, sample_batch
 from penstock.tools.verify.gpt import Block, Embedding
 
 __all__ = [
-    "Lesson",
+    "Task",
     "choose_device",
     "draw_batches",
     "make_lesson",
@@ -32,7 +32,7 @@ _LEARNING_RATE = 5e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class Task:
     """What is taught, on how many ranks, for how long and where."""
 
     ranks: int
@@ -58,7 +58,7 @@ class Lesson:
 
 def make_lesson(
     *, ranks: int, steps: int, device: str | None = None, family: str | None = None
-) -> Lesson:
+) -> Task:
     """A lesson that two processor cores learn in a minute, or an error that says what would do.
 
     Without a device it is a GPU where there is one. `family` is a schedule to train by.
@@ -66,7 +66,7 @@ def make_lesson(
     if device == "cuda" and not torch.cuda.is_available():
         raise PipelineError("there is no GPU here that torch can use; choose cpu")
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    lesson = Lesson(ranks, steps, chosen)
+    lesson = Task(ranks, steps, chosen)
     schedule = build(family or "1F1B", ranks=ranks, microbatches=lesson.microbatches)
     if schedule.is_forward_only:
         raise PipelineError(f"{schedule.name} has no backwards to train with; choose another")
@@ -79,7 +79,7 @@ def make_lesson(
     return lesson
 
 
-def make_stages(lesson: Lesson, sizes: Sequence[int]) -> list[nn.Module]:
+def make_stages(lesson: Task, sizes: Sequence[int]) -> list[nn.Module]:
     """Stages of so many pieces each; the same numbers in every process, however it is cut.
 
     >>> [len(stage) for stage in make_stages(Lesson(ranks=2, steps=1), (5, 3))]
@@ -101,16 +101,16 @@ def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
 
 
-def draw_batches(lesson: Lesson, device: torch.device) -> Iterator[Batch]:
+def draw_batches(lesson: Task, device: torch.device) -> Iterator[TextBatch]:
     """The batch of every step, the same in every process."""
     text = load_text()
     numbers = torch.tensor(Words.of(text).encode(text))
     for step in range(lesson.steps):
         batch = sample_batch(numbers, rows=lesson.rows, length=lesson.length, seed=step)
-        yield Batch(batch.tokens.to(device), batch.target.to(device))
+        yield TextBatch(batch.tokens.to(device), batch.target.to(device))
 
 
-def choose_device(lesson: Lesson, rank: int) -> torch.device:
+def choose_device(lesson: Task, rank: int) -> torch.device:
     """The device of a rank in this process; ranks share GPUs where there are too few."""
     if lesson.device != "cuda":
         return torch.device(lesson.device)

@@ -6,7 +6,7 @@ from importlib.resources import files
 
 import torch
 
-__all__ = ["Batch", "Words", "load_text", "sample_batch"]
+__all__ = ["TextBatch", "Words", "load_text", "sample_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TextBatch:
     """Pieces of a text as rows of numbers, and the same one word further on."""
 
     tokens: torch.Tensor
@@ -53,13 +53,13 @@ def load_text() -> str:
     return files("penstock.tools.demo").joinpath("river.txt").read_text(encoding="utf-8")
 
 
-def sample_batch(numbers: torch.Tensor, *, rows: int, length: int, seed: int) -> Batch:
+def sample_batch(numbers: torch.Tensor, *, rows: int, length: int, seed: int) -> TextBatch:
     """Random pieces of a text; the same seed gives the same pieces on every rank."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(numbers) - length, (rows, 1), generator=generator)
     places = starts + torch.arange(length + 1)
     pieces = numbers[places]
-    return Batch(pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous())
+    return TextBatch(pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous())
 
 
 def _split(text: str) -> list[str]:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.tools.demo.candidates import Course
+from penstock.tools.demo.candidates import DemoCandidate
 from penstock.tools.demo.rank import LONGEST_SILENCE, count_held_bytes, make_pipeline
 from penstock.tools.demo.task import (
-    Lesson,
+    Task,
     choose_device,
     draw_batches,
     make_optimizer,
@@ -22,11 +22,11 @@ from penstock.tools.demo.task import (
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.tools.verify.gpt import next_token_loss
 
-__all__ = ["Held", "News", "Step", "train_pipeline", "train_unsplit"]
+__all__ = ["HeldBytes", "News", "TrainedStep", "train_pipeline", "train_unsplit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainedStep:
     """One step that was done: its number from 1, its loss, its seconds, and how idle it was.
 
     `bubble` is the share of the step in which the slowest rank waited; unsplit, nobody waits.
@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBytes:
     """The most bytes that a rank holds during a step."""
 
     rank: int
@@ -47,10 +47,10 @@ class Held:
 
 
 # What is heard of a training while it goes on.
-News: TypeAlias = Step | Held
+News: TypeAlias = TrainedStep | HeldBytes
 
 
-def train_pipeline(lesson: Lesson, course: Course, tell: Callable[[News], None]) -> None:
+def train_pipeline(lesson: Task, course: DemoCandidate, tell: Callable[[News], None]) -> None:
     """Train over one local process per rank: what each holds, and then every step, is told."""
     run_on_ranks(
         partial(_train_rank, lesson, course),
@@ -60,11 +60,11 @@ def train_pipeline(lesson: Lesson, course: Course, tell: Callable[[News], None])
     )
 
 
-def _train_rank(lesson: Lesson, course: Course, report: Report) -> None:
+def _train_rank(lesson: Task, course: DemoCandidate, report: Report) -> None:
     """What one rank does: every rank sees every batch and takes from it what it needs."""
     rank = dist.get_rank()
     pipeline = make_pipeline(lesson, course)
-    report(Held(rank, count_held_bytes(lesson, pipeline)))
+    report(HeldBytes(rank, count_held_bytes(lesson, pipeline)))
     optimizer = make_optimizer(pipeline.parameters())
     for number, batch in enumerate(draw_batches(lesson, choose_device(lesson, rank)), start=1):
         begin = perf_counter()
@@ -75,10 +75,10 @@ def _train_rank(lesson: Lesson, course: Course, report: Report) -> None:
         assert result.timeline is not None, "every step is recorded"
         if rank == 0:
             seconds = perf_counter() - begin
-            report(Step(number, result.loss, seconds, result.timeline.bubble_rate))
+            report(TrainedStep(number, result.loss, seconds, result.timeline.bubble_rate))
 
 
-def train_unsplit(lesson: Lesson, tell: Callable[[News], None]) -> None:
+def train_unsplit(lesson: Task, tell: Callable[[News], None]) -> None:
     """Train the same model on the same batches in this process, without a pipeline."""
     threads = torch.get_num_threads()
     # One, as every rank has.
@@ -89,7 +89,7 @@ def train_unsplit(lesson: Lesson, tell: Callable[[News], None]) -> None:
         torch.set_num_threads(threads)
 
 
-def _train_alone(lesson: Lesson, tell: Callable[[News], None]) -> None:
+def _train_alone(lesson: Task, tell: Callable[[News], None]) -> None:
     device = choose_device(lesson, 0)
     model = nn.Sequential(*make_stages(lesson, (len(lesson.pieces),))).to(device)
     optimizer = make_optimizer(model.parameters())
@@ -99,4 +99,4 @@ def _train_alone(lesson: Lesson, tell: Callable[[News], None]) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # untyped upstream
         optimizer.step()
         optimizer.zero_grad()
-        tell(Step(number, loss.item(), perf_counter() - begin))
+        tell(TrainedStep(number, loss.item(), perf_counter() - begin))

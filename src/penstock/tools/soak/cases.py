@@ -9,11 +9,11 @@ from typing import Literal, TypeAlias, get_args
 
 from penstock.ir.actions import Action, Overlap
 from penstock.ir.schedule import Schedule
-from penstock.ranks.fault_injection import Disturbance, Drop
-from penstock.tools.soak.models import MOST_ROWS_MISSING, Batch, Model, draw_batch, draw_model
+from penstock.ranks.fault_injection import Drop, FaultInjection
+from penstock.tools.soak.models import MOST_ROWS_MISSING, Model, SoakBatch, draw_batch, draw_model
 from penstock.tools.soak.schedules import draw_schedule
 
-__all__ = ["Fault", "FaultKind", "SoakCase", "draw_case"]
+__all__ = ["FaultKind", "InjectedFault", "SoakCase", "draw_case"]
 
 # What happens to a rank: an error, an exit, a signal that kills or stops it, or a link that goes.
 FaultKind: TypeAlias = Literal["raise", "exit", "kill", "stop", "drop"]
@@ -25,7 +25,7 @@ _LONGEST_DELAY = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """A rank that comes to grief in a step: when it should run an action, or at a message."""
 
     kind: FaultKind
@@ -41,10 +41,10 @@ class SoakCase:
     number: int
     schedule: Schedule
     model: Model
-    batches: tuple[Batch, ...]
+    batches: tuple[SoakBatch, ...]
     uses_processes: bool
-    disturbance: Disturbance
-    fault: Fault | None
+    disturbance: FaultInjection
+    fault: InjectedFault | None
 
     def __str__(self) -> str:
         where = "processes" if self.uses_processes else "one process"
@@ -88,12 +88,12 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
         model=model if not schedule.is_forward_only else replace(model, adding_loss=frozenset()),
         batches=tuple(batches),
         uses_processes=uses_processes,
-        disturbance=Disturbance(disturbance_seed, delay, reorders=True, drop=drop),
+        disturbance=FaultInjection(disturbance_seed, delay, reorders=True, drop=drop),
         fault=fault,
     )
 
 
-def _draw_fault(chance: Random, schedule: Schedule, steps: int) -> Fault:
+def _draw_fault(chance: Random, schedule: Schedule, steps: int) -> InjectedFault:
     # A batch may be too small for the last microbatches.
     last = max(0, schedule.microbatches - 1 - MOST_ROWS_MISSING)
     rank, work = chance.choice(
@@ -104,7 +104,7 @@ def _draw_fault(chance: Random, schedule: Schedule, steps: int) -> Fault:
             if action.microbatch is not None and action.microbatch <= last
         ]
     )
-    return Fault(chance.choice(get_args(FaultKind)), rank, chance.randrange(steps), work)
+    return InjectedFault(chance.choice(get_args(FaultKind)), rank, chance.randrange(steps), work)
 
 
 def _actions(schedule: Schedule, rank: int) -> list[Action]:

@@ -17,8 +17,8 @@ from penstock.tools.verify.case import Case
 
 __all__ = [
     "MOST_ROWS_MISSING",
-    "Batch",
     "Model",
+    "SoakBatch",
     "Weighing",
     "count_tokens",
     "draw_batch",
@@ -53,7 +53,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SoakBatch:
     """The form of one step's batch; `seed` gives its numbers."""
 
     seed: int
@@ -74,11 +74,11 @@ def draw_model(chance: Random, parts: int) -> Model:
     )
 
 
-def draw_batch(chance: Random, microbatches: int) -> Batch:
+def draw_batch(chance: Random, microbatches: int) -> SoakBatch:
     """A batch of any size, now and then with fewer rows than there are microbatches."""
     fewest = max(1, microbatches - MOST_ROWS_MISSING)
     rows = chance.randint(fewest, 2 * microbatches + 3)
-    return Batch(chance.getrandbits(32), rows, chance.randint(2, _LONGEST))
+    return SoakBatch(chance.getrandbits(32), rows, chance.randint(2, _LONGEST))
 
 
 def _draw_some(chance: Random, parts: Sequence[int]) -> frozenset[int]:
@@ -122,7 +122,7 @@ def _zeros(vectors: torch.Tensor) -> torch.Tensor:
     return torch.zeros(vectors.shape[0], dtype=torch.int64)
 
 
-def make_case(model: Model, batch: Batch) -> Case:
+def make_case(model: Model, batch: SoakBatch) -> Case:
     """The model, the same at every call, with a batch of this form."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)

@@ -9,12 +9,12 @@ from time import monotonic
 from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
 from penstock.step.executor import Around
-from penstock.tools.soak.cases import Fault, SoakCase, draw_case
+from penstock.tools.soak.cases import InjectedFault, SoakCase, draw_case
 from penstock.tools.soak.leaks import Ledger, setting_aside
-from penstock.tools.soak.world import Answer, World
+from penstock.tools.soak.world import WorkerAnswer, World
 from penstock.tools.verify.reference import GradientError
 
-__all__ = ["Progress", "SoakRequest", "Summary", "soak"]
+__all__ = ["SoakProgress", "SoakRequest", "Summary", "soak"]
 
 _TOLERANCE = 1e-10
 # A case that takes longer hangs; so does a rank that has not told of a fault by then.
@@ -53,7 +53,7 @@ class SoakRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class SoakProgress:
     """How far a soak has come; memory is that of the largest process, in bytes."""
 
     cases: int = 0
@@ -68,14 +68,14 @@ class Progress:
 class Summary:
     """What a soak came to: how far it got, what went wrong first, and how to see that again."""
 
-    progress: Progress
+    progress: SoakProgress
     problem: str = ""
     command: str = ""
 
 
 def soak(
     request: SoakRequest,
-    on_progress: Callable[[SoakCase, Progress], None] = lambda _case, _progress: None,
+    on_progress: Callable[[SoakCase, SoakProgress], None] = lambda _case, _progress: None,
     *,
     around: Mapping[Kind, Around] | None = None,
 ) -> Summary:
@@ -84,7 +84,7 @@ def soak(
     `on_progress` hears of every case before it runs. `around` is put around the actions of every
     case in place of faults, to see that mistakes are found.
     """
-    progress, ledger = Progress(), Ledger()
+    progress, ledger = SoakProgress(), Ledger()
     with World(request.ranks) as world, setting_aside():
         begin = monotonic()
         for case in _draw_cases(request):
@@ -112,12 +112,12 @@ def _draw_cases(request: SoakRequest) -> Iterator[SoakCase]:
         yield draw_case(request.seed, number, ranks=request.ranks, has_faults=request.has_faults)
 
 
-def _is_over(request: SoakRequest, progress: Progress) -> bool:
+def _is_over(request: SoakRequest, progress: SoakProgress) -> bool:
     is_enough = request.steps is not None and progress.steps >= request.steps
     return is_enough or (request.seconds is not None and progress.seconds >= request.seconds)
 
 
-def _judge(case: SoakCase, answers: list[Answer | int | None]) -> str:
+def _judge(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> str:
     """What is wrong with these answers, or nothing."""
     for rank, answer in enumerate(answers):
         if case.fault is None:
@@ -131,42 +131,47 @@ def _judge(case: SoakCase, answers: list[Answer | int | None]) -> str:
     return ""
 
 
-def _judge_rank(answer: Answer | int | None) -> str:
+def _judge_rank(answer: WorkerAnswer | int | None) -> str:
     match answer:
         case None:
             return "no answer in time"
         case int():
             return f"its process ended with exit code {answer}"
-        case Answer(findings=None):
+        case WorkerAnswer(findings=None):
             return answer.error
-        case Answer(findings=findings):
+        case WorkerAnswer(findings=findings):
             assert findings is not None, "the case before"
             if not findings.worst.error <= _TOLERANCE:
                 return f"{findings.worst.name} is off by {findings.worst.error:.1e}"
             return ""
 
 
-def _judge_survivor(fault: Fault, answer: Answer | int | None) -> str:
+def _judge_survivor(fault: InjectedFault, answer: WorkerAnswer | int | None) -> str:
     """Whoever survives a fault says, in time, which rank it was and in what."""
     # Where a rank is dropped depends on its messages, so that any action may be its last.
     action = "" if fault.kind == "drop" else rf".*\b{fault.action}\b"
     match answer:
-        case Answer(findings=None) if re.search(rf"\brank {fault.rank}\b{action}", answer.error):
+        case WorkerAnswer(findings=None) if re.search(
+            rf"\brank {fault.rank}\b{action}", answer.error
+        ):
             return ""
-        case Answer(findings=None):
+        case WorkerAnswer(findings=None):
             return f"it does not name rank {fault.rank} and {fault.action}: {answer.error}"
-        case Answer():
+        case WorkerAnswer():
             return f"it has not noticed what happened to rank {fault.rank}"
         case _:
             return _judge_rank(answer)
 
 
 def _add(
-    progress: Progress, case: SoakCase, answers: list[Answer | int | None], seconds: float
-) -> Progress:
-    given = [answer for answer in answers if isinstance(answer, Answer)]
+    progress: SoakProgress,
+    case: SoakCase,
+    answers: list[WorkerAnswer | int | None],
+    seconds: float,
+) -> SoakProgress:
+    given = [answer for answer in answers if isinstance(answer, WorkerAnswer)]
     findings = [answer.findings for answer in given if answer.findings is not None]
-    return Progress(
+    return SoakProgress(
         cases=progress.cases + 1,
         steps=progress.steps + max((found.steps for found in findings), default=0),
         seconds=seconds,
@@ -176,10 +181,10 @@ def _add(
     )
 
 
-def _find_leaks(answers: list[Answer | int | None], ledger: Ledger) -> str:
+def _find_leaks(answers: list[WorkerAnswer | int | None], ledger: Ledger) -> str:
     """What has leaked in the processes, or in this one."""
     for rank, answer in enumerate(answers):
-        if isinstance(answer, Answer) and answer.leaks:
+        if isinstance(answer, WorkerAnswer) and answer.leaks:
             return f"the process of rank {rank} leaks {', '.join(answer.leaks)}"
     ledger.settle()
     leaks = ledger.find_leaks()

@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.alive.timeouts import Watch
+from penstock.alive.timeouts import Timeouts
 from penstock.ir.actions import Action, Kind
 from penstock.loss.reduction import Reduction
 from penstock.step.executor import Around
-from penstock.tools.soak.cases import Fault, FaultKind, SoakCase
+from penstock.tools.soak.cases import FaultKind, InjectedFault, SoakCase
 from penstock.tools.soak.models import count_tokens, make_case
 from penstock.tools.verify.case import Case
 from penstock.tools.verify.reference import GradientError, largest_error, run_unsplit
 from penstock.training.pipeline import Pipeline
 
-__all__ = ["Findings", "SoakFaultError", "run_case"]
+__all__ = ["SoakFaultError", "SoakFindings", "run_case"]
 
 # What parameters are multiplied by after a step, so that the next one has others.
 _SHRINKING = 0.97
@@ -35,7 +35,7 @@ class SoakFaultError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class SoakFindings:
     """How many steps were run, and what was furthest off in them."""
 
     steps: int
@@ -48,7 +48,7 @@ def run_case(
     *,
     around: Mapping[Kind, Around] | None = None,
     folder: Path | None = None,
-) -> Findings:
+) -> SoakFindings:
     """Run the steps of a case, as a rank of the group or as all ranks.
 
     Gradients are kept from one step to the next or not, and every step has other parameters.
@@ -65,7 +65,7 @@ def run_case(
         reduction=_reduction(case),
         group=group,
         around=trouble.around if around is None else around,
-        watch=Watch(_SILENCE_SECONDS, folder=folder),
+        watch=Timeouts(_SILENCE_SECONDS, folder=folder),
         disturbance=case.disturbance,
     )
     worst = GradientError(0.0, "")
@@ -73,7 +73,7 @@ def run_case(
         trouble.step = number
         reference = replace(given, stages=expected.stages)
         worst = max(worst, _run_step(case, pipeline, reference, number))
-    return Findings(len(cases), worst)
+    return SoakFindings(len(cases), worst)
 
 
 def _reduction(case: SoakCase) -> Reduction:
@@ -129,7 +129,7 @@ def _move(found: Sequence[tuple[int, nn.Module]], expected: Sequence[nn.Module])
 class _Trouble:
     """Lets a fault happen on its rank, in its step, in place of its action."""
 
-    def __init__(self, fault: Fault | None, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, fault: InjectedFault | None, group: dist.ProcessGroup | None) -> None:
         self._fault = fault
         self._is_here = (
             fault is not None and group is not None and dist.get_rank(group) == fault.rank

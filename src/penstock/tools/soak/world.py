@@ -24,19 +24,19 @@ from penstock.ir.actions import Kind
 from penstock.step.executor import Around
 from penstock.tools.soak.cases import SoakCase
 from penstock.tools.soak.leaks import Footprint, Ledger, setting_aside
-from penstock.tools.soak.steps import Findings, run_case
+from penstock.tools.soak.steps import SoakFindings, run_case
 
-__all__ = ["Answer", "World"]
+__all__ = ["WorkerAnswer", "World"]
 
 _HOST = "127.0.0.1"
 _SECONDS_TO_END = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What a process says after a case: what it found, or its error; and what it holds."""
 
-    findings: Findings | None
+    findings: SoakFindings | None
     error: str
     footprint: Footprint
     leaks: tuple[str, ...]
@@ -78,7 +78,7 @@ class World:
 
     def run(
         self, case: SoakCase, *, around: Mapping[Kind, Around] | None, seconds: float
-    ) -> list[Answer | int | None]:
+    ) -> list[WorkerAnswer | int | None]:
         """Let the processes run a case, in one of them or as a rank each.
 
         Gives each one's answer, the exit code of one that ended, or nothing for one that has not
@@ -90,7 +90,7 @@ class World:
             job = _Job(self._jobs, case, around, seconds, Path(self._folder.name))
             self._pipes[rank].send(job)
         silent = {rank for rank in range(members) if not _is_stopped(case, rank)}
-        answers: dict[int, Answer | int] = {}
+        answers: dict[int, WorkerAnswer | int] = {}
         deadline = monotonic() + seconds
         while silent and (left := deadline - monotonic()) > 0:
             heard = wait([self._pipes[rank] for rank in silent], left)
@@ -123,9 +123,9 @@ class World:
         process.close()
         self._pipes.pop(rank).close()
 
-    def _read(self, rank: int) -> Answer | int:
+    def _read(self, rank: int) -> WorkerAnswer | int:
         try:
-            answer: Answer = self._pipes[rank].recv()
+            answer: WorkerAnswer = self._pipes[rank].recv()
         except (EOFError, ConnectionResetError):
             self._processes[rank].join(_SECONDS_TO_END)
             return self._processes[rank].exitcode or 0
@@ -153,10 +153,10 @@ def _work(rank: int, port: int, pipe: Connection) -> None:
             findings, error = _run(job, rank, store)
             del job
             footprint = ledger.settle()
-            pipe.send(Answer(findings, error, footprint, tuple(ledger.find_leaks())))
+            pipe.send(WorkerAnswer(findings, error, footprint, tuple(ledger.find_leaks())))
 
 
-def _run(job: _Job, rank: int, store: Store) -> tuple[Findings | None, str]:
+def _run(job: _Job, rank: int, store: Store) -> tuple[SoakFindings | None, str]:
     """What was found, or what went wrong."""
     try:
         if not job.case.uses_processes:
@@ -166,7 +166,7 @@ def _run(job: _Job, rank: int, store: Store) -> tuple[Findings | None, str]:
         return None, f"{type(error).__name__}: {error}"
 
 
-def _run_as_rank(job: _Job, rank: int, store: Store) -> Findings:
+def _run_as_rank(job: _Job, rank: int, store: Store) -> SoakFindings:
     dist.init_process_group(
         "gloo",
         store=PrefixStore(str(job.number), store),

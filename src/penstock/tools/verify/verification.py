@@ -25,7 +25,7 @@ from penstock.tools.verify.reference import (
 from penstock.training.pipeline import Pipeline
 from penstock.view.units import format_number
 
-__all__ = ["Check", "Request", "verify"]
+__all__ = ["Check", "VerifyRequest", "verify"]
 
 _LONGEST_SILENCE = 120.0
 # How many weights are named where a line has to do.
@@ -33,7 +33,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class VerifyRequest:
     """What to verify: a schedule with a model, and how far gradients may be off.
 
     `model` is the name of one of ours, or `module:function`; see `Case`. `rows` is the size of
@@ -72,7 +72,7 @@ class _Findings:
     undeferred: list[str]
 
 
-def verify(request: Request, *, uses_processes: bool = False) -> tuple[Check, ...]:
+def verify(request: VerifyRequest, *, uses_processes: bool = False) -> tuple[Check, ...]:
     """Run one step, in this process or with one process per rank, and check what came out.
 
     >>> from penstock.assembly import build
@@ -98,11 +98,11 @@ def verify(request: Request, *, uses_processes: bool = False) -> tuple[Check, ..
     )
 
 
-def _run_as_member(request: Request, _report: Report) -> _Findings:
+def _run_as_member(request: VerifyRequest, _report: Report) -> _Findings:
     return _run_step(request, dist.group.WORLD)
 
 
-def _run_step(request: Request, group: dist.ProcessGroup | None) -> _Findings:
+def _run_step(request: VerifyRequest, group: dist.ProcessGroup | None) -> _Findings:
     schedule, flow = request.schedule, request.schedule.dataflow
     case = in_double(
         load_case(
@@ -157,7 +157,7 @@ def _started_order(timeline: Timeline, rank: int) -> list[str]:
     return [str(span.action) for span in sorted(spans, key=lambda span: span.start)]
 
 
-def _check_gradients(request: Request, findings: Sequence[_Findings]) -> Check:
+def _check_gradients(request: VerifyRequest, findings: Sequence[_Findings]) -> Check:
     worst = max(found.gradients for found in findings)
     place = f" ({worst.name})" if worst.error > request.tolerance else ""
     return Check(
@@ -177,7 +177,7 @@ def _check_reach(schedule: Schedule, findings: Sequence[_Findings]) -> Check:
     return Check("stages reached", not unreached, found, "all")
 
 
-def _check_loss(request: Request, findings: Sequence[_Findings]) -> Check:
+def _check_loss(request: VerifyRequest, findings: Sequence[_Findings]) -> Check:
     expected = findings[0].unsplit_loss
     losses = {found.loss for found in findings}
     limit = request.tolerance * max(1.0, abs(expected))

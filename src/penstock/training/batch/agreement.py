@@ -12,7 +12,7 @@ from penstock.ranks.agreement import gather_values
 from penstock.ranks.transport import Transport
 from penstock.training.batch.batch import Accepted, BatchFacts, try_split
 from penstock.training.batch.data_agreement import compare_data
-from penstock.training.batch.rows import RowClaims, Rows, merge_claims, settle_rows
+from penstock.training.batch.rows import BatchRows, RowClaims, merge_claims, settle_rows
 
 __all__ = ["Agreed", "BatchAgreement"]
 
@@ -30,7 +30,7 @@ class Agreed:
     loss was given no `labels`, but another was.
     """
 
-    rows: Rows
+    rows: BatchRows
     keywords: frozenset[str]
     lacks_labels: bool
 
@@ -142,7 +142,7 @@ def _compare_ties(everyone: Sequence[BatchFacts]) -> None:
                 )
 
 
-def _compare_rows(everyone: Sequence[BatchFacts]) -> Rows:
+def _compare_rows(everyone: Sequence[BatchFacts]) -> BatchRows:
     rows = settle_rows(merge_claims([facts.claims for facts in everyone]))
     if rows is None:
         raise BatchError("no rank knows the rows of the batch; pass a tensor, or Ready parts")

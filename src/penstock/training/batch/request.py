@@ -13,11 +13,11 @@ from penstock.tensors.aliases import Aliases
 from penstock.training.batch.agreement import Agreed
 from penstock.training.batch.batch import Accepted, BatchFacts, deal_keywords, describe_batch
 
-__all__ = ["Request"]
+__all__ = ["StepRequest"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StepRequest:
     """One step as it was asked for on this rank."""
 
     is_training: bool

@@ -12,9 +12,9 @@ from penstock.errors import BatchError
 from penstock.step.microbatches import count_rows, item_rows, ready_parts, share_out
 
 __all__ = [
+    "BatchRows",
     "ReadyRows",
     "RowClaims",
-    "Rows",
     "SplitRows",
     "claim_rows",
     "merge_claims",
@@ -62,7 +62,7 @@ class RowClaims:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchRows:
     """The rows of each microbatch; `doubt` says why they may not be what a loss is a mean over."""
 
     rows: list[int]
@@ -115,7 +115,7 @@ def _add_rank(rank: int, claims: RowClaims) -> RowClaims:
     )
 
 
-def settle_rows(claims: RowClaims) -> Rows | None:
+def settle_rows(claims: RowClaims) -> BatchRows | None:
     """The rows of each microbatch, or None if no argument says how many microbatches there are."""
     count = _settle_count(claims)
     if count is None:
@@ -126,7 +126,7 @@ def settle_rows(claims: RowClaims) -> Rows | None:
         return _settle_ready(by_target or _known_rows(claims, count), count)
     different = [list(r.rows) for r in by_target if not _is_proportional(r.rows, rows)]
     doubt = f"the batch has {rows} rows, the target {different[0]}" if different else None
-    return Rows(rows, doubt)
+    return BatchRows(rows, doubt)
 
 
 def _settle_count(claims: RowClaims) -> int | None:
@@ -168,13 +168,13 @@ def _settle_split(claims: RowClaims, count: int) -> list[int] | None:
     return share_out(first.total, count)
 
 
-def _settle_ready(known: Sequence[ReadyRows], count: int) -> Rows:
+def _settle_ready(known: Sequence[ReadyRows], count: int) -> BatchRows:
     """The rows that ready-made items agree on; else every microbatch counts the same."""
     different = list(dict.fromkeys(ready.rows for ready in known))
     if len(different) == 1:
-        return Rows([rows or 0 for rows in different[0]])
+        return BatchRows([rows or 0 for rows in different[0]])
     shown = ", ".join(f"{ready.name} {list(ready.rows)}" for ready in known)
-    return Rows([1] * count, f"the ready-made rows differ: {shown}" if different else None)
+    return BatchRows([1] * count, f"the ready-made rows differ: {shown}" if different else None)
 
 
 def _known_rows(claims: RowClaims, count: int) -> list[ReadyRows]:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.example.dependencies import Call, Needs, find_needs
+from penstock.splitting.by_layers.example.dependencies import Call, Dependencies, find_needs
 from penstock.splitting.by_layers.notes import INPUTS, Value
 from penstock.splitting.by_layers.units import find_units
 from tests.splitting import small
@@ -14,7 +14,7 @@ from tests.splitting.small import WIDTH, numbers
 X = numbers(4, WIDTH)
 
 
-def find(model: nn.Module, *args: object) -> Needs:
+def find(model: nn.Module, *args: object) -> Dependencies:
     return find_needs(model, find_units(model, ["layers"]), args or (X,), {})
 
 

@@ -5,21 +5,27 @@ import torch
 from torch import nn
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.example.side_outputs import Leaks, LeakWatch, written_by
+from penstock.splitting.by_layers.example.side_outputs import (
+    SideOutputs,
+    SideOutputWatch,
+    written_by,
+)
 from tests.splitting.small import Block, numbers
 
 X = numbers(2, 6)
 
 
-def run(leaks: Leaks, path: str | None, compute: object, *given: torch.Tensor) -> torch.Tensor:
+def run(
+    leaks: SideOutputs, path: str | None, compute: object, *given: torch.Tensor
+) -> torch.Tensor:
     leaks.enter(given)
-    with LeakWatch(leaks, lambda: path):
+    with SideOutputWatch(leaks, lambda: path):
         result: torch.Tensor = compute(*given)  # type: ignore[operator]  # some function
     return result
 
 
 def test_what_came_from_parameters_or_from_what_was_given_is_refused() -> None:
-    leaks = Leaks()
+    leaks = SideOutputs()
     for made in (run(leaks, "a", Block(), X), run(leaks, "a", torch.sin, X)):
         with pytest.raises(ModelError, match="the model returns a value that was made in 'a'"):
             leaks.refuse([made], "the model returns")
@@ -27,26 +33,26 @@ def test_what_came_from_parameters_or_from_what_was_given_is_refused() -> None:
 
 
 def test_what_is_returned_is_forgiven_and_so_is_what_comes_from_it() -> None:
-    leaks = Leaks()
+    leaks = SideOutputs()
     made = run(leaks, "a", Block(), X)
     leaks.forgive((made,))
     leaks.refuse(run(leaks, None, torch.sin, made), "the model returns")
 
 
 def test_what_is_computed_from_a_leak_is_one() -> None:
-    leaks = Leaks()
+    leaks = SideOutputs()
     made = run(leaks, None, torch.sin, run(leaks, "a", torch.sin, X))
     with pytest.raises(ModelError, match="made in 'a'"):
         leaks.refuse(made, "the model returns")
 
 
 def test_a_table_that_depends_on_nothing_is_none() -> None:
-    leaks = Leaks()
+    leaks = SideOutputs()
     leaks.refuse(run(leaks, "a", lambda: torch.arange(4).cos()), "the model returns")
 
 
 def test_a_unit_that_uses_the_inside_of_another_is_bound_to_it() -> None:
-    leaks = Leaks()
+    leaks = SideOutputs()
     inner = run(leaks, "a", torch.sin, X)
     run(leaks, "b", lambda x: x + inner, X)
     run(leaks, "a", lambda x: x + inner, X)

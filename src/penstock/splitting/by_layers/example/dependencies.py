@@ -22,8 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.eager import run_eagerly
 from penstock.splitting.by_layers.example.changed_attributes import changed_names, look_at
-from penstock.splitting.by_layers.example.side_outputs import Leaks, tensors_in, written_by
-from penstock.splitting.by_layers.example.unit_calls import UnitWatch
+from penstock.splitting.by_layers.example.side_outputs import SideOutputs, tensors_in, written_by
+from penstock.splitting.by_layers.example.unit_calls import UnitCalls
 from penstock.splitting.by_layers.hooks.hooks import Given
 from penstock.splitting.by_layers.hooks.inner_values import (
     Observed,
@@ -43,7 +43,7 @@ from penstock.splitting.by_layers.units import Units
 from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 from penstock.splitting.untouched import untouched
 
-__all__ = ["Call", "Needs", "find_needs"]
+__all__ = ["Call", "Dependencies", "find_needs"]
 
 Sources = frozenset[Value]
 _NOTHING: Sources = frozenset()
@@ -63,7 +63,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Needs:
+class Dependencies:
     """What one run showed: the calls in order, and the values that other things came from.
 
     A parameter or buffer that is used outside of the calls of units is a value of its own name;
@@ -90,7 +90,7 @@ class Needs:
 
 def find_needs(
     model: nn.Module, units: Units, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Needs:
+) -> Dependencies:
     """Run the model once without a graph; its buffers and the random numbers stay as they were."""
     tracker = _Tracker(dict(_loose_tensors(model, units)))
     is_meta = any(parameter.is_meta for parameter in model.parameters())
@@ -106,7 +106,7 @@ def find_needs(
         stack.enter_context(_unwarned())
         stack.enter_context(without_cache(configs))
         stack.enter_context(run_eagerly(model))
-        watch = UnitWatch(tracker)
+        watch = UnitCalls(tracker)
         stack.callback(watch.stop)
         for unit in units.units:
             watch.add(unit.path, unit.module)
@@ -119,7 +119,9 @@ def find_needs(
     return tracker.needs
 
 
-def _note_attributes(needs: Needs, units: Units, before: Mapping[str, dict[str, Any]]) -> None:
+def _note_attributes(
+    needs: Dependencies, units: Units, before: Mapping[str, dict[str, Any]]
+) -> None:
     """See which plain attributes of units the run has changed, and which tensors it has not."""
     for unit in units.units:
         after = look_at(unit.module)
@@ -185,7 +187,7 @@ class _Tracker(TorchFunctionMode):
         super().__init__()
         self.is_running = True
         self.attend: Callable[[str], None] = lambda _path: None
-        self.needs = Needs()
+        self.needs = Dependencies()
         self._sources: MutableMapping[torch.Tensor, Sources] = WeakTensorKeyDictionary()
         # The tensors that are values themselves.
         self._values: MutableMapping[torch.Tensor, Value] = WeakTensorKeyDictionary()
@@ -193,7 +195,7 @@ class _Tracker(TorchFunctionMode):
         self._inside: list[str] = []
         self._observed: list[Observed] = []
         self._decisions = _Decisions()
-        self._leaks = Leaks()
+        self._leaks = SideOutputs()
         self._inputs_tree = ""
         self._names: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
         for name, tensor in loose.items():

@@ -15,10 +15,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.errors import ModelError
 
-__all__ = ["LeakWatch", "Leaks", "tensors_in", "written_by"]
+__all__ = ["SideOutputWatch", "SideOutputs", "tensors_in", "written_by"]
 
 
-class Leaks:
+class SideOutputs:
     """The tensors that were made inside of units and not returned, and what came from them.
 
     Only what depends on a parameter or on numbers that the unit was given counts: a table that
@@ -72,10 +72,10 @@ class Leaks:
                 )
 
 
-class LeakWatch(TorchFunctionMode):
+class SideOutputWatch(TorchFunctionMode):
     """Notes everything that is computed; `inside` gives the path of the unit that runs, if any."""
 
-    def __init__(self, leaks: Leaks, inside: Callable[[], str | None]) -> None:
+    def __init__(self, leaks: SideOutputs, inside: Callable[[], str | None]) -> None:
         super().__init__()
         self._leaks, self._inside = leaks, inside
 

@@ -19,7 +19,7 @@ from penstock.splitting.by_layers.hooks.hooks import (
     tables_of,
 )
 
-__all__ = ["Listener", "UnitWatch"]
+__all__ = ["Listener", "UnitCalls"]
 
 
 class Listener(Protocol):
@@ -75,7 +75,7 @@ class _Watched:
     last: int | None = None
 
 
-class UnitWatch:
+class UnitCalls:
     """Watches units by hooks of its own, which stay first and last whatever others register."""
 
     def __init__(self, listener: Listener) -> None:

@@ -18,7 +18,7 @@ from penstock.splitting.by_tracing.capture.regions import (
 )
 from penstock.splitting.by_tracing.cut.assignment import assign_stages, is_scalar
 from penstock.splitting.by_tracing.cut.routes import Routes, find_routes, find_size
-from penstock.splitting.by_tracing.cut.state_owners import Holdings, find_holdings
+from penstock.splitting.by_tracing.cut.state_owners import StateOwners, find_holdings
 from penstock.splitting.by_tracing.cut.storage import written_arguments
 from penstock.splitting.marks import is_mark
 
@@ -30,7 +30,7 @@ class Cut:
     """The graph of each stage, what each holds, and which feeds which."""
 
     graphs: tuple[fx.Graph, ...]
-    holdings: Holdings
+    holdings: StateOwners
     dataflow: Dataflow
 
 
@@ -76,7 +76,7 @@ class _Builder:
     stage: int
     stages: Mapping[fx.Node, int]
     routes: Routes
-    holdings: Holdings
+    holdings: StateOwners
     graph: fx.Graph = field(default_factory=fx.Graph)
     made: dict[fx.Node, fx.Node] = field(default_factory=dict)
     attributes: dict[str, fx.Node] = field(default_factory=dict)

@@ -12,11 +12,11 @@ from torch import fx, nn
 
 from penstock.splitting.by_tracing.capture.traced_graph import module_paths, tensors_by_name
 
-__all__ = ["Holdings", "find_holdings", "hold"]
+__all__ = ["StateOwners", "find_holdings", "hold"]
 
 
 @dataclass(frozen=True, eq=False)
-class Holdings:
+class StateOwners:
     """The names in each stage, and the name that a node uses an attribute by."""
 
     model: nn.Module
@@ -47,7 +47,7 @@ def find_holdings(
     stages: Mapping[fx.Node, int],
     num_stages: int,
     home: Mapping[fx.Node, int],
-) -> Holdings:
+) -> StateOwners:
     """Who holds what; attributes that have a `home` stay there and are sent to other stages."""
     tensors = tensors_by_name(model)
     names: dict[int, list[str]] = {}
@@ -65,7 +65,7 @@ def find_holdings(
                 used_as[node, user] = name
                 held[stages[user]].add(name)
     _place_rest(tensors, names, held)
-    return Holdings(model, tuple(map(frozenset, held)), used_as)
+    return StateOwners(model, tuple(map(frozenset, held)), used_as)
 
 
 def _choose_name(names: list[str], default: str, user: fx.Node) -> str:
@@ -100,7 +100,7 @@ def _shared_path(one: str, other: str) -> int:
     return count
 
 
-def hold(holder: nn.Module, holdings: Holdings, stage: int) -> None:
+def hold(holder: nn.Module, holdings: StateOwners, stage: int) -> None:
     """Put what a stage holds into a module, under the names that it has in the model.
 
     A module without children that is all the stage's own is taken as it is, so that it can be
