@@ -17,13 +17,17 @@ from click.testing import CliRunner
 
 import penstock
 from penstock.cli import main
+from tests.test_architecture import LAYERS, TORCH_LINE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("docs/**/*.md")])
 MODULES = sorted(found.name for found in pkgutil.walk_packages(penstock.__path__, "penstock."))
 # The packages below the torch line.
 NEEDS_TORCH = tuple(
-    f"penstock.{unit}" for unit in ("splitting", "runtime", "training", "examples", "dropin")
+    f"penstock.{unit}"
+    for units in LAYERS[TORCH_LINE:]
+    for unit in units
+    if unit not in ("cli", "__init__", "__main__")
 )
 
 
@@ -136,3 +140,23 @@ def test_numbers_of_the_readme_are_those_of_the_pages_that_measure() -> None:
 def test_links_of_the_readme_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["design.md", "where.md"])
+def test_paths_on_design_pages_exist(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.(?:py|js))?|[a-z_]+\.py)`", text)
+    package = ROOT / "src" / "penstock"
+    # The pages name the two ways of splitting by their own folders.
+    places = (package, package / "splitting", ROOT)
+    missing = [path for path in paths if not any((place / path).exists() for place in places)]
+    assert len(paths) > 20
+    assert missing == []
+
+
+def test_design_names_every_folder_of_the_package() -> None:
+    design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "penstock"
+    folders = {path.parent.name for path in package.rglob("__init__.py")} - {"penstock", "startup"}
+    unnamed = sorted(name for name in folders if f"{name}/" not in design)
+    assert unnamed == []
