@@ -5,7 +5,7 @@ READY := .venv/ready
 # Started as a module, so that the pages can import what makes them; its advertisement is left out.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: demo test test-all test-gpu check docs docs-serve browser bench fuzz clean
+.PHONY: demo test test-all test-oldest test-gpu check docs docs-serve browser bench fuzz clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -15,6 +15,15 @@ test: check browser
 
 test-all: check browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# The default tests on the oldest torch that pyproject.toml claims, in an environment of its own.
+test-oldest: .venv-oldest/ready browser
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n 2 -m "not slow"
+
+.venv-oldest/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
 
 # Every test that needs CUDA, between several ranks on one GPU too. From the source and with what
 # python3 has, so that it runs where nothing can be installed; with .venv where there is one.
@@ -68,7 +77,7 @@ fuzz: .venv-fuzz/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-fuzz build dist demo-output site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-fuzz .venv-oldest build dist demo-output site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The constraints pin torch, so that pip finds a CPU build where one is offered.
 $(READY): pyproject.toml constraints.txt
