@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,34 +52,78 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-# Runs the blocks of one page, one after the other, and tells what each has printed.
-RUN_BLOCKS = """
-import contextlib, io, json, sys
-printed, names = [], {"__name__": "page"}
-for block in json.load(sys.stdin):
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output):
-        exec(block, names)
-    printed.append(output.getvalue())
-print(json.dumps(printed))
+# Runs the blocks of each page that it is given in order, and reports what each block printed.
+# Every page gets a fork of its own, because pages register families and write files. The
+# imports, which take seconds, are done once.
+RUN_PAGES = """
+import atexit, contextlib, gc, io, json, os, sys, tempfile
+import torch, penstock, penstock.training.pipeline
+
+def run_blocks(blocks, folder):
+    os.chdir(folder)
+    printed, names = [], {"__name__": "page"}
+    for block in blocks:
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(block, names)
+        printed.append(output.getvalue())
+    return printed
+
+for line in sys.stdin:
+    page = json.loads(line)
+    with tempfile.TemporaryFile("w+") as answer, tempfile.TemporaryFile("w+") as errors:
+        child = os.fork()
+        if child == 0:
+            os.dup2(errors.fileno(), 2)
+            try:
+                json.dump(run_blocks(page["blocks"], page["folder"]), answer)
+                answer.flush()
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                os._exit(1)
+            gc.collect()
+            atexit._run_exitfuncs()
+            sys.stderr.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        for file in (answer, errors):
+            file.seek(0)
+        code = os.waitstatus_to_exitcode(status)
+        print(json.dumps([code, errors.read(), answer.read()]), flush=True)
 """
 
 
+@pytest.fixture(scope="module")
+def page_runner() -> Iterator[subprocess.Popen[str]]:
+    pytest.importorskip("torch")
+    command = [sys.executable, "-W", "error", "-c", RUN_PAGES]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as runner:
+        yield runner
+        assert runner.stdin is not None
+        runner.stdin.close()
+
+
+def run_page(runner: subprocess.Popen[str], blocks: list[Block], folder: Path) -> list[str]:
+    """Run the Python on a page in `folder`; return what each block printed."""
+    assert runner.stdin is not None
+    assert runner.stdout is not None
+    code = [block.text for block in blocks if block.language == "python"]
+    runner.stdin.write(json.dumps({"blocks": code, "folder": str(folder)}) + "\n")
+    runner.stdin.flush()
+    returncode, errors, answer = json.loads(runner.stdout.readline())
+    assert (returncode, errors) == (0, "")
+    printed: list[str] = json.loads(answer)
+    return printed
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_python_on_pages_runs_and_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
-    # In a process of its own, for pages register families and write files.
+def test_python_on_pages_runs_and_prints_what_the_page_says(
+    page: Path, tmp_path: Path, page_runner: subprocess.Popen[str]
+) -> None:
     blocks = blocks_of(page)
     write_files(blocks, tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", RUN_BLOCKS],
-        input=json.dumps([block.text for block in blocks if block.language == "python"]),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    printed = iter(json.loads(result.stdout))
+    printed = iter(run_page(page_runner, blocks, tmp_path))
     last = ""
     for block in blocks:
         if block.language == "python":
