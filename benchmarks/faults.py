@@ -205,16 +205,16 @@ def observe(case: Case, folder: Path, processes: list[BaseProcess]) -> Result:
     if victim.is_alive() and victim.pid is not None:
         os.kill(victim.pid, signal.SIGCONT)
         victim.join(IN_TIME_SECONDS)
-    told = [text for rank, text in sorted(errors(folder).items()) if rank != case.victim]
+    messages = [text for rank, text in sorted(errors(folder).items()) if rank != case.victim]
     letters = "BI" if case.kind == "raise in B" else "F"
     action = rf"\b{case.victim}[{letters}]{case.microbatch}\b"
     return Result(
         case,
         None if running else ended - float((folder / "fault").read_text()),
-        all_say(told, rf"\brank\W*{case.victim}\b"),
-        all_say(told, action),
+        all_say(messages, rf"\brank\W*{case.victim}\b"),
+        all_say(messages, action),
         len(running) + victim.is_alive(),
-        told[0].splitlines()[0] if told else "",
+        messages[0].splitlines()[0] if messages else "",
     )
 
 
@@ -223,8 +223,8 @@ def errors(folder: Path) -> dict[int, str]:
     return {int(file.stem): file.read_text(encoding="utf-8") for file in folder.glob("*.error")}
 
 
-def all_say(told: list[str], pattern: str) -> bool:
-    found = [re.search(pattern, text, re.IGNORECASE) is not None for text in told]
+def all_say(messages: list[str], pattern: str) -> bool:
+    found = [re.search(pattern, text, re.IGNORECASE) is not None for text in messages]
     return len(found) == RANKS - 1 and all(found)
 
 
@@ -336,14 +336,14 @@ def cells(results: list[Result]) -> list[str]:
     return [
         str(len(results)),
         str(in_time),
-        f"{told(statistics.median(seconds))} ({told(max(seconds))})",
+        f"{format_seconds(statistics.median(seconds))} ({format_seconds(max(seconds))})",
         str(sum(result.names_rank for result in results)),
         str(sum(result.names_action for result in results)),
         str(sum(result.left for result in results)),
     ]
 
 
-def told(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     return f"over {LIMIT_SECONDS:.0f} s" if seconds == float("inf") else f"{seconds:.1f} s"
 
 

@@ -6,8 +6,8 @@
 For each model: costs are measured and read off recorded steps of the best fixed family, a schedule
 is solved for them at the memory of that family, and steps of the plan and of the families take
 turns. Families for two stages, one per rank, run the same model cut more coarsely. On a machine
-that has other things to do, only its quick steps tell anything: of recorded steps the fastest
-fifth counts, and of timed steps the time that a fifth of them keeps; medians stand beside it.
+that has other things to do, only its quick steps are informative: of recorded steps the fastest
+fifth counts, and of timed steps the time that a fifth of them keeps; medians are shown beside it.
 Prints its tables and writes them to benchmarks/results/planned_step.md.
 """
 

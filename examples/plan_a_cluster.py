@@ -17,7 +17,7 @@ FLOPS, BYTES_PER_SECOND, MEMORY = 990e12 * 0.4, 50e9, 72 * 2**30
 
 
 def matrices(parameters: float) -> float:
-    """Seconds that one microbatch needs for the products with so many parameters."""
+    """Return the seconds of one microbatch for the products with `parameters` parameters."""
     return 2 * parameters * TOKENS / FLOPS
 
 

@@ -72,7 +72,7 @@ class Notes:
             sleep(0.05)
 
     def _is_held(self, step: ps.ElasticStep) -> bool:
-        """At 10 until a rank was killed; at 20 until torchrun has ended all, for one has come."""
+        """Wait at 10 until a rank is killed, and at 20 until torchrun restarts for a new one."""
         if step.ranks == 4:
             return step.number == 10 and not (self._folder / "killed").exists()
         return step.number == 20

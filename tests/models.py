@@ -55,7 +55,7 @@ def make_blocks(count: int = 8, width: int = WIDTH) -> list[nn.Module]:
 def make_batch(
     rows: int = 16, width: int = WIDTH, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """An input and a target of so many rows."""
+    """Make an input and a target with `rows` rows."""
     generator = torch.Generator().manual_seed(seed)
     both = torch.randn(2, rows, width, generator=generator, dtype=torch.float64)
     # Each with memory of its own, as batches have.
@@ -74,9 +74,9 @@ def cut(blocks: Sequence[nn.Module], num_stages: int) -> list[nn.Sequential]:
 
 
 def make_stages(family: str, ranks: int, blocks: Sequence[nn.Module]) -> list[nn.Module]:
-    """The stages of a family on so many ranks, as `Pipeline` takes them.
+    """Make the stages of a family on `ranks` ranks, as `Pipeline` takes them.
 
-    DualPipe runs the whole model in both directions, so its stages stand there twice.
+    DualPipe runs the whole model in both directions, so its stages appear twice.
     """
     if family == "DualPipe":
         parts: list[nn.Module] = [*cut(blocks, ranks)]

@@ -40,13 +40,13 @@ LAYERS = (
 )
 TORCH_LINE = LAYERS.index(("tensors",))
 OPTIONAL = {"matplotlib", "numba", "ortools"}
-# torch's compiler takes seconds to load, and so does what stands on it.
+# torch's compiler takes seconds to load, and so does what builds on it.
 LOADED_LATE = ("penstock.deferred.compiled", "torch._inductor.compile_fx")
 
 
 @dataclass(frozen=True)
 class Import:
-    """One import of a module or of a name in it, and whether it stands inside a function."""
+    """One import of a module or of a name in it, and whether it is inside a function."""
 
     module: str
     name: str | None

@@ -174,12 +174,12 @@ def test_readme_is_short() -> None:
 def test_numbers_of_the_readme_are_those_of_the_pages_that_measure() -> None:
     _, _, rest = (ROOT / "README.md").read_text().partition("## Measured")
     table = [line for line in rest.partition("## ")[0].splitlines() if line.startswith("| ")][1:]
-    told = [number for row in table for number in re.findall(r"\d+\.\d+(?= |\Z)", row)]
+    shown = [number for row in table for number in re.findall(r"\d+\.\d+(?= |\Z)", row)]
     measured = " ".join(
         (ROOT / "docs" / page).read_text() for page in ("performance.md", "planning.md")
     )
-    assert len(told) >= 10
-    assert [number for number in told if f" {number} " not in measured] == []
+    assert len(shown) >= 10
+    assert [number for number in shown if f" {number} " not in measured] == []
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

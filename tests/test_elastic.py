@@ -200,7 +200,7 @@ def test_a_store_that_restarts_share_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 
 def plan_within(_: int, folder: Path, memory: float) -> str:
-    """What a start says of a job with Adam that has so many bytes per rank."""
+    """Return what a start says of a job with Adam and a limit of bytes per rank."""
     job = replace(make_job(), costs=None, steps=1, memory=memory)
     try:
         ps.train_elastically(job, folder, plan_seconds=0.5)
@@ -223,5 +223,5 @@ def test_a_plan_counts_the_state_of_the_jobs_optimizer(
     # Room for the parameters and gradients of a rank's half, but not for its optimizer's state.
     first, second = two_processes.run(plan_within, tmp_path / "tight", 4 * 3 * layer)
     assert first.startswith("MemoryLimitError: ")
-    told = first.removeprefix("MemoryLimitError: ")
-    assert second == f"PipelineError: rank 0 cannot find a plan: {told}"
+    message = first.removeprefix("MemoryLimitError: ")
+    assert second == f"PipelineError: rank 0 cannot find a plan: {message}"

@@ -25,10 +25,14 @@ _PAUSE = 20.0
 @click.command()
 @click.option("--cases", default=1000, show_default=True, help="How many cases to run.")
 @click.option("--seed", default=0, show_default=True, help="Another seed has other cases.")
-@click.option("--processes", type=click.IntRange(2, 4), help="Over so many gloo processes.")
+@click.option(
+    "--processes", type=click.IntRange(2, 4), help="Run over this number of gloo processes."
+)
 @click.option("--jobs", default=1, show_default=True, help="Cases at once, in one process each.")
 @click.option("--only", type=int, help="Show and run the case with this seed alone.")
-@click.option("--keep-going", default=10, show_default=True, help="Stop after so many failures.")
+@click.option(
+    "--keep-going", default=10, show_default=True, help="Stop after this number of failures."
+)
 def main(
     cases: int, seed: int, processes: int | None, jobs: int, only: int | None, keep_going: int
 ) -> None:

@@ -35,7 +35,7 @@ class Finding:
 
 
 def seeds_of(seed: int, cases: int) -> range:
-    """The seeds of so many cases; those of another seed are others."""
+    """Return the seeds of `cases` cases; another `seed` gives others."""
     return range(seed * 1_000_000, seed * 1_000_000 + cases)
 
 

@@ -11,7 +11,7 @@ __all__ = [
 
 # The features of every activation. Weights are square, so that they can be transposed in place.
 WIDTH = 4
-# What tokens are, and what the last part tells apart.
+# The number of different tokens, and of classes that the last part distinguishes.
 VOCABULARY = 7
 CLASSES = 3
 

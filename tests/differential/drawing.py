@@ -35,7 +35,7 @@ _SHARE_TIED = 0.25
 
 
 def draw_case(seed: int, *, ranks: int | None = None) -> Case:
-    """The case with this seed, on so many ranks, or on any number of them.
+    """Draw the case with this seed, on `ranks` ranks or on any number of them.
 
     >>> draw_case(3) == draw_case(3)
     True

@@ -124,7 +124,7 @@ def _handmade(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Each moment tells the label of the next, as in language models."""
+    """Each position predicts the label of the next, as in language models."""
     return _cross_entropy(scores[:, :-1], target[:, 1:])
 
 
@@ -264,7 +264,7 @@ def _greedy(make: Maker) -> Loss:
 
 
 def _found(make: Maker, output: Literal["scores", "loss"] = "scores") -> Loss:
-    """A mean over labels that count, of which the pipeline is not told."""
+    """A mean over labels that count, computed by hand."""
     return Loss(make, output, "sparse_labels", "found")
 
 

@@ -1,4 +1,4 @@
-"""Which cases make sense: what the plain model allows, and what the comparison can tell."""
+"""Which cases make sense: what the plain model allows, and what the comparison can check."""
 
 from collections.abc import Callable, Iterator
 

@@ -99,7 +99,7 @@ def _rank_of(order: Order) -> tuple[int, int, int]:
 
 
 def _orders(parts: int, like: Order, ranks: int | None) -> Iterator[Order]:
-    """Orders for so many parts, simple ones first."""
+    """Yield orders for `parts` parts, simple ones first."""
     for family in (*_SIMPLE_FAMILIES, *([] if like.actions else [like.family])):
         for count in range(1, parts + 1) if ranks is None else [ranks]:
             if count and parts % count == 0:

@@ -56,7 +56,7 @@ ODDITIES: tuple[bytes, ...] = (
     b"\n" * 100_000,
 )
 
-# Values that stand where another one is expected.
+# Values to put where another one is expected.
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2, 2**31, 2**63, 10**12, 10**400, -(10**400), 0.5, -0.5),
     *(1e308, 1e-320, 1e100, 1e17, float("nan"), float("inf"), "", "a", "0F0", "</script>"),

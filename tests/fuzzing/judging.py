@@ -29,7 +29,7 @@ def judge(reader: Reader, data: bytes, folder: Path) -> bool:
             return False
         try:
             reader.write(value, again)
-            assert reader.told(reader.read(again)) == reader.told(value)
+            assert reader.content(reader.read(again)) == reader.content(value)
             reader.use(value)
         except PenstockError as error:
             check_message(str(error), "")

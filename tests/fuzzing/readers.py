@@ -34,12 +34,12 @@ __all__ = ["READERS", "Reader"]
 
 @dataclass(frozen=True)
 class Reader:
-    """One form of file. `told` gives all of a value that has to survive being written."""
+    """One form of file. `content` returns all of a value that must survive writing."""
 
     ending: str
     read: Callable[[Path], Any]
     write: Callable[[Any, Path], None]
-    told: Callable[[Any], object]
+    content: Callable[[Any], object]
     use: Callable[[Any], None]
     valid: tuple[bytes, ...]
 

@@ -42,7 +42,7 @@ _RATE = 0.05
 
 
 def widths_of(count: int, *, are_equal: bool) -> list[int]:
-    """The widths between so many blocks; the first and the last are the same."""
+    """Return the widths between blocks; the first and the last are equal."""
     between = (
         [EQUAL] * (count - 1) if are_equal else [8 + 4 * (i * 5 % 7) for i in range(count - 1)]
     )

@@ -64,7 +64,7 @@ def make_pipeline(
 
 
 def fail_and_go_on(rank: int, device: torch.device) -> list[tuple[str, str]]:
-    """Every step but the failing ones is exact; where each failure was, and what was told."""
+    """Every step but the failing ones is exact; where each failure was, and what was raised."""
     told = []
     for family in FAMILIES:
         for kinds in ((Kind.FORWARD,), BACKWARDS):

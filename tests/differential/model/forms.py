@@ -1,6 +1,6 @@
 """The forms in which a part sends its activation, and how a part makes one of all it is given.
 
-A receiver takes any form from any number of senders: numbers are told by type and shape.
+A receiver takes any form from any number of senders: numbers are recognised by type and shape.
 """
 
 from collections.abc import Callable, Iterator, Mapping
