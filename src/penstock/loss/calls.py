@@ -1,17 +1,31 @@
 """The calls of torch's loss functions that a loss is made by, and what each is a mean over."""
 
 import inspect
-from collections.abc import Callable, Mapping
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["HINTED_IGNORE_INDEX", "Elementwise", "Labelled", "LossCall", "LossWatch", "Mean"]
+__all__ = [
+    "HINTED_IGNORE_INDEX",
+    "Elementwise",
+    "Labelled",
+    "LossCall",
+    "LossWatch",
+    "Mean",
+    "is_compiled",
+    "number_alike",
+    "watch_eagerly",
+]
 
 # The label that torch and transformers ignore unless they are asked for another.
 HINTED_IGNORE_INDEX = -100
@@ -113,6 +127,32 @@ class LossCall:
         if isinstance(self.mean, Elementwise):
             return float(self.size)
         return float(self.mean.count(self.target))
+
+    def is_value(self, loss: torch.Tensor) -> bool:
+        """Whether a loss has the value of this call."""
+        if self.value.numel() != 1:
+            return False
+        value, given = self.value.double().reshape(()), loss.detach().double()
+        return bool(torch.isclose(value, given, rtol=0, atol=0, equal_nan=True))
+
+    def is_divided(self, loss: torch.Tensor) -> bool:
+        """Whether a loss is the sum of the results, divided by what counts and nothing else."""
+        count, size = self.count(), self.target.numel()
+        if not count:
+            return True
+        total, found = float(self.value.double().sum()), float(loss.detach())
+        accuracy = 16 * torch.finfo(self.value.dtype).eps
+        is_mean = math.isclose(total, found * count, rel_tol=accuracy)
+        is_of_all = count != size and math.isclose(total, found * size, rel_tol=accuracy)
+        return is_mean and not is_of_all
+
+
+def number_alike(calls: Sequence[LossCall]) -> list[int]:
+    """Number calls among those before them that are like them."""
+    return [
+        sum(c.reduction == call.reduction and c.mean.is_like(call.mean) for c in calls[:place])
+        for place, call in enumerate(calls)
+    ]
 
 
 class LossWatch(TorchFunctionMode):
@@ -237,3 +277,21 @@ def _names_of_losses() -> frozenset[str]:
 
 
 _LOSSES = _names_of_losses()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was asked for the module or for some of it."""
+    return any(
+        inner._compiled_call_impl is not None or hasattr(inner, "_orig_mod")
+        for inner in module.modules()
+    )
+
+
+@contextmanager
+def watch_eagerly(watch: LossWatch) -> Iterator[None]:
+    """Watch a stage, and run compiled code as it was written, since it would not be seen."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(watch)
+        yield

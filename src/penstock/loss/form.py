@@ -1,12 +1,12 @@
 """How a loss is put together from the results of loss functions, read off its graph."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-__all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count"]
+__all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count", "sign_graph"]
 
 # Operations that keep what they have counted, or the target whose numbers they average.
 _COUNTERS = {"NllLossBackward0", "NllLoss2DBackward0"}
@@ -20,6 +20,8 @@ _AVERAGES = {
 COUNTING = frozenset(_COUNTERS | _AVERAGES)
 # How operations number a reduction to a mean.
 _MEAN = 1
+# How many operations of a loss are looked at in every step.
+_SIGNED = 8
 # Operations whose result is a sum of their inputs, each by a factor of its own.
 _LINEAR = {
     "AddBackward0",
@@ -136,9 +138,27 @@ def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:
 
 def name_top(loss: torch.Tensor) -> str:
     """The operation that has made a loss, by which another way of making it is noticed."""
-    node = loss.grad_fn
-    if node is None:
-        return "nothing"
+    return "nothing" if loss.grad_fn is None else _name(loss.grad_fn)
+
+
+def sign_graph(loss: torch.Tensor, outputs: Collection[Node | None]) -> str:
+    """Name the last operations of a loss, down to the outputs of the model.
+
+    Two losses that are made in different ways have different signatures, in all but rare cases.
+    """
+    names: list[str] = []
+    nodes = [loss.grad_fn]
+    while nodes and len(names) < _SIGNED:
+        node = nodes.pop(0)
+        if node is None or node in outputs:
+            names.append(".")
+            continue
+        names.append(_name(node))
+        nodes.extend(inner for inner, _ in node.next_functions)
+    return " ".join(names)
+
+
+def _name(node: Node) -> str:
     # The same operation makes means and sums.
     reduction = getattr(node, "_saved_reduction", None)
     return node.name() if reduction in (None, _MEAN) else f"{node.name()} ({reduction})"

@@ -11,22 +11,39 @@ The calls are watched while the loss is made, until it is known to be the result
 from then on it is looked at again in steps 2, 4, 8 and so on, and what it counts in every step.
 """
 
-import math
-import sys
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
+from torch.utils._pytree import tree_leaves
 
 from penstock.errors import BatchError
-from penstock.loss.calls import Labelled, LossCall, LossWatch
-from penstock.loss.form import COUNTING, LossForm, find_form, name_top, read_count
+from penstock.loss.calls import (
+    Labelled,
+    LossCall,
+    LossWatch,
+    is_compiled,
+    number_alike,
+    watch_eagerly,
+)
+from penstock.loss.contract import require_number
+from penstock.loss.form import (
+    COUNTING,
+    LossForm,
+    find_form,
+    name_top,
+    read_count,
+    sign_graph,
+)
 from penstock.loss.labels import Source
 from penstock.loss.memory import KnownForm, LossMemory, Reading, Term
+from penstock.loss.parts import make_parts
+from penstock.loss.rerun import as_leaves, run_again
 from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close
-from penstock.loss.weigher import Part, Share
+from penstock.loss.weigher import Share
+from penstock.step.outputs import tensors_of
 
 __all__ = ["FoundWeights"]
 
@@ -35,109 +52,205 @@ _OPAQUE = ("CompiledFunction", "_Replay")
 
 
 class FoundWeights:
-    """The weights of one step's losses."""
+    """The weights of one step's losses.
 
-    def __init__(self, memory: LossMemory, given: Given) -> None:
+    With `is_compared`, labels that are spread unevenly are no reason to refuse a loss by rows,
+    since somebody else compares it with that of several microbatches together.
+    """
+
+    def __init__(self, memory: LossMemory, given: Given, *, is_compared: bool = False) -> None:
         self._memory = memory
         self._given = given
+        self._is_compared = is_compared
         self._weights = TermWeights(given)
-        self._habit = memory.begin_step((given.names, given.is_training))
+        self._key = (given.names, given.is_training)
+        self.habit = memory.begin_step(self._key)
+        self._has_begun = False
+        self._signature = ""
+        self._call: Callable[[Any], Any] = _forget
+        self._output: Any = None
         self._inside: LossWatch | None = None
         self._outside: LossWatch | None = None
 
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
         """Watch the calls of loss functions in a last stage, unless it is known what it does."""
-        habit = self._habit
-        if self._is_alone or not self._given.makes_own or not habit.is_watched:
+        habit = self.habit
+        if self.is_alone or not self._given.makes_own or not habit.is_watched:
             return nullcontext()
         if not habit.top:
-            habit.is_opaque = _is_compiled(module)
+            habit.is_opaque = is_compiled(module)
         self._inside = LossWatch(is_safe=habit.is_mixed)
-        return _watching(self._inside)
+        return watch_eagerly(self._inside)
 
-    def watch_loss(self) -> AbstractContextManager[object]:
-        """Watch the calls in a loss function."""
+    def make_loss(
+        self,
+        function: Callable[..., Any],
+        microbatch: int,  # noqa: ARG002  # Weigher's form
+        output: Any,
+        target: Any,
+    ) -> Any:
+        """Call the loss function, and watch it unless it makes the loss as it always did."""
+        if self.is_alone:
+            return function(output, target)
+        self._output, self._call = output, lambda value: function(value, target)
         # A stage that was watched may have settled what is to be watched.
-        if self._is_alone or not (self._habit.is_watched or self._inside):
-            return nullcontext()
-        self._outside = LossWatch(is_safe=self._habit.is_mixed)
-        return self._outside
+        is_watched = self.habit.is_watched or self._inside is not None
+        loss = self._watch() if is_watched else function(output, target)
+        is_first, self._has_begun = not self._has_begun, True
+        if not isinstance(loss, torch.Tensor) or self._is_usual(loss):
+            return loss
+        if is_first:
+            self.habit = self._memory.switch(self._key, self._signature)
+        if self.habit.is_watched or not is_first:
+            return self._watch()
+        self._outside = None
+        return loss
+
+    def _watch(self) -> Any:
+        self._outside = LossWatch(is_safe=self.habit.is_mixed)
+        with self._outside:
+            return self._call(self._output)
+
+    def _is_usual(self, loss: torch.Tensor) -> bool:
+        """Whether a loss is made as in the step before, as far as its graph tells."""
+        # What is made inside of a stage cannot be looked at again; see `_repeat`.
+        if not loss.requires_grad or self._given.makes_own:
+            return True
+        is_plain = isinstance(self._output, torch.Tensor)
+        ends = [self._output] if is_plain else tree_leaves(self._output)
+        nodes = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
+        self._signature = sign_graph(loss, nodes)
+        known = self.habit.signatures
+        return not known or self._signature in known or self._is_hidden(loss)
 
     def check(self) -> None:
         """Refuse the step if a loss has counted something else than the labels said."""
         self._weights.check()
 
     @property
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether there is one microbatch, whose loss is that of the batch."""
         return self._weights.num_microbatches == 1
 
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to look at how the loss adds up.
+
+        It always is if rows stand for labels of which microbatches have unequal parts.
+        """
+        habit = self.habit
+        if habit.is_due or habit.is_counted or habit.is_confirmed:
+            return habit.is_due
+        return self.find_doubt() is not None
+
+    def find_doubt(self) -> str | None:
+        """Find labels that speak against a mean over rows, unless all of the loss is known."""
+        if self.habit.is_counted or self.habit.is_confirmed:
+            return None
+        is_labelled = any(isinstance(term.mean, Labelled) for term in self.habit.terms)
+        return None if is_labelled else self._weights.find_uneven()
+
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
         """Return what a loss counts for."""
-        if self._is_alone:
+        if self.is_alone:
             return Share(1.0)
         self._weights.begin_microbatch(microbatch)
+        try:
+            return self._weigh(microbatch, loss)
+        finally:
+            # Nothing of the graph may live on.
+            self._inside = self._outside = self._output = None
+            self._call = _forget
+
+    def _weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
         inside, outside = self._inside, self._outside
-        self._inside = self._outside = None
         watches = [watch for watch in (inside, outside) if watch is not None]
         calls = [call for watch in watches for call in watch.calls]
         if outside is None or (self._is_hidden(loss) and not calls):
             return Share(self._repeat(microbatch, loss))
+        top = name_top(loss)
+        is_shown = loss.requires_grad or any(
+            call.reduction == "mean" and call.is_value(loss) for call in calls
+        )
+        if calls and not is_shown:
+            loss, calls = self._read_again(loss, calls)
         form = self._find_form(loss, calls)
         if not form.used and any(loss is one for watch in watches for one in watch.sums):
             raise BatchError(
-                "the loss ends in .sum(), which does not say whether it adds up over the "
-                f"microbatches; {ADVICE}"
+                "a loss that ends in .sum() must say whether it adds up over the microbatches "
+                f"(got none of torch's own sums); {ADVICE}"
             )
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
-        self._learn(used, terms, form, loss)
+        self._learn(used, terms, form, top)
         weights = [
             0.0 if term is None else self._weights.of_one(number, term, call, microbatch)
-            for number, call, term in zip(_number_alike(used), used, terms, strict=True)
+            for number, call, term in zip(number_alike(used), used, terms, strict=True)
         ]
         return self._join(microbatch, loss, used, terms, weights, form)
 
     def _is_hidden(self, loss: torch.Tensor) -> bool:
         """Whether the calls of a known loss cannot be seen, since it is compiled or captured."""
-        is_opaque = self._habit.is_opaque or name_top(loss).startswith(_OPAQUE)
-        return self._habit.single is not None and is_opaque
+        is_opaque = self.habit.is_opaque or name_top(loss).startswith(_OPAQUE)
+        return self.habit.single is not None and is_opaque
 
     def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
         """Weigh a loss that was made as in an earlier microbatch, as far as can be seen."""
-        habit, top = self._habit, name_top(loss)
+        habit, top = self.habit, name_top(loss)
         is_same = top == habit.top or habit.is_opaque or top.startswith(_OPAQUE)
-        if habit.single is None:
-            if not is_same:
-                habit.forget()
-            return self._weights.by_rows(microbatch, is_known=False)
-        weights = self._weights.of_all(habit.single)
+        if habit.single is None and is_same:
+            return self._by_rows(microbatch, is_known=False)
+        weights = None if habit.single is None else self._weights.of_all(habit.single)
         if weights is None or not (is_same or self._weights.is_even(weights)):
-            before = f"{habit.top} of {habit.single.source}"
+            before = habit.top if habit.single is None else f"{habit.top} of {habit.single.source}"
             habit.forget()
             raise BatchError(
-                f"all microbatches must make their losses alike (this one by {top}, earlier ones "
-                f"by {before}); clear the gradients and repeat the step, which looks again, or "
-                f"{ADVICE}"
+                f"all microbatches must make their losses alike (got {top}, after {before} in "
+                f"earlier ones); repeat the step, which looks again, or {ADVICE}"
             )
+        assert habit.single is not None, "weights are those of a call"
         found = read_count(loss)
         if found is not None:
             self._weights.expect(habit.single, microbatch, found)
         self._weights.repeat(habit.single, weights[microbatch])
         return weights[microbatch]
 
+    def _by_rows(self, microbatch: int, *, is_known: bool) -> float:
+        is_known = is_known or self._is_compared or self.habit.is_confirmed
+        return self._weights.by_rows(microbatch, is_known=is_known)
+
+    def _read_again(
+        self, loss: torch.Tensor, calls: list[LossCall]
+    ) -> tuple[torch.Tensor, list[LossCall]]:
+        """Make a loss without a graph once more with one, which shows what it is made of."""
+        if self._given.makes_own:
+            return loss, calls
+        watch = LossWatch(is_safe=True)
+        try:
+            with run_again(self._call, tensors_of(self._output)), watch:
+                again = require_number(self._call(as_leaves(self._output)[0]))
+        except Exception:
+            # A loss need not be made for that, and has worked without it.
+            return loss, calls
+        is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
+        return (again, watch.calls) if is_same and again.requires_grad else (loss, calls)
+
     def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
-        if self._given.is_training and loss.requires_grad:
+        if loss.requires_grad:
             form = find_form(loss, [call.edge for call in calls])
+            if not form.is_linear and all(calls[n].reduction == "none" for n in form.used):
+                # Whatever is made of single results, such as a focal loss, is one of the rest.
+                form = LossForm((), has_rest=True, is_linear=True, is_scaled=True)
             known = self._memory.forms.get(self._given.names)
             if known is None or known.form != form or known.num_calls != len(calls):
                 self._memory.forms[self._given.names] = KnownForm(len(calls), form)
             return form
-        known = self._memory.forms.get(self._given.names)
-        if known is not None and known.num_calls == len(calls):
-            return known.form
         # Without a graph, a loss that is the result of a call is known by its value.
-        same = [number for number, call in enumerate(calls) if _is_value(call, loss)]
+        same = [number for number, call in enumerate(calls) if call.is_value(loss)]
+        known = self._memory.forms.get(self._given.names)
+        is_mean = bool(same) and calls[same[-1]].reduction == "mean"
+        if known is not None and known.num_calls == len(calls) and not is_mean:
+            return known.form
         if same:
             return LossForm((same[-1],), has_rest=False, is_linear=True, is_scaled=False)
         used = tuple(number for number, call in enumerate(calls) if call.value.numel() == 1)
@@ -147,9 +260,9 @@ class FoundWeights:
         self, used: Sequence[LossCall], microbatch: int, form: LossForm, loss: torch.Tensor
     ) -> Sequence[Term | None]:
         """What each call counts; None if that is nothing, which teaches nothing."""
-        known = self._habit.terms
+        known = self.habit.terms
         is_like = len(known) == len(used) and all(map(Term.is_like, known, used))
-        if not is_like or self._habit.is_due:
+        if not is_like or self.habit.is_due:
             sources = [term.source for term in known] if is_like else [None] * len(used)
             terms: list[Term | None] = []
             for call, source in zip(used, sources, strict=True):
@@ -160,8 +273,11 @@ class FoundWeights:
         for term, call in zip(known, used, strict=True):
             # A mean is one always; a sum may be divided by one thing now, by another then.
             if call.reduction != "mean" and self._read(call, form, loss) != term.reading:
-                self._habit.forget()
-                raise BatchError(f"all microbatches must make their losses alike; {ADVICE}")
+                self.habit.forget()
+                raise BatchError(
+                    "all microbatches must make their losses alike (got a sum that is divided by "
+                    f"other things in some of them); {ADVICE}"
+                )
         return known
 
     def _find_term(
@@ -192,12 +308,12 @@ class FoundWeights:
             return "sum"
         if call.reduction == "sum" and is_labelled and self._given.adds_up:
             return "sum"
-        if is_alone and is_labelled and _is_mean(call, loss):
+        if is_alone and is_labelled and call.is_divided(loss):
             return "mean"
         if call.reduction == "sum":
             raise BatchError(
-                "the loss has a part that is a sum (reduction='sum'), which may or may not be "
-                f"divided by what it is a mean over; {ADVICE}"
+                "a loss of several parts must be made of means (got one that is a sum, which may "
+                f"or may not be divided by what it is a mean over); {ADVICE}"
             )
         return "rest"
 
@@ -206,26 +322,31 @@ class FoundWeights:
         used: Sequence[LossCall],
         terms: Sequence[Term | None],
         form: LossForm,
-        loss: torch.Tensor,
+        top: str,
     ) -> None:
         """Keep what was seen; a loss that is one known call need not be watched again."""
         learned = tuple(term for term in terms if term is not None)
-        habit = self._habit
+        habit = self.habit
         if len(learned) < len(terms):
             return
         habit.terms = learned
         habit.is_mixed = len(learned) + form.has_rest > 1
-        habit.top = name_top(loss)
+        habit.top = top
         habit.single = learned[0] if learned else None
         is_simple = form.is_linear and not habit.is_mixed
+        habit.is_counted = not form.has_rest and form.is_linear and all(map(_is_counted, learned))
+        if self._signature:
+            habit.signatures.add(self._signature)
+        # Only the graph of a loss shows, without being watched, that it is made in another way.
+        is_simple = is_simple and (self._given.is_training or habit.is_opaque)
         habit.is_left = is_simple and (not learned or self._can_be_left(used[0], learned[0]))
 
     def _can_be_left(self, call: LossCall, term: Term) -> bool:
         """Whether a call that is the loss is known well enough without being watched."""
         if term.reading != "mean":
             return term.reduction == "sum" and term.reading == "sum"
-        is_checked = self._given.is_training and self._habit.top in COUNTING and not call.is_hooked
-        return term.source is not None and (is_checked or self._habit.is_opaque)
+        is_checked = self._given.is_training and self.habit.top in COUNTING and not call.is_hooked
+        return term.source is not None and (is_checked or self.habit.is_opaque)
 
     def _join(
         self,
@@ -239,88 +360,28 @@ class FoundWeights:
         """Weigh each call by what it counts, and the rest by rows."""
         if not form.is_linear:
             raise BatchError(
-                "a loss must be a sum of what is averaged over the batch, each by a factor (this "
-                f"one is another function of a loss of torch, such as its root); {ADVICE}"
+                "a loss must be a sum of what is averaged over the batch, each by a factor (got "
+                f"another function of one of torch's losses, such as its root); {ADVICE}"
             )
         is_rest = [term is not None and term.reading == "rest" for term in terms]
         if not all(is_rest) and not form.has_rest and len(set(weights)) == 1:
             return Share(weights[0])
         is_known = any(term is None or isinstance(term.mean, Labelled) for term in terms)
-        base = self._weights.by_rows(microbatch, is_known=is_known and not all(is_rest))
+        base = self._by_rows(microbatch, is_known=is_known and not all(is_rest))
         if all(is_close(weight, base) for weight in weights):
             return Share(base)
-        return Share(base, self._make_parts(loss, used, [weight - base for weight in weights]))
-
-    def _make_parts(
-        self, loss: torch.Tensor, used: Sequence[LossCall], extra: Sequence[float]
-    ) -> list[Part]:
-        """What each call counts for beside the weight of the whole loss."""
-        known = self._memory.forms.get(self._given.names)
-        trained: list[torch.Tensor | None] = [None] * len(used)
-        if self._given.is_training and known is not None:
-            edges = [call.edge for call in used if call.edge is not None]
-            found = torch.autograd.grad(loss, edges, retain_graph=True, create_graph=True)
-            trained = [factor if factor.requires_grad else None for factor in found]
-            factors = tuple(factor.item() for factor in found)
-            known = KnownForm(known.num_calls, known.form, factors)
-            self._memory.forms[self._given.names] = known
-        if known is None or len(known.factors) != len(used):
-            raise BatchError(
-                "how the loss is put together must be known from a training step before eval, "
-                f"since its parts count differently; call step first, or {ADVICE}"
-            )
-        parts = []
-        for call, factor, graph, weight in zip(used, known.factors, trained, extra, strict=True):
-            if weight:
-                parts.append(Part(call.value, call.edge, factor * weight))
-            if weight and graph is not None:
-                # The factor's own gradient; what it adds to the loss is counted already.
-                edge = get_gradient_edge(graph)
-                parts.append(
-                    Part(torch.zeros_like(graph.detach()), edge, float(call.value) * weight)
-                )
-        return parts
+        return Share(
+            base,
+            make_parts(
+                self._memory, self._given.names, loss, used, [weight - base for weight in weights]
+            ),
+        )
 
 
-def _number_alike(calls: Sequence[LossCall]) -> list[int]:
-    """Number calls among those before them that are like them."""
-    return [
-        sum(c.reduction == call.reduction and c.mean.is_like(call.mean) for c in calls[:place])
-        for place, call in enumerate(calls)
-    ]
+def _forget(_: Any) -> NoReturn:
+    raise AssertionError("no loss was made yet")
 
 
-def _is_value(call: LossCall, loss: torch.Tensor) -> bool:
-    if call.value.numel() != 1:
-        return False
-    value, given = call.value.double().reshape(()), loss.detach().double()
-    return bool(torch.isclose(value, given, rtol=0, atol=0, equal_nan=True))
-
-
-def _is_mean(call: LossCall, loss: torch.Tensor) -> bool:
-    """Whether a loss is the sum of a call's result, divided by what counts and nothing else."""
-    count, size = call.count(), call.target.numel()
-    if not count:
-        return True
-    total, found = float(call.value.double().sum()), float(loss.detach())
-    accuracy = 16 * torch.finfo(call.value.dtype).eps
-    is_mean = math.isclose(total, found * count, rel_tol=accuracy)
-    return is_mean and (count == size or not math.isclose(total, found * size, rel_tol=accuracy))
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile was asked for the module or for some of it."""
-    return any(
-        inner._compiled_call_impl is not None or hasattr(inner, "_orig_mod")
-        for inner in module.modules()
-    )
-
-
-@contextmanager
-def _watching(watch: LossWatch) -> Iterator[None]:
-    """Watch a stage, and run compiled code as it was written, since it would not be seen."""
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(watch)
-        yield
+def _is_counted(term: Term) -> bool:
+    """Whether it is known what a term counts in every microbatch, and checked."""
+    return term.reading == "sum" or (term.reading == "mean" and term.source is not None)

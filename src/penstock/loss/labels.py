@@ -51,14 +51,24 @@ class BatchLabels:
         names = sorted(columns, key=lambda name: LABELS not in name and name != "target")
         self._columns = {name: columns[name] for name in names}
 
+    def pick(self, microbatches: Sequence[int]) -> "BatchLabels":
+        """Return the labels of some microbatches, as if there were no others."""
+        return BatchLabels(
+            {name: [column[i] for i in microbatches] for name, column in self._columns.items()}
+        )
+
     def find(self, call: LossCall, microbatch: int) -> Iterator[Source]:
-        """Find what the target of a call may be made of, by its values; then up to their order."""
+        """Find what the target of a call may be made of, by its values; then up to their order.
+
+        What the target is a view of comes first, since others may have the same values here.
+        """
         leaves = [
             (name, place, leaf)
             for name, column in self._columns.items()
             for place, leaf in _leaves(column[microbatch])
             if leaf.is_floating_point() == call.target.is_floating_point()
         ]
+        leaves.sort(key=lambda found: not _is_view(call.target, found[2]))
         for name, place, leaf in leaves:
             for relation in Relation:
                 if any(_is_equal(call.target, each) for each in _targets(leaf, relation, call)):
@@ -120,6 +130,15 @@ def _targets(labels: torch.Tensor, relation: Relation, call: LossCall) -> Iterat
         if relation is Relation.SHIFTED:
             yield functional.pad(derived, (0, 1), value=ignored)
     yield derived
+
+
+def _is_view(target: torch.Tensor, labels: torch.Tensor) -> bool:
+    """Whether a target lies in the memory of these labels."""
+    if not labels.numel() or target.device != labels.device:
+        return False
+    first = labels.data_ptr()
+    span = sum((n - 1) * step for n, step in zip(labels.shape, labels.stride(), strict=True))
+    return first <= target.data_ptr() <= first + span * labels.element_size()
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -28,12 +28,18 @@ class Term:
         return self.reduction == call.reduction and self.mean.is_like(call.mean)
 
 
-@dataclass(slots=True)
+# How many ways of making the loss are remembered for one kind of step; the oldest go first.
+_MOST_WAYS = 8
+
+
+@dataclass(slots=True, eq=False)
 class Habit:
     """How the loss of one kind of step is made.
 
     `is_left` says that it need not be watched every time: it is the result of the call `single`,
-    or of none that says what it counts, and `top` is the operation that has made it.
+    or of none that says what it counts, and `top` is the operation that has made it; `signatures`
+    are the tops of its graphs. `is_counted` says that all of it is known by what it counts;
+    `is_confirmed` that rows were compared with a whole batch in which labels count unevenly.
     """
 
     steps: int = 0
@@ -43,6 +49,9 @@ class Habit:
     single: Term | None = None
     top: str = ""
     terms: tuple[Term, ...] = ()
+    signatures: set[str] = field(default_factory=set)
+    is_counted: bool = False
+    is_confirmed: bool = False
 
     @property
     def is_watched(self) -> bool:
@@ -66,17 +75,29 @@ class KnownForm:
     num_calls: int
     form: LossForm
     factors: tuple[float, ...] = ()
+    has_trained_factor: bool = False
 
 
 @dataclass(slots=True)
 class LossMemory:
     """The habits of a pipeline, and the forms of its losses, by what a step is given."""
 
-    habits: dict[Hashable, Habit] = field(default_factory=dict)
+    habits: dict[Hashable, list[Habit]] = field(default_factory=dict)
     forms: dict[Hashable, KnownForm] = field(default_factory=dict)
+    has_warned: bool = False
 
     def begin_step(self, key: Hashable) -> Habit:
-        """Return how the loss of such a step is made, which may be new."""
-        habit = self.habits.setdefault(key, Habit())
+        """Return how the loss of such a step was made last, which may be new."""
+        habit = self.habits.setdefault(key, [Habit()])[-1]
         habit.steps += 1
+        return habit
+
+    def switch(self, key: Hashable, signature: str) -> Habit:
+        """Return how a loss with another graph than in the step before is made."""
+        habits = self.habits[key]
+        known = [habit for habit in habits if signature in habit.signatures]
+        habit = known[-1] if known else Habit()
+        habit.steps += 1
+        others = [other for other in habits if other is not habit]
+        self.habits[key] = [*others[-_MOST_WAYS:], habit]
         return habit

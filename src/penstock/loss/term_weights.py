@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from penstock.loss.labels import BatchLabels, Relation, Source, fetch_numbers
 from penstock.loss.memory import Term
 from penstock.loss.reduction import share_counts, weigh_rows
 
-__all__ = ["ADVICE", "Given", "TermWeights", "is_close"]
+__all__ = ["ADVICE", "Given", "TermWeights", "is_close", "uneven_error"]
 
 # How far sums of class weights may lie apart.
 _ACCURACY = 1e-4
@@ -49,6 +49,19 @@ class Given:
     makes_own: bool
     is_training: bool
     names: Hashable
+
+    def pick(self, microbatches: Sequence[int]) -> "Given":
+        """Return what a training step of some of the microbatches alone would be given."""
+        told = self.told and {
+            relation: [counts[i] for i in microbatches] for relation, counts in self.told.items()
+        }
+        return replace(
+            self,
+            rows=[self.rows[i] for i in microbatches],
+            labels=self.labels.pick(microbatches),
+            told=told,
+            is_training=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +98,7 @@ class TermWeights:
         self._checks: list[tuple[int, float, torch.Tensor]] = []
         self._first: list[_First] = []
         self._weighed: list[int] = []
-        self._has_looked = False
+        self._uneven: tuple[str | None] | None = None
 
     @property
     def num_microbatches(self) -> int:
@@ -99,20 +112,22 @@ class TermWeights:
     def by_rows(self, microbatch: int, *, is_known: bool) -> float:
         """Weigh by rows, unless something says that the loss is not a mean over them.
 
-        `is_known` says that the rest of the loss explains any labels that do not count.
+        `is_known` says that something else explains any labels that do not count.
         """
         if self._given.doubt is not None:
-            doubt = self._given.doubt
-            raise BatchError(f"what the loss is a mean over is not known: {doubt}; {ADVICE}")
-        if not is_known and not self._has_looked:
-            self._has_looked = True
-            uneven = self._given.labels.find_uneven()
-            if uneven is not None:
-                raise BatchError(
-                    f"what the loss is a mean over is not known, and what counts in {uneven} is "
-                    f"not spread evenly over the microbatches; {ADVICE}"
-                )
+            raise BatchError(
+                "all arguments must agree on the rows of the microbatches if the loss is a mean "
+                f"over rows ({self._given.doubt}); {ADVICE}"
+            )
+        if not is_known and (uneven := self.find_uneven()) is not None:
+            raise uneven_error(uneven)
         return self._rows[microbatch]
+
+    def find_uneven(self) -> str | None:
+        """Find labels of which some microbatches have more than others for their rows."""
+        if self._uneven is None:
+            self._uneven = (self._given.labels.find_uneven(),)
+        return self._uneven[0]
 
     def of_all(self, term: Term) -> list[float] | None:
         """Weigh a term in all microbatches, if it is known what it counts in them."""
@@ -253,6 +268,15 @@ class TermWeights:
         if source.argument != _TOLD:
             return self._given.labels.count(source, mean)
         return None if self._given.told is None else self._given.told[source.relation]
+
+
+def uneven_error(labels: str) -> BatchError:
+    """Return the error of a loss that may be a mean over labels that are spread unevenly."""
+    return BatchError(
+        "what the loss is a mean over must be known where microbatches differ in how much of "
+        f"their labels counts (got uneven labels in {labels}, and a loss that does not show "
+        f"whether it counts them); {ADVICE}"
+    )
 
 
 def _require_equal(microbatch: int, expected: float, found: float, accuracy: float) -> None:

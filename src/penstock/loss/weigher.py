@@ -1,9 +1,9 @@
 """What each microbatch's loss counts for in the loss of the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -36,8 +36,10 @@ class Weigher(Protocol):
         """Return what to run a last stage in, since a model may make its loss itself."""
         ...
 
-    def watch_loss(self) -> AbstractContextManager[object]:
-        """Return what to run the loss function in."""
+    def make_loss(
+        self, function: Callable[..., Any], microbatch: int, output: Any, target: Any
+    ) -> Any:
+        """Call the loss function, whatever it returns; it may be called again to look closer."""
         ...
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
@@ -59,9 +61,15 @@ class KnownWeights:
         """Return a context that does nothing."""
         return nullcontext()
 
-    def watch_loss(self) -> AbstractContextManager[object]:
-        """Return a context that does nothing."""
-        return nullcontext()
+    def make_loss(
+        self,
+        function: Callable[..., Any],
+        microbatch: int,  # noqa: ARG002  # Weigher's form
+        output: Any,
+        target: Any,
+    ) -> Any:
+        """Call the loss function."""
+        return function(output, target)
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:  # noqa: ARG002  # Weigher's form
         """Return the weight of the microbatch."""

@@ -322,8 +322,8 @@ class Executor:
         share = Share(batch.row_weights[microbatch])
         if self._loss is not None and batch.targets:
             before = stage.mark_gradients(microbatch) if self._is_training else None
-            with batch.weigher.watch_loss():
-                loss = self._loss(output, batch.targets[microbatch])
+            target = batch.targets[microbatch]
+            loss = batch.weigher.make_loss(self._loss, microbatch, output, target)
             stage.compare_gradients(microbatch, before)
             # A model that makes its own loss makes none where it is given no labels.
             if loss is not None or self._is_training or batch.targets[microbatch] is not None:
@@ -343,7 +343,7 @@ class Executor:
         self._results.losses.append((_keep_loss(loss), share.weight))
         for part in share.parts:
             self._results.losses.append((part.value, part.weight))
-            if part.edge is not None:
+            if part.edge is not None and self._is_training:
                 weight = part.weight * batch.gradient_scale
                 stage.add_root(microbatch, part.value, weight, part.edge)
         return share

@@ -20,6 +20,7 @@ __all__ = [
     "Ready",
     "Shared",
     "count_rows",
+    "find_dims",
     "item_rows",
     "merge_outputs",
     "ready_parts",
@@ -201,6 +202,26 @@ def count_rows(value: Any) -> int | None:
     it can be split into.
     """
     return next((shape[dim] for shape, dim in _split_shapes(value, 0)), None)
+
+
+def find_dims(values: Sequence[Any]) -> list[int]:
+    """Find the dimensions along which values are split, the first dimension first.
+
+    >>> find_dims([torch.ones(3), [Along(torch.ones(2, 3), dim=1)]])
+    [0, 1]
+    """
+    found = {0}
+    for value in values:
+        match value:
+            case Along():
+                found.add(value.dim)
+            case Mapping():
+                found.update(find_dims(list(value.values())))
+            case tuple() | list():
+                found.update(find_dims(value))
+            case _:
+                continue
+    return sorted(found)
 
 
 def merge_outputs(

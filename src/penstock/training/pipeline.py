@@ -36,7 +36,7 @@ from penstock.step.executor import (
     StepRecording,
     order_for_one_process,
 )
-from penstock.step.microbatches import merge_outputs
+from penstock.step.microbatches import find_dims, merge_outputs
 from penstock.training.assemble import Modules, gather_crew
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import accepted_keywords, unwrap
@@ -132,7 +132,7 @@ class Pipeline:
     ) -> None:
         self._loss = None if loss is None else with_target(loss)
         self._needs_target = loss is None or takes_target(loss)
-        self._weighing = Weighing(reduction, makes_own=not self._needs_target)
+        self._weighing = Weighing(reduction, makes_own=not self._needs_target, merge=merge)
         self._around = dict(around or {})
         self._merge = merge
         process_group = find_group(group)
@@ -446,7 +446,11 @@ class Pipeline:
             labels = request.split_labels(len(agreed.rows.rows)) if agreed.lacks_labels else None
             told = self._weighing.ask_for_counts(self._transport, agreed, labels)
             weigh = partial(
-                self._weighing.make, agreed, told=told, is_training=request.is_training
+                self._weighing.make,
+                agreed,
+                told=told,
+                is_training=request.is_training,
+                dims=find_dims(request.values),
             )
             return request.split(agreed, self._accepted, weigh, self._needs_target)
         except LinkLostError:

@@ -1,7 +1,7 @@
 """How a pipeline weighs the losses of its microbatches, as its `reduction` says."""
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
@@ -10,9 +10,10 @@ from torch import nn
 
 from penstock.errors import BatchError
 from penstock.loss.calls import Labelled
-from penstock.loss.found_weights import FoundWeights
+from penstock.loss.joined import Merge
 from penstock.loss.labels import LABELS, BatchLabels, Relation, derive
 from penstock.loss.memory import LossMemory
+from penstock.loss.probe import ComparedWeights
 from penstock.loss.reduction import Reduction, share_counts, weigh_rows
 from penstock.loss.term_weights import Given
 from penstock.loss.weigher import KnownWeights, Weigher
@@ -30,9 +31,12 @@ _UNKNOWN = float("nan")
 class Weighing:
     """The weights of losses, step by step; what was learned of the loss is kept."""
 
-    def __init__(self, reduction: Reduction, *, makes_own: bool) -> None:
+    def __init__(
+        self, reduction: Reduction, *, makes_own: bool, merge: Merge | None = None
+    ) -> None:
         self._reduction = reduction
         self._makes_own = makes_own
+        self._merge = merge
         self._memory = LossMemory()
 
     @property
@@ -80,8 +84,12 @@ class Weighing:
         told: Mapping[Relation, Sequence[float]] | None,
         *,
         is_training: bool,
+        dims: Sequence[int] = (0,),
     ) -> Weigher:
-        """Return what weighs the losses of a step; `columns` are its arguments by microbatch."""
+        """Return what weighs the losses of a step; `columns` are its arguments by microbatch.
+
+        `dims` are the dimensions along which these may be joined again.
+        """
         rows = agreed.rows.rows
         match self._reduction:
             case "sum":
@@ -99,7 +107,7 @@ class Weighing:
                     is_training=is_training,
                     names=tuple(sorted(agreed.keywords)),
                 )
-                return FoundWeights(self._memory, given)
+                return ComparedWeights(self._memory, given, dims=dims, merge=self._merge)
             case count:
                 labels = columns.get("target", columns.get(LABELS))
                 if labels is not None:
@@ -115,8 +123,14 @@ class _MissingCounts:
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
         return nullcontext()
 
-    def watch_loss(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    def make_loss(
+        self,
+        function: Callable[..., Any],
+        microbatch: int,  # noqa: ARG002  # Weigher's form
+        output: Any,
+        target: Any,
+    ) -> Any:
+        return function(output, target)
 
     def check(self) -> None:
         return

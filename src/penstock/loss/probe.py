@@ -1,0 +1,336 @@
+"""Compares the loss of several microbatches together with what their own losses make up.
+
+How a loss adds up over microbatches is read off its calls and its graph, and a loss written by
+hand is taken for a mean over rows. Whether that is right is tried out, in the first step of every
+way to make a loss and then in steps 2, 4, 8 and so on:
+
+    microbatches      0   1   2   3
+    as one batch      loss([0 1 2 3])          its value, and its gradients by the outputs
+    as we weigh them  sum of weight * loss(i)  the same, or the step is refused
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.errors import BatchError
+from penstock.loss.contract import require_number
+from penstock.loss.found_weights import FoundWeights
+from penstock.loss.joined import Joined, Merge, join_values
+from penstock.loss.memory import LossMemory
+from penstock.loss.rerun import as_leaves, run_again
+from penstock.loss.term_weights import ADVICE, Given, uneven_error
+from penstock.loss.weigher import Share
+from penstock.step.outputs import fill, tensors_of
+
+__all__ = ["ComparedWeights"]
+
+# As many microbatches are compared as have outputs of this size together, but at least two...
+_ENOUGH_BYTES = 2**28
+# ...unless those two are larger than this.
+_MOST_BYTES = 2**30
+# How far two ways to the same numbers may lie apart, of the largest of them.
+_ACCURACY = {torch.float64: 1e-6, torch.float32: 1e-4}
+_LEAST_ACCURACY = 3e-2
+_FAST_ACCURACY = 1e-2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """One microbatch as its loss was given it."""
+
+    output: Any
+    target: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Made:
+    """A loss, and its gradients by each tensor of each microbatch's output."""
+
+    value: float
+    gradients: list[list[torch.Tensor]]
+
+
+class _Incomparable(Exception):  # noqa: N818  # it is not an error, but why there is nothing to say
+    """Says why a loss could not be compared."""
+
+
+class ComparedWeights:
+    """Found weights that are compared, when it is due, with the loss of a larger batch."""
+
+    def __init__(
+        self, memory: LossMemory, given: Given, *, dims: Sequence[int], merge: Merge | None
+    ) -> None:
+        self._memory = memory
+        self._given = given
+        self._dims = dims
+        self._merge = merge
+        self._weights = FoundWeights(memory, given, is_compared=True)
+        self._function: Callable[..., Any] | None = None
+        self._kept: dict[int, _Kept] = {}
+        self._values: dict[int, torch.Tensor] = {}
+        self._shares: dict[int, Share] = {}
+        self._bytes = 0
+        self._is_due = False
+
+    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+        """Watch the calls of loss functions in a last stage, unless it is known what it does."""
+        return self._weights.watch_stage(module)
+
+    def make_loss(
+        self, function: Callable[..., Any], microbatch: int, output: Any, target: Any
+    ) -> Any:
+        """Call the loss function, and keep what it was given if it is to be called again."""
+        if self._weights.is_alone:
+            return function(output, target)
+        self._function = function
+        # Before the loss is made, since it may write to what it is given.
+        is_kept = self._weights.is_due and self._keep(microbatch, output, target)
+        loss = self._weights.make_loss(function, microbatch, output, target)
+        if self._weights.is_due and not is_kept:
+            self._keep(microbatch, output, target)
+        return loss
+
+    def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
+        """Return what a loss counts for."""
+        share = self._weights.weigh(microbatch, loss)
+        if self._is_due:
+            self._shares[microbatch] = share
+        if microbatch in self._kept and share.weight:
+            self._values[microbatch] = loss.detach().clone()
+        return share
+
+    def check(self) -> None:
+        """Refuse the step if a loss has counted something else, or does not add up as weighed."""
+        self._weights.check()
+        if not self._is_due or self._function is None:
+            return
+        try:
+            self._compare(self._function)
+            if self._given.labels.pick(sorted(self._kept)).find_uneven() is not None:
+                self._weights.habit.is_confirmed = True
+        except _Incomparable as reason:
+            self._tell(str(reason))
+        finally:
+            self._kept.clear()
+            self._shares.clear()
+        doubt = self._weights.find_doubt()
+        if doubt is not None:
+            raise uneven_error(doubt)
+
+    def _tell(self, reason: str) -> None:
+        """Say once that a loss is taken for a mean over rows unseen."""
+        is_known = self._weights.habit.is_counted or self._given.makes_own
+        if is_known or self._memory.has_warned or self._weights.find_doubt() is not None:
+            return
+        self._memory.has_warned = True
+        warnings.warn(
+            "the loss is weighed by rows, but could not be compared with that of several "
+            f"microbatches together, since {reason}; if it is a mean over rows, say so with "
+            "Pipeline(reduction='mean')",
+            stacklevel=2,
+        )
+
+    def _keep(self, microbatch: int, output: Any, target: Any) -> bool:
+        """Keep a copy of an output, if there is room and it may be of use."""
+        self._is_due = True
+        try:
+            tensors = tensors_of(output)
+        except Exception:
+            # An output may be anything, and need not be joined.
+            return False
+        if self._given.makes_own and any(t.requires_grad and not t.dim() for t in tensors):
+            return False
+        size = self._bytes + sum(tensor.nbytes for tensor in tensors)
+        if size > (_MOST_BYTES if len(self._kept) < 2 else _ENOUGH_BYTES):
+            return False
+        if any(type(tensor) not in (torch.Tensor, nn.Parameter) for tensor in tensors):
+            return False
+        self._bytes = size
+        with torch.inference_mode(mode=False), torch.no_grad():
+            copies = [tensor.detach().clone() for tensor in tensors]
+        try:
+            self._kept[microbatch] = _Kept(fill(output, copies), target)
+        except Exception:
+            return False
+        return True
+
+    def _compare(self, function: Callable[..., Any]) -> None:
+        """Compare the microbatches that were kept with one batch of all of them."""
+        numbers = sorted(self._kept)
+        if len(numbers) < 2 or not self._values:
+            raise _Incomparable("fewer than two microbatches are at hand where it is made")
+        tensors = tensors_of(self._kept[numbers[0]].output)
+        with _explained(), run_again(function, tensors):
+            self._require_same_again(function)
+            accuracy = self._find_accuracy(tensors)
+            ours = self._as_in_step(self._make_ours(function, numbers))
+            found = [self._make_together(function, numbers, dim) for dim in self._dims]
+        made = [one for one in found if isinstance(one, _Together)]
+        if not made:
+            raise _Incomparable(str(found[0]))
+        if not any(_agree(ours, one, accuracy) for one in made):
+            raise BatchError(
+                f"the losses of microbatches must make up that of their rows together (got "
+                f"{ours.value:.6g} from microbatches {_shown(numbers)}, but "
+                f"{made[0].made.value:.6g} for all of their rows in one call"
+                f"{_hint(ours, made[0])}); {ADVICE}. A loss that "
+                "compares rows with each other cannot be split; reduction='mean' trains the mean "
+                "of what it is in each microbatch"
+            )
+
+    def _require_same_again(self, function: Callable[..., Any]) -> None:
+        """Leave out losses that depend on more than what they are given."""
+        number, expected = next(iter(self._values.items()))
+        with torch.no_grad():
+            again = require_number(function(self._kept[number].output, self._kept[number].target))
+        accuracy = self._find_accuracy([again])
+        if not math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30):
+            raise _Incomparable(
+                "it gives another number when it is called again without a graph "
+                f"({float(again):g} for {float(expected):g})"
+            )
+
+    def _find_accuracy(self, tensors: Sequence[torch.Tensor]) -> float:
+        """How exactly numbers agree that are made of these tensors and of losses like ours."""
+        values = next(iter(self._values.values()))
+        found = [t for t in (*tensors, values) if t.is_floating_point() or t.is_complex()]
+        kinds = {tensor.abs().dtype if tensor.is_complex() else tensor.dtype for tensor in found}
+        accuracy = max((_ACCURACY.get(kind, _LEAST_ACCURACY) for kind in kinds), default=0.0)
+        device = values.device.type
+        if torch.is_autocast_enabled(device):
+            return _LEAST_ACCURACY
+        is_fast = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        return max(accuracy, _FAST_ACCURACY) if is_fast else accuracy
+
+    def _make_ours(self, function: Callable[..., Any], numbers: Sequence[int]) -> _Made:
+        """Weigh the losses of these microbatches as if the batch consisted of them."""
+        weights = FoundWeights(LossMemory(), self._given.pick(numbers), is_compared=True)
+        total, gradients = 0.0, []
+        for place, number in enumerate(numbers):
+            kept = self._kept[number]
+            output, leaves = as_leaves(kept.output)
+            loss = require_number(weights.make_loss(function, place, output, kept.target))
+            share = weights.weigh(place, loss)
+            roots: list[Any] = []
+            factors: list[float] = []
+            if share.weight:
+                total += share.weight * float(loss)
+                roots, factors = [loss], [share.weight]
+            for part in share.parts if share.weight else ():
+                total += part.weight * float(part.value)
+                if part.edge is not None:
+                    roots.append(part.edge)
+                    factors.append(part.weight)
+            gradients.append(_find_gradients(roots, factors, loss, leaves))
+        return _Made(total, gradients)
+
+    def _as_in_step(self, ours: _Made) -> _Made:
+        """Put in the loss that the step has made of its microbatches, if all were kept."""
+        if self._values.keys() | _find_empty(self._shares) != set(range(len(self._given.rows))):
+            return ours
+        total = 0.0
+        for number, value in self._values.items():
+            share = self._shares[number]
+            total += share.weight * float(value)
+            total += sum(part.weight * float(part.value) for part in share.parts)
+        return _Made(total, ours.gradients)
+
+    def _make_together(
+        self, function: Callable[..., Any], numbers: Sequence[int], dim: int
+    ) -> "_Together | str":
+        """Make the loss of these microbatches in one call; why not, if that is not possible."""
+        kept = [self._kept[number] for number in numbers]
+        rows = [self._given.rows[number] for number in numbers]
+        begun = [as_leaves(one.output) for one in kept]
+        leaves = [leaf for _, leaves in begun for leaf in leaves]
+        try:
+            output = join_values([value for value, _ in begun], rows, dim, self._merge)
+            target = join_values([one.target for one in kept], rows, dim)
+            loss = require_number(function(output.value, target.value))
+        except Exception as error:
+            # Whatever a loss says of what it was not made for.
+            return f"it cannot be called for them: {error}"
+        found = iter(_find_gradients([loss], [1.0], loss, leaves))
+        return _Together(
+            _Made(float(loss), [[next(found) for _ in one] for _, one in begun]), output
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Together:
+    """The loss of several microbatches in one call."""
+
+    made: _Made
+    output: Joined
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let nothing that goes wrong in a loss that is called again break the step."""
+    try:
+        yield
+    except _Incomparable:
+        raise
+    except Exception as error:
+        raise _Incomparable(f"it fails when it is called again ({error})") from error
+
+
+def _find_gradients(
+    roots: Sequence[Any],
+    factors: Sequence[float],
+    loss: torch.Tensor,
+    leaves: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The gradients of a weighed sum by the tensors of an output; zero where it has none."""
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    if not roots or not trained or not loss.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    starts = [loss.new_tensor(factor) for factor in factors]
+    found = torch.autograd.grad(roots, trained, starts, allow_unused=True, materialize_grads=True)
+    by_leaf = dict(zip(map(id, trained), found, strict=True))
+    return [by_leaf.get(id(leaf), torch.zeros_like(leaf)) for leaf in leaves]
+
+
+def _agree(ours: _Made, together: _Together, accuracy: float) -> bool:
+    """Whether both give the same loss and gradients, of what can be compared at all."""
+    theirs = together.made
+    is_close = math.isclose(ours.value, theirs.value, rel_tol=accuracy, abs_tol=1e-30)
+    if not is_close and math.isfinite(ours.value) and math.isfinite(theirs.value):
+        return False
+    pairs = list(_pair_gradients(ours, together))
+    size = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
+    apart = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
+    return not math.isfinite(size) or not math.isfinite(apart) or apart <= accuracy * size + 1e-30
+
+
+def _pair_gradients(
+    ours: _Made, together: _Together
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What both say of each tensor; of one that all microbatches have, the sums."""
+    for place, is_shared in enumerate(together.output.is_shared):
+        mine = [gradients[place] for gradients in ours.gradients]
+        theirs = [gradients[place] for gradients in together.made.gradients]
+        if is_shared:
+            mine, theirs = [torch.stack(mine).sum(0)], [torch.stack(theirs).sum(0)]
+        yield from zip(mine, theirs, strict=True)
+
+
+def _find_empty(shares: Mapping[int, Share]) -> set[int]:
+    """The microbatches in which nothing counts."""
+    return {number for number, share in shares.items() if not share.weight}
+
+
+def _hint(ours: _Made, together: _Together) -> str:
+    is_alike = f"{ours.value:.6g}" == f"{together.made.value:.6g}"
+    return ", with other gradients" if is_alike else ""
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
