@@ -128,6 +128,47 @@ def _shifted(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return _cross_entropy(scores[:, :-1], target[:, 1:])
 
 
+def _masked(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A mean over labels that count, without any of torch's losses."""
+    every = -scores.log_softmax(-1).gather(-1, target.clamp(min=0)[..., None])[..., 0]
+    is_label = target != IGNORED
+    return (every * is_label).sum() / is_label.sum()
+
+
+def _weighted(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    weights = target.abs() + 0.1
+    return ((scores - target).square() * weights).sum() / weights.sum()
+
+
+def _root(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((scores - target).square().mean() + 0.1).sqrt()
+
+
+def _contrast(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Each row is to be told from the others of its batch."""
+    chances = (scores.flatten(1) @ target.flatten(1).T).log_softmax(-1)
+    return -chances.diagonal().mean()
+
+
+def _divided_by_rows(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (scores - target).square().sum() / len(scores)
+
+
+def _divided(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (scores - target).square().sum() / 7
+
+
+def _absolute(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (scores - target).abs().mean()
+
+
+def _focal(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    every = F.cross_entropy(
+        scores.flatten(0, -2), target.flatten(), reduction="none", ignore_index=IGNORED
+    )
+    return ((1 - torch.exp(-every)).square() * every).mean()
+
+
 class _WithParameters(nn.Module):
     """A loss with a temperature of its own, which is trained too."""
 
@@ -287,6 +328,15 @@ LOSSES: dict[str, Loss] = {
     "found_two_terms": _found(_plain(_two_terms)),
     "found_handmade": _found(_plain(_handmade)),
     "found_shifted": _found(_plain(_shifted)),
+    "found_masked": _found(_plain(_masked)),
+    "found_weighted": Loss(_plain(_weighted), reduction="found"),
+    "found_root": Loss(_plain(_root), reduction="found"),
+    "found_contrast": Loss(_plain(_contrast), reduction="found"),
+    "found_divided_by_rows": Loss(_plain(_divided_by_rows), reduction="found"),
+    "found_divided": Loss(_plain(_divided), reduction="found"),
+    "found_absolute": Loss(_plain(_absolute), reduction="found"),
+    "found_focal": _found(_plain(_focal)),
+    "found_late_root": Loss(_late(_plain(_absolute), _plain(_root)), reduction="found"),
     "found_own": _found(_plain(_of_output), "loss"),
     "unreduced": Loss(_plain(_unreduced)),
     "paired": Loss(_plain(_paired)),

@@ -31,6 +31,8 @@ _LOSSES = {
 _ASKED = Refusal((ps.BatchError, ps.PipelineError), r"Pipeline\(reduction=\.\.\.\)", may_work=True)
 _UNCLEAR_LOSSES = frozenset(
     {"found_handmade", "found_mixed", "found_two_terms", "found_shifted", "found_smooth"}
+    | {"found_masked", "found_weighted", "found_root", "found_contrast", "found_divided"}
+    | {"found_focal", "found_late_root"}
 )
 _FORMS = {
     "sparse": Refusal(ps.PipelineError, r"BoundaryError: .*sparse", may_work=True),

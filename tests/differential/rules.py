@@ -20,7 +20,7 @@ from tests.differential.orders import build_schedule, forward_orders, num_parts
 __all__ = ["LATE_LOSSES", "TRACED", "has_square_layer", "is_by_rows", "is_valid"]
 
 # Losses that change after some steps.
-LATE_LOSSES = ("late_penalty", "late_decaying")
+LATE_LOSSES = ("late_penalty", "late_decaying", "found_late_root")
 _WEIGHT_EDITS = frozenset({"transpose", "renew", "write", "replace", "hook", "reweigh"})
 
 
@@ -124,7 +124,12 @@ def _can_take_gradients(case: Case) -> bool:
         return True
     # A backward through the whole model goes through all parts of the plain one.
     blocks = case.blocks if case.loss == "retained_whole" else case.parts[-1].blocks
-    return not any(ONCE_DIFFERENTIABLE & {block.kind, *block.traits} for block in blocks)
+    if any(ONCE_DIFFERENTIABLE & {block.kind, *block.traits} for block in blocks):
+        return False
+    # A backward to certain weights runs all that is between: the whole model if the last part has
+    # a weight of an earlier one. Torch's reentrant checkpoints refuse such a backward.
+    is_tied = any(later == len(case.parts) - 1 for _, later in case.ties)
+    return not (case.loss == "retained" and is_tied and "reentrant" in case.traits)
 
 
 def _keeps_what_it_looks_at(case: Case) -> bool:

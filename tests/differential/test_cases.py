@@ -104,3 +104,17 @@ def test_a_pipeline_that_must_refuse_a_case_does_not_pass_by_working() -> None:
     refused = replace(SMALL, parts=(replace(SMALL.parts[0], sends="object"), SMALL.parts[1]))
     assert check_case(refused) is None
     assert check_case(SMALL) is None
+
+
+def test_a_case_that_torch_itself_refuses_is_not_valid() -> None:
+    # Tied weights put a reentrant checkpoint behind a backward with inputs, which it cannot do.
+    tied = Case(
+        0,
+        (Part((Block("linear", ("reentrant",)),)), Part((Block("linear"),))),
+        Order("GPipe", 2),
+        "retained",
+        ties=((0, 1),),
+    )
+    assert not is_valid(tied)
+    assert is_valid(replace(tied, ties=()))
+    assert is_valid(replace(tied, loss="mse"))

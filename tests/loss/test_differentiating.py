@@ -180,7 +180,9 @@ def test_gradients_are_exact_whatever_the_loss_differentiates(family: str, name:
     batch, target = torch.randn(ROWS, WIDTH).double(), torch.randn(ROWS, 3).double()
     expected = _expected(plain, LOSSES[name], batch, target)
     loss = LOSSES[name](model[-1].last)  # type: ignore[arg-type]  # a Head
-    pipeline = ps.Pipeline(list(model), family, ranks=2, microbatches=MICROBATCHES, loss=loss)
+    pipeline = ps.Pipeline(
+        list(model), family, ranks=2, microbatches=MICROBATCHES, loss=loss, reduction="mean"
+    )
     pipeline.step(batch, target=target)
     result = pipeline.step(batch, target=target)
     assert result.loss == pytest.approx(expected, rel=1e-12)

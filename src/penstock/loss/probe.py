@@ -89,12 +89,17 @@ class ComparedWeights:
         """Call the loss function, and keep what it was given if it is to be called again."""
         if self._weights.is_alone:
             return function(output, target)
-        self._function = function
+        is_first, self._function = self._function is None, function
         # Before the loss is made, since it may write to what it is given.
-        is_kept = self._weights.is_due and self._keep(microbatch, output, target)
+        is_asked = self._weights.is_due if is_first else self._is_due
+        is_kept = is_asked and self._keep(microbatch, output, target)
         loss = self._weights.make_loss(function, microbatch, output, target)
-        if self._weights.is_due and not is_kept:
-            self._keep(microbatch, output, target)
+        if is_first:
+            self._is_due = self._weights.is_due
+            if self._is_due and not is_asked:
+                self._keep(microbatch, output, target)
+            elif is_kept and not self._is_due:
+                self._kept.clear()
         return loss
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
@@ -139,7 +144,6 @@ class ComparedWeights:
 
     def _keep(self, microbatch: int, output: Any, target: Any) -> bool:
         """Keep a copy of an output, if there is room and it may be of use."""
-        self._is_due = True
         try:
             tensors = tensors_of(output)
         except Exception:
@@ -221,7 +225,7 @@ class ComparedWeights:
             roots: list[Any] = []
             factors: list[float] = []
             if share.weight:
-                total += share.weight * float(loss)
+                total += share.weight * float(loss.detach())
                 roots, factors = [loss], [share.weight]
             for part in share.parts if share.weight else ():
                 total += part.weight * float(part.value)
@@ -259,7 +263,7 @@ class ComparedWeights:
             return f"it cannot be called for them: {error}"
         found = iter(_find_gradients([loss], [1.0], loss, leaves))
         return _Together(
-            _Made(float(loss), [[next(found) for _ in one] for _, one in begun]), output
+            _Made(float(loss.detach()), [[next(found) for _ in one] for _, one in begun]), output
         )
 
 

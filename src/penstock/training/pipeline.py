@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
 from penstock.alive.timeouts import DEFAULT_WATCH, Timeouts
-from penstock.errors import PenstockError, PipelineError
+from penstock.errors import PipelineError
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
@@ -172,6 +172,8 @@ class Pipeline:
             None if seed is None else seed_stages(seed, self._stages, parts, self._device)
         )
         self._random_step = 0
+        # Those that a step which fails leaves as they were before it.
+        self._without_gradients: list[nn.Parameter] = []
         self._group = process_group
         if pipe is not None:
             guard_original(pipe, self, {parts[stage] for stage in self._stages})
@@ -389,6 +391,7 @@ class Pipeline:
         if self._random is not None:
             self._random.begin_step(self._random_step)
         if is_training:
+            self._without_gradients = [p for p in self._parameters if p.grad is None]
             # Ties first: they put away what the gradients held, which copies of a stage do too.
             if self._ties is not None:
                 self._ties.begin_step()
@@ -400,6 +403,8 @@ class Pipeline:
             stage.clear()
         if self._ties is not None:
             self._ties.abandon_step()
+        for parameter in self._without_gradients:
+            parameter.grad = None
         self._transport.forget_shapes()
 
     def _execute(
@@ -471,7 +476,7 @@ class Pipeline:
         """Fail the step on every rank if a loss was weighed wrongly."""
         try:
             batch.weigher.check()
-        except PenstockError as error:
+        except Exception as error:
             raise StepFailedError(f"rank {self._transport.ranks[0]}", error) from error
 
     def _program(self, count: int, is_training: bool) -> tuple[Schedule, Executor]:
