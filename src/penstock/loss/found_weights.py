@@ -28,7 +28,6 @@ from penstock.loss.calls import (
     number_alike,
     watch_eagerly,
 )
-from penstock.loss.contract import require_number
 from penstock.loss.form import (
     COUNTING,
     LossForm,
@@ -40,10 +39,9 @@ from penstock.loss.form import (
 from penstock.loss.labels import Source
 from penstock.loss.memory import KnownForm, LossMemory, Reading, Term
 from penstock.loss.parts import make_parts
-from penstock.loss.rerun import as_leaves, run_again
-from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close
+from penstock.loss.rerun import can_be_called, make_again
+from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, read_call
 from penstock.loss.weigher import Share
-from penstock.step.outputs import tensors_of
 
 __all__ = ["FoundWeights"]
 
@@ -102,9 +100,19 @@ class FoundWeights:
         if is_first:
             self.habit = self._memory.switch(self._key, self._signature)
         if self.habit.is_watched or not is_first:
-            return self._watch()
+            return self._watch_again()
         self._outside = None
         return loss
+
+    def _watch_again(self) -> Any:
+        """Make a loss once more and watch it, unless its first call has left traces."""
+        if not can_be_called(self._call, self._output):
+            self.habit.forget()
+            raise BatchError(
+                "a loss that takes gradients itself must be made as in earlier steps (got another "
+                f"graph, {self._signature}); repeat the step, which looks again, or {ADVICE}"
+            )
+        return self._watch()
 
     def _watch(self) -> Any:
         self._outside = LossWatch(is_safe=self.habit.is_mixed)
@@ -172,8 +180,9 @@ class FoundWeights:
         is_shown = loss.requires_grad or any(
             call.reduction == "mean" and call.is_value(loss) for call in calls
         )
-        if calls and not is_shown:
-            loss, calls = self._read_again(loss, calls)
+        if calls and not is_shown and not self._given.makes_own:
+            again = make_again(self._call, self._output, loss)
+            loss, calls = (loss, calls) if again is None else (again.loss, again.calls)
         form = self._find_form(loss, calls)
         if not form.used and any(loss is one for watch in watches for one in watch.sums):
             raise BatchError(
@@ -219,22 +228,6 @@ class FoundWeights:
         is_known = is_known or self._is_compared or self.habit.is_confirmed
         return self._weights.by_rows(microbatch, is_known=is_known)
 
-    def _read_again(
-        self, loss: torch.Tensor, calls: list[LossCall]
-    ) -> tuple[torch.Tensor, list[LossCall]]:
-        """Make a loss without a graph once more with one, which shows what it is made of."""
-        if self._given.makes_own:
-            return loss, calls
-        watch = LossWatch(is_safe=True)
-        try:
-            with run_again(self._call, tensors_of(self._output)), watch:
-                again = require_number(self._call(as_leaves(self._output)[0]))
-        except Exception:
-            # A loss need not be made for that, and has worked without it.
-            return loss, calls
-        is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
-        return (again, watch.calls) if is_same and again.requires_grad else (loss, calls)
-
     def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
         if loss.requires_grad:
             form = find_form(loss, [call.edge for call in calls])
@@ -267,12 +260,15 @@ class FoundWeights:
             terms: list[Term | None] = []
             for call, source in zip(used, sources, strict=True):
                 taken = [term.source for term in terms if term is not None and term.source]
-                reading = self._read(call, form, loss)
+                reading = read_call(call, form, loss, adds_up=self._given.adds_up)
                 terms.append(self._find_term(call, microbatch, reading, source, taken))
             return terms
         for term, call in zip(known, used, strict=True):
             # A mean is one always; a sum may be divided by one thing now, by another then.
-            if call.reduction != "mean" and self._read(call, form, loss) != term.reading:
+            if (
+                call.reduction != "mean"
+                and read_call(call, form, loss, adds_up=self._given.adds_up) != term.reading
+            ):
                 self.habit.forget()
                 raise BatchError(
                     "all microbatches must make their losses alike (got a sum that is divided by "
@@ -297,25 +293,6 @@ class FoundWeights:
         # If nothing counts in the whole batch, this says so.
         self._weights.of_all(term)
         return None
-
-    def _read(self, call: LossCall, form: LossForm, loss: torch.Tensor) -> Reading:
-        """What a call comes to; one that is divided by what counts is a mean over that."""
-        if call.reduction == "mean":
-            return "mean"
-        is_alone = len(form.used) == 1 and not form.has_rest and form.is_linear
-        is_labelled = isinstance(call.mean, Labelled)
-        if call.reduction == "sum" and is_alone and not form.is_scaled:
-            return "sum"
-        if call.reduction == "sum" and is_labelled and self._given.adds_up:
-            return "sum"
-        if is_alone and is_labelled and call.is_divided(loss):
-            return "mean"
-        if call.reduction == "sum":
-            raise BatchError(
-                "a loss of several parts must be made of means (got one that is a sum, which may "
-                f"or may not be divided by what it is a mean over); {ADVICE}"
-            )
-        return "rest"
 
     def _learn(
         self,

@@ -65,9 +65,10 @@ def _join(
 
 def _grow_with(column: Sequence[torch.Tensor], rows: Sequence[int], dim: int) -> bool:
     """Whether tensors have the rows of their microbatches along a dimension, or so many each."""
-    if not all(tensor.dim() > dim for tensor in column):
+    if not all(-tensor.dim() <= dim < tensor.dim() for tensor in column):
         return False
-    others = {(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in column}
-    sizes = [tensor.shape[dim] for tensor in column]
+    shapes = [list(tensor.shape) for tensor in column]
+    sizes = [shape.pop(dim) for shape in shapes]
     pairs = zip(sizes, rows, strict=True)
-    return len(others) == 1 and all(size * rows[0] == row * sizes[0] for size, row in pairs)
+    is_fitting = all(shape == shapes[0] for shape in shapes)
+    return is_fitting and all(size * rows[0] == row * sizes[0] for size, row in pairs)

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from penstock.errors import BatchError
+from penstock.loss.calls import LossWatch
 from penstock.loss.contract import require_number
 from penstock.loss.found_weights import FoundWeights
 from penstock.loss.joined import Joined, Merge, join_values
@@ -192,7 +193,7 @@ class ComparedWeights:
     def _require_same_again(self, function: Callable[..., Any]) -> None:
         """Leave out losses that depend on more than what they are given."""
         number, expected = next(iter(self._values.items()))
-        with torch.no_grad():
+        with torch.no_grad(), LossWatch(is_safe=self._weights.habit.is_mixed):
             again = require_number(function(self._kept[number].output, self._kept[number].target))
         accuracy = self._find_accuracy([again])
         if not math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30):

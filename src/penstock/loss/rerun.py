@@ -3,15 +3,18 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from penstock.loss.calls import LossCall, LossWatch
+from penstock.loss.contract import require_number
 from penstock.step.outputs import fill, tensors_of
 
-__all__ = ["as_leaves", "run_again"]
+__all__ = ["MadeAgain", "as_leaves", "can_be_called", "make_again", "run_again"]
 
 
 def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -25,6 +28,43 @@ def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
         value.requires_grad_(value.is_floating_point() or value.is_complex()) for value in values
     ]
     return fill(output, leaves), leaves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeAgain:
+    """A loss that was made once more, and the calls of torch's losses in it."""
+
+    loss: torch.Tensor
+    calls: list[LossCall]
+
+
+def make_again(
+    function: Callable[[Any], Any], output: Any, loss: torch.Tensor
+) -> MadeAgain | None:
+    """Make a loss without a graph once more with one, which shows what it is made of.
+
+    Nothing is returned if that cannot be done, or gives another number.
+    """
+    watch = LossWatch(is_safe=True)
+    try:
+        with run_again(function, tensors_of(output)), watch:
+            again = require_number(function(as_leaves(output)[0]))
+    except Exception:
+        # A loss need not be made for that, and has worked without it.
+        return None
+    is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
+    return MadeAgain(again, watch.calls) if is_same and again.requires_grad else None
+
+
+def can_be_called(function: Callable[[Any], Any], output: Any) -> bool:
+    """Whether a loss can be made without a graph, so that it takes no gradients itself."""
+    try:
+        tensors = tensors_of(output)
+        with run_again(function, tensors), torch.no_grad():
+            function(fill(output, [tensor.detach() for tensor in tensors]))
+    except Exception:
+        return False
+    return True
 
 
 @contextmanager

@@ -14,11 +14,12 @@ from penstock.loss.calls import (
     LossCall,
     Mean,
 )
+from penstock.loss.form import LossForm
 from penstock.loss.labels import BatchLabels, Relation, Source, fetch_numbers
-from penstock.loss.memory import Term
+from penstock.loss.memory import Reading, Term
 from penstock.loss.reduction import share_counts, weigh_rows
 
-__all__ = ["ADVICE", "Given", "TermWeights", "is_close", "uneven_error"]
+__all__ = ["ADVICE", "Given", "TermWeights", "is_close", "read_call", "uneven_error"]
 
 # How far sums of class weights may lie apart.
 _ACCURACY = 1e-4
@@ -171,12 +172,12 @@ class TermWeights:
         """Refuse a step whose losses have counted something else than its labels said."""
         if any(first.seen and len(first.seen) < len(self._weighed) for first in self._first):
             raise BatchError(
-                "a part of the loss that only some microbatches have must be read off an argument "
-                f"of the step, so that it is known what it counts; {ADVICE}"
+                "a part of the loss that only some microbatches have must count labels that are "
+                f"an argument of the step (got others); {ADVICE}"
             )
         if not all(map(self._is_complete, self._first)):
             raise BatchError(
-                "each part of a loss must count alike in all microbatches (one is a mean over "
+                "each part of a loss must count alike in all microbatches (got one that counts "
                 f"other labels, or by other weights of classes, in some of them); {ADVICE}"
             )
         actual = fetch_numbers([found for _, _, found in self._checks])
@@ -231,8 +232,9 @@ class TermWeights:
         if not is_constant and not is_close(count * first_row, first_count * row):
             raise BatchError(
                 "what the loss counts must be known of all microbatches before the first "
-                "backward, but differs between them and is not read off an argument that the rank "
-                f"with the last stage was given; pass the labels there too, or {ADVICE}"
+                f"backward (got {first_count:g} for {first_row:.3g} of the rows, then {count:g} "
+                f"for {row:.3g}, of labels that the rank with the last stage was not given as an "
+                f"argument); pass the labels there too, or {ADVICE}"
             )
 
     def find_source(
@@ -270,6 +272,26 @@ class TermWeights:
         return None if self._given.told is None else self._given.told[source.relation]
 
 
+def read_call(call: LossCall, form: LossForm, loss: torch.Tensor, *, adds_up: bool) -> Reading:
+    """Return what a call comes to; one that is divided by what counts is a mean over that."""
+    if call.reduction == "mean":
+        return "mean"
+    is_alone = len(form.used) == 1 and not form.has_rest and form.is_linear
+    is_labelled = isinstance(call.mean, Labelled)
+    if call.reduction == "sum" and is_alone and not form.is_scaled:
+        return "sum"
+    if call.reduction == "sum" and is_labelled and adds_up:
+        return "sum"
+    if is_alone and is_labelled and call.is_divided(loss):
+        return "mean"
+    if call.reduction == "sum":
+        raise BatchError(
+            "a loss of several parts must be made of means (got one that is a sum, which may or "
+            f"may not be divided by what it is a mean over); {ADVICE}"
+        )
+    return "rest"
+
+
 def uneven_error(labels: str) -> BatchError:
     """Return the error of a loss that may be a mean over labels that are spread unevenly."""
     return BatchError(
@@ -283,8 +305,8 @@ def _require_equal(microbatch: int, expected: float, found: float, accuracy: flo
     if not math.isclose(found, expected, rel_tol=accuracy):
         raise BatchError(
             f"the loss of microbatch {microbatch} must count what the labels of the step say (got "
-            f"{found:g} instead of {expected:g}), but the model or the loss function makes "
-            f"something else of them; {ADVICE}"
+            f"{found:g} instead of {expected:g}, since the model or the loss function changes "
+            f"them); {ADVICE}"
         )
 
 

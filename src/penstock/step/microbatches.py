@@ -204,24 +204,13 @@ def count_rows(value: Any) -> int | None:
     return next((shape[dim] for shape, dim in _split_shapes(value, 0)), None)
 
 
-def find_dims(values: Sequence[Any]) -> list[int]:
-    """Find the dimensions along which values are split, the first dimension first.
+def find_dims(value: Any) -> list[int]:
+    """Find the dimensions along which the tensors of a value are split, if any are.
 
-    >>> find_dims([torch.ones(3), [Along(torch.ones(2, 3), dim=1)]])
+    >>> find_dims([torch.ones(3), {"frames": Along(torch.ones(2, 3), dim=1)}])
     [0, 1]
     """
-    found = {0}
-    for value in values:
-        match value:
-            case Along():
-                found.add(value.dim)
-            case Mapping():
-                found.update(find_dims(list(value.values())))
-            case tuple() | list():
-                found.update(find_dims(value))
-            case _:
-                continue
-    return sorted(found)
+    return sorted({dim for _, dim in _split_shapes(value, 0)})
 
 
 def merge_outputs(

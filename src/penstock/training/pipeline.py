@@ -455,7 +455,7 @@ class Pipeline:
                 agreed,
                 told=told,
                 is_training=request.is_training,
-                dims=find_dims(request.values),
+                dims=find_dims(request.target) or find_dims(request.values) or [0],
             )
             return request.split(agreed, self._accepted, weigh, self._needs_target)
         except LinkLostError:
