@@ -159,9 +159,13 @@ def test_a_loss_of_the_output_alone_is_compared_too() -> None:
 
 
 def test_a_temperature_that_all_rows_share_is_not_joined() -> None:
-    class Pair(nn.Linear):
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            return super().forward(x), self.bias.sum()
+            return self.layer(x), self.layer.bias.sum()
 
     def loss(output: tuple[torch.Tensor, ...], target: torch.Tensor) -> torch.Tensor:
         return ((output[0] - target) * output[1]).square().mean()
@@ -169,7 +173,7 @@ def test_a_temperature_that_all_rows_share_is_not_joined() -> None:
     def coupled(output: tuple[torch.Tensor, ...], target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output[0] @ target.T * output[1], torch.arange(len(target)))
 
-    (x, y), last = make_batch(), Pair(WIDTH, WIDTH, dtype=torch.float64)
+    (x, y), last = make_batch(), Pair()
     stages = [make_stages()[0], last]
     expected = loss(last(stages[0](x)), y).item()
     assert make_pipeline(loss, stages).step(x, target=y).loss == pytest.approx(expected, rel=1e-12)
@@ -231,6 +235,8 @@ def test_a_gradient_penalty_is_not_refused() -> None:
 
 def test_buffers_of_a_loss_are_changed_once_per_microbatch() -> None:
     class Moving(nn.Module):
+        seen: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
