@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 
 from penstock.errors import BatchError
-from penstock.step.outputs import fill, outline, tensors_of
+from penstock.tensors.output_tree import fill, outline, tensors_of
 
 __all__ = ["Joined", "Merge", "join_values"]
 

@@ -28,7 +28,7 @@ from penstock.loss.memory import LossMemory
 from penstock.loss.rerun import as_leaves, run_again
 from penstock.loss.term_weights import ADVICE, Given, uneven_error
 from penstock.loss.weigher import Share
-from penstock.step.outputs import fill, tensors_of
+from penstock.tensors.output_tree import fill, tensors_of
 
 __all__ = ["ComparedWeights"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from penstock.loss.calls import LossCall, LossWatch
 from penstock.loss.contract import require_number
-from penstock.step.outputs import fill, tensors_of
+from penstock.tensors.output_tree import fill, tensors_of
 
 __all__ = ["MadeAgain", "as_leaves", "can_be_called", "make_again", "run_again"]
 

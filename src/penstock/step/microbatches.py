@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from penstock.errors import BatchError
-from penstock.step.outputs import KeptOutput, fill, outline, tensors_of
+from penstock.step.outputs import KeptOutput
 from penstock.tensors.aliases import Aliases
+from penstock.tensors.output_tree import fill, outline, tensors_of
 
 __all__ = [
     "Along",
