@@ -553,6 +553,25 @@ def test_a_hook_on_a_layers_output_changes_its_weight_gradient_too() -> None:
     assert _judged(Apply(forward, f=_linear(), g=_linear())) == {"f.weight", "g.weight"}
 
 
+def test_a_stages_own_pass_inside_a_hook_of_anothers_leaves_each_its_own_work() -> None:
+    # The inner pass used to end the deferring of the outer one, which then did all the rest in I.
+    inner = Split(_linear().double())
+    inner.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
+
+    def forward(m: Any, x: torch.Tensor) -> Any:
+        y = m.f(x)
+        y.register_hook(lambda _: inner.backward_input(0))
+        return m.g(y)
+
+    outer = Split(Apply(forward, f=_linear(), g=_linear()).double())
+    outer.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
+    outer.backward_input(0)
+    waiting = [[call.weight for call in s.waiting[0]] for s in (outer, inner)]  # type: ignore[attr-defined]  # calls of layers
+    parameters = outer.module.get_parameter
+    expected = [[parameters("g.weight"), parameters("f.weight")], [inner.module.weight]]
+    assert [[id(w) for w in group] for group in waiting] == [[id(w) for w in e] for e in expected]
+
+
 def test_forward_hooks_that_change_inputs_and_outputs_are_respected() -> None:
     def build() -> nn.Module:
         layer = _linear()

@@ -4,14 +4,15 @@ Recording comes on top of every forward, and linear layers are most of what ther
 of a call that is deferred is short: looked-up answers in place of questions.
 """
 
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
 from penstock.deferred.calls import CastTo, DeferredCalls, current_cast, current_recording
-from penstock.deferred.own_pass import deferred_work
+from penstock.deferred.own_pass import pass_number, work_of
 from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.work import add_product, require_unchanged
 
@@ -27,40 +28,45 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _Parameter, _Tensor, _strided = nn.Parameter, torch.Tensor, torch.strided
 
 
-class LayerCall:
+class LayerCall(NamedTuple):
     """One call of a linear layer whose weight gradient is deferred.
 
-    It has the layer's input, as a matrix if that takes no copy, and the gradient of its output.
+    It has the layer's input, as a matrix if that takes no copy, and the gradient of its output,
+    which has the same dtype.
     """
 
-    __slots__ = ("gradient", "value", "version", "weight")
-
-    def __init__(
-        self, weight: nn.Parameter, value: torch.Tensor, version: int, gradient: torch.Tensor
-    ) -> None:
-        self.weight, self.value, self.version, self.gradient = weight, value, version, gradient
+    weight: nn.Parameter
+    value: torch.Tensor
+    version: int
+    gradient: torch.Tensor
 
     def finish(self) -> None:
         """Add the product of gradient and input to the weight's gradient."""
-        value, gradient, total = self.value, self.gradient, self.weight.grad
-        if value._version != self.version:
-            require_unchanged(value, self.version, value.shape)
+        weight, value, version, gradient = self
+        if value._version != version:
+            require_unchanged(value, version, value.shape)
+        total = weight.grad
         if (
             total is None
-            or total.dtype is not gradient.dtype
             or total.dtype is not value.dtype
             or value.dim() != 2
-            or not gradient.is_contiguous()
             or total.is_complex()
+            or not gradient.is_contiguous()
         ):
             columns = _as_matrix(value)
             if columns.is_complex():
                 columns = columns.conj()
-            add_product(self.weight, _as_matrix(gradient).t(), columns)
+            add_product(weight, _as_matrix(gradient).t(), columns)
+        elif gradient.dim() == 2:
+            total.addmm_(gradient.t(), value)
         else:
             # A reshape and a transposition in one.
             width = total.shape[0]
             total.addmm_(gradient.as_strided((width, value.shape[0]), (1, width)), value)
+
+
+# `LayerCall(...)` of a tuple, without a Python function in between.
+_new_call: Any = partial(tuple.__new__, LayerCall)
 
 
 class _Product(torch.autograd.Function):
@@ -93,28 +99,30 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         value, weight, bias, cast, kept, version, weight_version = ctx.call
-        needs = ctx.needs_input_grad
-        if kept._version != version:
+        if kept._version != version or weight._version != weight_version:
             require_unchanged(kept, version, kept.shape)
-        if weight._version != weight_version:
             require_unchanged(weight, weight_version, weight.shape)
-        work = deferred_work()
+        needs_value, _, needs_bias, _ = needs = ctx.needs_input_grad
+        work = work_of(pass_number())
         if work is None or weight._backward_hooks or weight._post_accumulate_grad_hooks:
             cast = cast or CastTo(gradient.device.type, None)
             inputs = value, weight, bias
             return *run_again(F.linear, inputs, {}, needs[:3], gradient, cast), None
-        work.append(LayerCall(weight, kept, version, gradient))
-        of_value = of_bias = None
-        if needs[0]:
+        work.append(_new_call((weight, kept, version, gradient)))
+        of_value = None
+        if needs_value:
             factor = weight if weight.dtype is gradient.dtype else weight.to(gradient.dtype)
-            of_value = gradient.matmul(factor.conj() if factor.is_complex() else factor)
-        if needs[2]:
-            of_bias = _as_matrix(gradient).sum(0)
-        return of_value, None, of_bias, None
+            if factor.is_complex():
+                factor = factor.conj()
+            of_value = gradient.mm(factor) if gradient.dim() == 2 else gradient.matmul(factor)
+        # Autograd sums what is larger than the bias over the rows, as it does for its own nodes.
+        return of_value, None, gradient if needs_bias else None, None
 
 
 # `_Product.apply` without its preparations for `torch.func`, in which no call is deferred.
 _run_product: Any = super(torch.autograd.Function, _Product).apply
+# What autograd calls in a pass; torch looks up `backward` each time.
+_Product._backward_cls.apply = _Product.backward  # type: ignore[attr-defined]  # made by its metaclass
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,14 +19,18 @@ from torch.autograd.graph import GradientEdge, _engine_run_backward, get_gradien
 
 from penstock.deferred.work import DeferredWork
 
-__all__ = ["Root", "deferred_work", "run_backward", "run_own_pass"]
+__all__ = ["Root", "deferred_work", "pass_number", "run_backward", "run_own_pass", "work_of"]
 
 # Where a gradient enters a stage: an output (or loss), and the gradient for it.
 Root: TypeAlias = tuple[GradientEdge, torch.Tensor]
 
-_pass_number = torch._C._current_graph_task_id
+pass_number = torch._C._current_graph_task_id
 # A number that no pass has; outside of passes autograd says -1.
 _NONE = -2
+# Where each own pass that runs now leaves its weight work, by its number. Asked for every layer,
+# so it is one look-up; a number is given to one pass only, whatever thread that is in.
+_deferring: dict[int, list[DeferredWork]] = {}
+work_of = _deferring.get
 
 
 class _OwnPass(local):
@@ -36,15 +40,16 @@ class _OwnPass(local):
     """
 
     def __init__(self) -> None:
-        self.work: list[DeferredWork] | None = None
+        self.work: list[DeferredWork] = []
         self.number = _NONE
-        leaf = torch.zeros((), device="cpu", requires_grad=True)
+        leaf = torch.zeros(0, device="cpu", requires_grad=True)
         leaf.register_hook(self._begin)  # type: ignore[no-untyped-call]  # untyped upstream
-        self.root: Root = (get_gradient_edge(leaf), torch.zeros((), device="cpu"))
+        self.root: Root = (get_gradient_edge(leaf), torch.zeros(0, device="cpu"))
         self._leaf = leaf
 
     def _begin(self, _gradient: torch.Tensor) -> None:
-        self.number = _pass_number()
+        self.number = pass_number()
+        _deferring[self.number] = self.work
 
 
 _own = _OwnPass()
@@ -52,8 +57,7 @@ _own = _OwnPass()
 
 def deferred_work() -> list[DeferredWork] | None:
     """Return where the pass that runs now leaves weight work; None unless it is the own pass."""
-    own = _own
-    return own.work if own.work is not None and _pass_number() == own.number else None
+    return work_of(pass_number())
 
 
 def run_own_pass(
@@ -61,11 +65,13 @@ def run_own_pass(
 ) -> list[torch.Tensor]:
     """Run a stage's own backward; what it defers is appended to `work`."""
     own = _own
+    outer = own.work, own.number
     own.work, own.number = work, _NONE
     try:
         return run_backward([own.root, *roots] if roots else roots, inputs)
     finally:
-        own.work, own.number = None, _NONE
+        _deferring.pop(own.number, None)
+        own.work, own.number = outer
 
 
 def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
