@@ -7,7 +7,7 @@ An `_add_...` function makes the gradient from that of the output and what the c
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -184,6 +184,11 @@ def _add_rows(
 # ---------------------------------------------------------------- convolutions
 
 
+# Found once, since a look-up in `torch.ops` costs about a microsecond.
+_convolution_backward = torch.ops.aten.convolution_backward.default
+_ONLY_WEIGHT = (False, True, False)
+
+
 class _Convolution(NamedTuple):
     """What a convolution was told, in the order in which its backward wants it."""
 
@@ -196,13 +201,12 @@ class _Convolution(NamedTuple):
 
     def add(self, part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
         """Make the gradient of the weight only."""
-        shown = part.shown.to(value.dtype)
+        shown = part.shown
+        if shown.dtype is not value.dtype:
+            shown = shown.to(value.dtype)
         if value.dim() < shown.dim():
             gradient, value = gradient.unsqueeze(0), value.unsqueeze(0)
-        only_weight = [False, True, False]
-        _, made, _ = torch.ops.aten.convolution_backward(
-            gradient, value, shown, None, *self, only_weight
-        )
+        _, made, _ = _convolution_backward(gradient, value, shown, None, *self, _ONLY_WEIGHT)
         part.add(made)
 
 
@@ -212,13 +216,27 @@ def find_convolution(
     """A convolution over any number of dimensions."""
     if not isinstance(weight, torch.Tensor):
         return None
-    size = weight.dim() - 2
+    settings = stride, padding, dilation, groups, weight.shape[2:]
+    try:
+        add = _convolution_of(*settings)
+    except TypeError:
+        # A list, which cannot be looked up.
+        add = _convolution_of.__wrapped__(*settings)
+    return None if add is None else Product(weight, (value,), add)
+
+
+@lru_cache(maxsize=1024)
+def _convolution_of(
+    stride: Any, padding: Any, dilation: Any, groups: int, kernel: Sequence[int]
+) -> Callable[..., None] | None:
+    """How the weight's gradient is made; the settings of a layer come again and again."""
+    size = len(kernel)
     steps = _per_dimension(dilation, size)
-    padded = _symmetric_padding(padding, steps, weight.shape[2:])
+    padded = _symmetric_padding(padding, steps, kernel)
     if padded is None:
         return None
-    told = _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
-    return Product(weight, (value,), told.add)
+    made = _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
+    return made.add
 
 
 def find_transposed_convolution(

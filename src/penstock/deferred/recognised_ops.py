@@ -135,9 +135,11 @@ def find_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
         return None
     find, names, defaults = signature
     given = len(args)
-    if given > len(names) or not all(name in names for name in kwargs):
+    if given > len(names):
         return None
     if not kwargs:
         return find(*args, *defaults[given:])
+    if not all(name in names for name in kwargs):
+        return None
     left_out = zip(names[given:], defaults[given:], strict=True)
     return find(*args, *(kwargs.get(name, value) for name, value in left_out))

@@ -12,9 +12,8 @@ runs as it is. A view of the weight (one expert of a stack, a transposed matrix)
 The weight itself is what is used, never a copy, so nothing is lost by not looking.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -29,7 +28,7 @@ from penstock.deferred.calls import (
     current_recording,
     is_plain_place,
 )
-from penstock.deferred.own_pass import deferred_work
+from penstock.deferred.own_pass import pass_number, work_of
 from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.products import Product
 from penstock.deferred.recognised_ops import VIEWS, find_call
@@ -41,6 +40,7 @@ __all__ = ["FunctionCall", "watch_weights"]
 _as_it_is = torch._C.DisableTorchFunctionSubclass
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _Tensor, _strided = torch.Tensor, torch.strided
 _attention: Any = F.multi_head_attention_forward
 _attention_asks = "has_torch_function" in _attention.__code__.co_names
@@ -49,7 +49,7 @@ _attention_asks = "has_torch_function" in _attention.__code__.co_names
 class FunctionCall:
     """One call of a function whose weight gradient is deferred, and its output's gradient."""
 
-    __slots__ = ("_add", "_constant", "gradient", "kept", "versions", "weight")
+    __slots__ = ("_add", "_constant", "_versions", "gradient", "kept", "weight")
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class FunctionCall:
     ) -> None:
         self.weight, self.kept = weight, kept
         self._constant, self._add = constant, add
-        self.versions = [value._version for value in kept]
+        self._versions = [(value, value._version) for value in kept]
         self.gradient: torch.Tensor | None = None
 
     def require_unchanged(self) -> None:
         """Refuse inputs that were written to since the forward."""
-        for value, version in zip(self.kept, self.versions, strict=True):
+        for value, version in self._versions:
             if value._version != version:
                 require_unchanged(value, version, value.shape)
 
@@ -75,52 +75,60 @@ class FunctionCall:
         self._add(WeightPart(self.weight, self._constant), self.gradient, *self.kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Original:
-    """A call as the module made it, to be differentiated in passes that are not the stage's."""
-
-    function: Callable[..., torch.Tensor]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    cast: CastTo
-
-
 class _Tap(torch.autograd.Function):
-    """Stands behind a call that ran with its weight as a constant, and has the real inputs.
+    """Comes after a call that ran with its weight as a constant, and has the real inputs.
 
     In the stage's own pass the gradient goes on into that call, and the weight's is deferred. In
-    any other pass it goes to the real inputs, the weight among them.
+    any other pass it goes to the real inputs, the weight among them. Of these it is given those
+    that take a gradient, since each argument costs something in both directions.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, call: FunctionCall, original: _Original, output: torch.Tensor, *given: Any
+        ctx: Any,
+        call: FunctionCall,
+        original: tuple[Any, ...],
+        output: torch.Tensor,
+        *_given: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.call, ctx.original, ctx.num_given = call, original, len(given)
+        ctx.call = call, original
         return output.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        call: FunctionCall = ctx.call
+    def backward(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
+        call, original = ctx.call
         call.require_unchanged()
-        work = deferred_work()
-        if work is not None and not has_hooks(call.weight):
-            # A second own pass would have to add a second product.
-            assert call.gradient is None, "a stage runs its own pass once per microbatch"
-            call.gradient = gradient
-            work.append(call)
-            passed_on = gradient if ctx.needs_input_grad[2] else None
-            return (None, None, passed_on, *(None,) * ctx.num_given)
-        original: _Original = ctx.original
-        found = run_again(
-            original.function,
-            original.args,
-            original.kwargs,
-            ctx.needs_input_grad[3:],
-            gradient,
-            original.cast,
-        )
-        return (None, None, None, *found)
+        needs = ctx.needs_input_grad
+        work = work_of(pass_number())
+        if work is None or has_hooks(call.weight):
+            return None, None, None, *_differentiate(original, needs[3:], gradient)
+        # A second own pass would have to add a second product.
+        assert call.gradient is None, "a stage runs its own pass once per microbatch"
+        call.gradient = gradient
+        work.append(call)
+        passed_on: list[torch.Tensor | None] = [None] * len(needs)
+        if needs[2]:
+            passed_on[2] = gradient
+        # Autograd takes tuples only.
+        return tuple(passed_on)
+
+
+def _differentiate(
+    original: tuple[Any, ...], needs: Sequence[bool], gradient: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Differentiate a call as the module made it, with respect to what the tap was given."""
+    function, args, kwargs, cast, places = original
+    needed = dict(zip(places, needs, strict=True))
+    needs_all = [needed.get(place, False) for place in range(len(args) + len(kwargs))]
+    cast = cast or CastTo(gradient.device.type, None)
+    found = run_again(function, args, kwargs, needs_all, gradient, cast)
+    return [found[place] for place in places]
+
+
+# Without the preparations of `apply` for `torch.func`, in which no call is deferred; and what
+# autograd calls in a pass, where torch would look up `backward` each time.
+_tap: Any = super(torch.autograd.Function, _Tap).apply
+_Tap._backward_cls.apply = _Tap.backward  # type: ignore[attr-defined]  # made by its metaclass
 
 
 class _DeferredWeight(nn.Parameter):
@@ -166,19 +174,37 @@ def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with _as_it_is():
         if recording is None:
             return function(*args, **kwargs)
-        _note_use(recording, args)
         product = find_call(function, args, kwargs)
-        if product is not None:
+        if product is not None and _can_wait(*product):
             return _run_product(recording, product, function, args, kwargs)
+        _note_use(recording, args)
         made = function(*args, **kwargs)
-        return _watch_views(made) if function in VIEWS else made
+        return _watch_views(made) if product is None and function in VIEWS else made
 
 
 def _note_use(recording: DeferredCalls, args: tuple[Any, ...]) -> None:
-    """Note which weights were given to a function, of whatever kind."""
+    """Note which weights were given to a function in which their gradients cannot wait."""
     for value in args:
         if type(value) is _DeferredWeight:
             recording.watched.add(value)
+
+
+def _can_wait(shown: torch.Tensor, kept: Iterable[torch.Tensor], _add: object) -> bool:
+    """Whether autograd would do nothing here but save the inputs and make one product of them."""
+    for value in kept:
+        if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
+            return False
+    if type(shown) not in _WATCHED:
+        return False
+    base = shown._base
+    weight = shown if base is None else base
+    return (
+        weight.requires_grad
+        and not weight._backward_hooks
+        and not weight._post_accumulate_grad_hooks
+        and _is_grad_enabled()
+        and is_plain_place()
+    )
 
 
 def _run_product(
@@ -188,32 +214,29 @@ def _run_product(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
-    """Run a call with its weight as a constant, if its gradient can wait, or else as it is."""
+    """Run a call with its weight as a constant."""
     shown, kept, add = product
     base = shown._base
     weight: Any = shown if base is None else base
-    if type(shown) not in _WATCHED or not _can_wait(weight, kept):
-        return function(*args, **kwargs)
     recording.products.add(weight)
     constant = shown.detach()
     constants = [constant if value is shown else value for value in args]
-    named = {name: constant if value is shown else value for name, value in kwargs.items()}
-    output = function(*constants, **named)
-    values = [recording.keep(v, output.dtype if v.is_floating_point() else v.dtype) for v in kept]
+    if kwargs:
+        named = {name: constant if value is shown else value for name, value in kwargs.items()}
+        output = function(*constants, **named)
+    else:
+        output = function(*constants)
+    dtype = output.dtype
+    values = [recording.keep(v, dtype if v.is_floating_point() else v.dtype) for v in kept]
+    places, given = [], []
+    for place, value in enumerate((*args, *kwargs.values()) if kwargs else args):
+        if isinstance(value, _Tensor) and value.requires_grad:
+            places.append(place)
+            given.append(value)
+    cast = current_cast(output.device.type) if _is_any_autocast_enabled() else None
     call = FunctionCall(weight, constant, values, add)
-    original = _Original(function, args, kwargs, current_cast(output.device.type))
-    tapped: torch.Tensor = _Tap.apply(call, original, output, *args, *kwargs.values())  # type: ignore[no-untyped-call]  # upstream
+    tapped: torch.Tensor = _tap(call, (function, args, kwargs, cast, places), output, *given)
     return tapped
-
-
-def _can_wait(weight: torch.Tensor, kept: Iterable[torch.Tensor]) -> bool:
-    """Whether autograd would do nothing here but save the inputs and make one product of them."""
-    for value in kept:
-        if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
-            return False
-    return (
-        _is_grad_enabled() and weight.requires_grad and not has_hooks(weight) and is_plain_place()
-    )
 
 
 def _watch_views(made: Any) -> Any:
