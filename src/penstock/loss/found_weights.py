@@ -13,7 +13,8 @@ from then on it is looked at again in steps 2, 4, 8 and so on, and what it count
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -39,7 +40,7 @@ from penstock.loss.form import (
 from penstock.loss.labels import Source
 from penstock.loss.memory import KnownForm, LossMemory, Reading, Term
 from penstock.loss.parts import make_parts
-from penstock.loss.rerun import can_be_called, make_again
+from penstock.loss.rerun import can_be_called, make_again, versions_of
 from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, read_call
 from penstock.loss.weigher import Share
 
@@ -47,6 +48,16 @@ __all__ = ["FoundWeights"]
 
 # Tops of graphs that do not show how a loss was made.
 _OPAQUE = ("CompiledFunction", "_Replay")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """What the loss function was called with, and how often that had been written to before."""
+
+    function: Callable[..., Any]
+    output: Any
+    target: Any
+    versions: list[int]
 
 
 class FoundWeights:
@@ -65,8 +76,7 @@ class FoundWeights:
         self.habit = memory.begin_step(self._key)
         self._has_begun = False
         self._signature = ""
-        self._call: Callable[[Any], Any] = _forget
-        self._output: Any = None
+        self._call: _Call | None = None
         self._inside: LossWatch | None = None
         self._outside: LossWatch | None = None
 
@@ -90,42 +100,43 @@ class FoundWeights:
         """Call the loss function, and watch it unless it makes the loss as it always did."""
         if self.is_alone:
             return function(output, target)
-        self._output, self._call = output, lambda value: function(value, target)
+        call = self._call = _Call(function, output, target, versions_of(output, target))
         # A stage that was watched may have settled what is to be watched.
         is_watched = self.habit.is_watched or self._inside is not None
-        loss = self._watch() if is_watched else function(output, target)
+        loss = self._watch(call) if is_watched else function(output, target)
         is_first, self._has_begun = not self._has_begun, True
-        if not isinstance(loss, torch.Tensor) or self._is_usual(loss):
+        if not isinstance(loss, torch.Tensor) or self._is_usual(loss, output):
             return loss
         if is_first:
             self.habit = self._memory.switch(self._key, self._signature)
         if self.habit.is_watched or not is_first:
-            return self._watch_again()
+            return self._watch_again(call)
         self._outside = None
         return loss
 
-    def _watch_again(self) -> Any:
+    def _watch_again(self, call: "_Call") -> Any:
         """Make a loss once more and watch it, unless its first call has left traces."""
-        if not can_be_called(self._call, self._output):
+        is_written = call.versions != versions_of(call.output, call.target)
+        if is_written or not can_be_called(call.function, call.output, call.target):
             self.habit.forget()
             raise BatchError(
-                "a loss that takes gradients itself must be made as in earlier steps (got another "
-                f"graph, {self._signature}); repeat the step, which looks again, or {ADVICE}"
+                "a loss that takes gradients or writes to its arguments must be made as in the "
+                f"step before (got another graph, {self._signature}); repeat the step, which "
+                f"looks again, or {ADVICE}"
             )
-        return self._watch()
+        return self._watch(call)
 
-    def _watch(self) -> Any:
+    def _watch(self, call: "_Call") -> Any:
         self._outside = LossWatch(is_safe=self.habit.is_mixed)
         with self._outside:
-            return self._call(self._output)
+            return call.function(call.output, call.target)
 
-    def _is_usual(self, loss: torch.Tensor) -> bool:
+    def _is_usual(self, loss: torch.Tensor, output: Any) -> bool:
         """Whether a loss is made as in the step before, as far as its graph tells."""
         # What is made inside of a stage cannot be looked at again; see `_repeat`.
         if not loss.requires_grad or self._given.makes_own:
             return True
-        is_plain = isinstance(self._output, torch.Tensor)
-        ends = [self._output] if is_plain else tree_leaves(self._output)
+        ends = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
         nodes = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
         self._signature = sign_graph(loss, nodes)
         known = self.habit.signatures
@@ -167,8 +178,7 @@ class FoundWeights:
             return self._weigh(microbatch, loss)
         finally:
             # Nothing of the graph may live on.
-            self._inside = self._outside = self._output = None
-            self._call = _forget
+            self._inside = self._outside = self._call = None
 
     def _weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
         inside, outside = self._inside, self._outside
@@ -180,8 +190,9 @@ class FoundWeights:
         is_shown = loss.requires_grad or any(
             call.reduction == "mean" and call.is_value(loss) for call in calls
         )
-        if calls and not is_shown and not self._given.makes_own:
-            again = make_again(self._call, self._output, loss)
+        call = self._call
+        if calls and not is_shown and not self._given.makes_own and call is not None:
+            again = make_again(call.function, call.output, call.target, loss)
             loss, calls = (loss, calls) if again is None else (again.loss, again.calls)
         form = self._find_form(loss, calls)
         if not form.used and any(loss is one for watch in watches for one in watch.sums):
@@ -353,10 +364,6 @@ class FoundWeights:
                 self._memory, self._given.names, loss, used, [weight - base for weight in weights]
             ),
         )
-
-
-def _forget(_: Any) -> NoReturn:
-    raise AssertionError("no loss was made yet")
 
 
 def _is_counted(term: Term) -> bool:

@@ -19,6 +19,8 @@ __all__ = ["LABELS", "BatchLabels", "Relation", "Source", "derive", "fetch_numbe
 
 # What transformers call the keyword from which a model makes its loss.
 LABELS = "labels"
+# What the target is called among the arguments of a step.
+TARGET = "target"
 
 
 class Relation(Enum):
@@ -48,14 +50,20 @@ class BatchLabels:
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
         # What is called labels comes first: a model may well be given its inputs as labels too.
-        names = sorted(columns, key=lambda name: LABELS not in name and name != "target")
+        names = sorted(columns, key=lambda name: LABELS not in name and name != TARGET)
         self._columns = {name: columns[name] for name in names}
 
-    def pick(self, microbatches: Sequence[int]) -> "BatchLabels":
-        """Return the labels of some microbatches, as if there were no others."""
-        return BatchLabels(
-            {name: [column[i] for i in microbatches] for name, column in self._columns.items()}
-        )
+    def pick(self, microbatches: Sequence[int], targets: Sequence[Any]) -> "BatchLabels":
+        """Return the labels of some microbatches, as if there were no others.
+
+        `targets` take the place of theirs, if these were given any.
+        """
+        columns = {
+            name: [column[i] for i in microbatches] for name, column in self._columns.items()
+        }
+        if TARGET in columns:
+            columns[TARGET] = list(targets)
+        return BatchLabels(columns)
 
     def find(self, call: LossCall, microbatch: int) -> Iterator[Source]:
         """Find what the target of a call may be made of, by its values; then up to their order.
@@ -92,9 +100,9 @@ class BatchLabels:
 
         They are signs of a mean that is not one over rows.
         """
-        has_target = "target" in self._columns
+        has_target = TARGET in self._columns
         for name, column in self._columns.items():
-            if has_target and name != "target":
+            if has_target and name != TARGET:
                 continue
             leaves = [dict(_leaves(value)) for value in column]
             for place in dict.fromkeys(place for each in leaves for place in each):

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from penstock.errors import BatchError
 from penstock.loss.calls import LossWatch
@@ -25,7 +26,7 @@ from penstock.loss.contract import require_number
 from penstock.loss.found_weights import FoundWeights
 from penstock.loss.joined import Joined, Merge, join_values
 from penstock.loss.memory import LossMemory
-from penstock.loss.rerun import as_leaves, run_again
+from penstock.loss.rerun import as_leaves, copy_tensors, run_again
 from penstock.loss.term_weights import ADVICE, Given, uneven_error
 from penstock.loss.weigher import Share
 from penstock.tensors.output_tree import fill, tensors_of
@@ -48,6 +49,11 @@ class _Kept:
 
     output: Any
     target: Any
+
+    def copy(self) -> tuple[Any, Any]:
+        """Copy both, since a loss may write to what it is given."""
+        copies = [tensor.clone() for tensor in tensors_of(self.output)]
+        return fill(self.output, copies), copy_tensors(self.target, {})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +83,7 @@ class ComparedWeights:
         self._kept: dict[int, _Kept] = {}
         self._values: dict[int, torch.Tensor] = {}
         self._shares: dict[int, Share] = {}
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._bytes = 0
         self._is_due = False
 
@@ -119,13 +126,16 @@ class ComparedWeights:
             return
         try:
             self._compare(self._function)
-            if self._given.labels.pick(sorted(self._kept)).find_uneven() is not None:
+            kept = sorted(self._kept)
+            targets = [self._kept[number].target for number in kept]
+            if self._given.labels.pick(kept, targets).find_uneven() is not None:
                 self._weights.habit.is_confirmed = True
         except _Incomparable as reason:
             self._tell(str(reason))
         finally:
             self._kept.clear()
             self._shares.clear()
+            self._copies.clear()
         doubt = self._weights.find_doubt()
         if doubt is not None:
             raise uneven_error(doubt)
@@ -152,7 +162,8 @@ class ComparedWeights:
             return False
         if self._given.makes_own and any(t.requires_grad and not t.dim() for t in tensors):
             return False
-        size = self._bytes + sum(tensor.nbytes for tensor in tensors)
+        given = [leaf for leaf in tree_leaves(target) if isinstance(leaf, torch.Tensor)]
+        size = self._bytes + sum(tensor.nbytes for tensor in (*tensors, *given))
         if size > (_MOST_BYTES if len(self._kept) < 2 else _ENOUGH_BYTES):
             return False
         if any(type(tensor) not in (torch.Tensor, nn.Parameter) for tensor in tensors):
@@ -161,9 +172,10 @@ class ComparedWeights:
         with torch.inference_mode(mode=False), torch.no_grad():
             copies = [tensor.detach().clone() for tensor in tensors]
         try:
-            self._kept[microbatch] = _Kept(fill(output, copies), target)
+            output = fill(output, copies)
         except Exception:
             return False
+        self._kept[microbatch] = _Kept(output, copy_tensors(target, self._copies))
         return True
 
     def _compare(self, function: Callable[..., Any]) -> None:
@@ -194,7 +206,7 @@ class ComparedWeights:
         """Leave out losses that depend on more than what they are given."""
         number, expected = next(iter(self._values.items()))
         with torch.no_grad(), LossWatch(is_safe=self._weights.habit.is_mixed):
-            again = require_number(function(self._kept[number].output, self._kept[number].target))
+            again = require_number(function(*self._kept[number].copy()))
         accuracy = self._find_accuracy([again])
         if not math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30):
             raise _Incomparable(
@@ -216,12 +228,13 @@ class ComparedWeights:
 
     def _make_ours(self, function: Callable[..., Any], numbers: Sequence[int]) -> _Made:
         """Weigh the losses of these microbatches as if the batch consisted of them."""
-        weights = FoundWeights(LossMemory(), self._given.pick(numbers), is_compared=True)
+        known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        targets = [copy_tensors(self._kept[number].target, known) for number in numbers]
+        weights = FoundWeights(LossMemory(), self._given.pick(numbers, targets), is_compared=True)
         total, gradients = 0.0, []
         for place, number in enumerate(numbers):
-            kept = self._kept[number]
-            output, leaves = as_leaves(kept.output)
-            loss = require_number(weights.make_loss(function, place, output, kept.target))
+            output, leaves = as_leaves(self._kept[number].output)
+            loss = require_number(weights.make_loss(function, place, output, targets[place]))
             share = weights.weigh(place, loss)
             roots: list[Any] = []
             factors: list[float] = []
@@ -258,7 +271,7 @@ class ComparedWeights:
         try:
             output = join_values([value for value, _ in begun], rows, dim, self._merge)
             target = join_values([one.target for one in kept], rows, dim)
-            loss = require_number(function(output.value, target.value))
+            loss = require_number(function(output.value, copy_tensors(target.value, {})))
         except Exception as error:
             # Whatever a loss says of what it was not made for.
             return f"it cannot be called for them: {error}"

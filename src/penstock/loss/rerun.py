@@ -9,12 +9,21 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock.loss.calls import LossCall, LossWatch
 from penstock.loss.contract import require_number
 from penstock.tensors.output_tree import fill, tensors_of
 
-__all__ = ["MadeAgain", "as_leaves", "can_be_called", "make_again", "run_again"]
+__all__ = [
+    "MadeAgain",
+    "as_leaves",
+    "can_be_called",
+    "copy_tensors",
+    "make_again",
+    "run_again",
+    "versions_of",
+]
 
 
 def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -30,6 +39,33 @@ def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
     return fill(output, leaves), leaves
 
 
+def copy_tensors(value: Any, known: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    """Return a value with copies of its tensors, since a loss may write to what it is given.
+
+    `known` are the tensors that have a copy already, by id; they stay alive in it.
+    """
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if id(leaf) not in known:
+            with torch.inference_mode(mode=False), torch.no_grad():
+                known[id(leaf)] = leaf, leaf.detach().clone()
+        return known[id(leaf)][1]
+
+    return tree_map(copy, value)
+
+
+def versions_of(*values: Any) -> list[int]:
+    """Return how often each tensor in these values was written to."""
+    is_plain = all(isinstance(value, torch.Tensor) for value in values)
+    return [
+        leaf._version
+        for leaf in (values if is_plain else tree_leaves(values))
+        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+    ]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeAgain:
     """A loss that was made once more, and the calls of torch's losses in it."""
@@ -39,7 +75,7 @@ class MadeAgain:
 
 
 def make_again(
-    function: Callable[[Any], Any], output: Any, loss: torch.Tensor
+    function: Callable[..., Any], output: Any, target: Any, loss: torch.Tensor
 ) -> MadeAgain | None:
     """Make a loss without a graph once more with one, which shows what it is made of.
 
@@ -48,7 +84,7 @@ def make_again(
     watch = LossWatch(is_safe=True)
     try:
         with run_again(function, tensors_of(output)), watch:
-            again = require_number(function(as_leaves(output)[0]))
+            again = require_number(function(as_leaves(output)[0], copy_tensors(target, {})))
     except Exception:
         # A loss need not be made for that, and has worked without it.
         return None
@@ -56,12 +92,13 @@ def make_again(
     return MadeAgain(again, watch.calls) if is_same and again.requires_grad else None
 
 
-def can_be_called(function: Callable[[Any], Any], output: Any) -> bool:
+def can_be_called(function: Callable[..., Any], output: Any, target: Any) -> bool:
     """Whether a loss can be made without a graph, so that it takes no gradients itself."""
     try:
         tensors = tensors_of(output)
         with run_again(function, tensors), torch.no_grad():
-            function(fill(output, [tensor.detach() for tensor in tensors]))
+            copies = [tensor.detach().clone() for tensor in tensors]
+            function(fill(output, copies), copy_tensors(target, {}))
     except Exception:
         return False
     return True

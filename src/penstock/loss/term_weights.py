@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -51,15 +52,15 @@ class Given:
     is_training: bool
     names: Hashable
 
-    def pick(self, microbatches: Sequence[int]) -> "Given":
-        """Return what a training step of some of the microbatches alone would be given."""
+    def pick(self, microbatches: Sequence[int], targets: Sequence[Any]) -> "Given":
+        """Return what a step of some microbatches alone would be given, with these targets."""
         told = self.told and {
             relation: [counts[i] for i in microbatches] for relation, counts in self.told.items()
         }
         return replace(
             self,
             rows=[self.rows[i] for i in microbatches],
-            labels=self.labels.pick(microbatches),
+            labels=self.labels.pick(microbatches, targets),
             told=told,
             is_training=True,
         )

@@ -143,6 +143,6 @@ def test_rows_that_are_ambiguous_are_refused_where_they_matter() -> None:
     x, target = torch.ones(4, 4), ps.Ready([torch.ones(3, 4), torch.ones(1, 4)])
     with pytest.raises(ps.PipelineError) as caught:
         pipeline.step(x, target=target)
-    assert "the batch has [2, 2] rows, the target [3, 1]; say what it is" in str(caught.value)
+    assert "(the batch has [2, 2] rows, the target [3, 1]); say what it is" in str(caught.value)
     told = ps.Pipeline(stages, "1F1B", microbatches=2, loss=double, reduction="mean")
     assert told.step(x, target=target).loss is not None
