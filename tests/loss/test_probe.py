@@ -149,6 +149,19 @@ def test_a_mean_over_rows_by_hand_is_exact(loss: Loss, dtype: torch.dtype) -> No
     assert_like_unsplit(loss, make_batch(dtype)[1], dtype)
 
 
+def test_a_loss_that_is_nearly_zero_is_not_refused_for_its_rounding() -> None:
+    # As of a critic, whose loss is a difference; of numbers up to 1, only rounding is left here.
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.mean() - target.mean()
+
+    x, y = make_batch(torch.float32)
+    stages = make_stages(torch.float32)
+    with torch.no_grad():
+        y += nn.Sequential(*stages)(x).mean() - y.mean()
+    found = make_pipeline(loss, stages).step(x, target=y).loss
+    assert found == pytest.approx(0, abs=1e-6)
+
+
 def test_a_loss_of_the_output_alone_is_compared_too() -> None:
     x, _ = make_batch()
     stages = make_stages()

@@ -1,10 +1,12 @@
 """How a loss is put together from the results of loss functions, read off its graph."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
+from torch.utils._pytree import tree_leaves
 
 __all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count", "sign_graph"]
 
@@ -141,11 +143,13 @@ def name_top(loss: torch.Tensor) -> str:
     return "nothing" if loss.grad_fn is None else _name(loss.grad_fn)
 
 
-def sign_graph(loss: torch.Tensor, outputs: Collection[Node | None]) -> str:
-    """Name the last operations of a loss, down to the outputs of the model.
+def sign_graph(loss: torch.Tensor, output: Any) -> str:
+    """Name the last operations of a loss, down to the output of the model.
 
     Two losses that are made in different ways have different signatures, in all but rare cases.
     """
+    ends = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
+    outputs = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
     names: list[str] = []
     nodes = [loss.grad_fn]
     while nodes and len(names) < _SIGNED:

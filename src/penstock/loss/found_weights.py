@@ -13,12 +13,10 @@ from then on it is looked at again in steps 2, 4, 8 and so on, and what it count
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from penstock.errors import BatchError
 from penstock.loss.calls import (
@@ -40,7 +38,7 @@ from penstock.loss.form import (
 from penstock.loss.labels import Source
 from penstock.loss.memory import KnownForm, LossMemory, Reading, Term
 from penstock.loss.parts import make_parts
-from penstock.loss.rerun import can_be_called, make_again, versions_of
+from penstock.loss.rerun import LossMade
 from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, read_call
 from penstock.loss.weigher import Share
 
@@ -48,16 +46,6 @@ __all__ = ["FoundWeights"]
 
 # Tops of graphs that do not show how a loss was made.
 _OPAQUE = ("CompiledFunction", "_Replay")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """What the loss function was called with, and how often that had been written to before."""
-
-    function: Callable[..., Any]
-    output: Any
-    target: Any
-    versions: list[int]
 
 
 class FoundWeights:
@@ -76,7 +64,7 @@ class FoundWeights:
         self.habit = memory.begin_step(self._key)
         self._has_begun = False
         self._signature = ""
-        self._call: _Call | None = None
+        self._call: LossMade | None = None
         self._inside: LossWatch | None = None
         self._outside: LossWatch | None = None
 
@@ -100,7 +88,7 @@ class FoundWeights:
         """Call the loss function, and watch it unless it makes the loss as it always did."""
         if self.is_alone:
             return function(output, target)
-        call = self._call = _Call(function, output, target, versions_of(output, target))
+        call = self._call = LossMade.begin(function, output, target)
         # A stage that was watched may have settled what is to be watched.
         is_watched = self.habit.is_watched or self._inside is not None
         loss = self._watch(call) if is_watched else function(output, target)
@@ -114,10 +102,9 @@ class FoundWeights:
         self._outside = None
         return loss
 
-    def _watch_again(self, call: "_Call") -> Any:
+    def _watch_again(self, call: LossMade) -> Any:
         """Make a loss once more and watch it, unless its first call has left traces."""
-        is_written = call.versions != versions_of(call.output, call.target)
-        if is_written or not can_be_called(call.function, call.output, call.target):
+        if not call.can_be_repeated():
             self.habit.forget()
             raise BatchError(
                 "a loss that takes gradients or writes to its arguments must be made as in the "
@@ -126,19 +113,17 @@ class FoundWeights:
             )
         return self._watch(call)
 
-    def _watch(self, call: "_Call") -> Any:
+    def _watch(self, call: LossMade) -> Any:
         self._outside = LossWatch(is_safe=self.habit.is_mixed)
         with self._outside:
-            return call.function(call.output, call.target)
+            return call.repeat()
 
     def _is_usual(self, loss: torch.Tensor, output: Any) -> bool:
         """Whether a loss is made as in the step before, as far as its graph tells."""
         # What is made inside of a stage cannot be looked at again; see `_repeat`.
         if not loss.requires_grad or self._given.makes_own:
             return True
-        ends = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
-        nodes = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
-        self._signature = sign_graph(loss, nodes)
+        self._signature = sign_graph(loss, output)
         known = self.habit.signatures
         return not known or self._signature in known or self._is_hidden(loss)
 
@@ -192,7 +177,7 @@ class FoundWeights:
         )
         call = self._call
         if calls and not is_shown and not self._given.makes_own and call is not None:
-            again = make_again(call.function, call.output, call.target, loss)
+            again = call.repeat_with_graph(loss)
             loss, calls = (loss, calls) if again is None else (again.loss, again.calls)
         form = self._find_form(loss, calls)
         if not form.used and any(loss is one for watch in watches for one in watch.sums):
@@ -322,7 +307,9 @@ class FoundWeights:
         habit.top = top
         habit.single = learned[0] if learned else None
         is_simple = form.is_linear and not habit.is_mixed
-        habit.is_counted = not form.has_rest and form.is_linear and all(map(_is_counted, learned))
+        habit.is_counted = (
+            not form.has_rest and form.is_linear and all(t.is_counted for t in learned)
+        )
         if self._signature:
             habit.signatures.add(self._signature)
         # Only the graph of a loss shows, without being watched, that it is made in another way.
@@ -364,8 +351,3 @@ class FoundWeights:
                 self._memory, self._given.names, loss, used, [weight - base for weight in weights]
             ),
         )
-
-
-def _is_counted(term: Term) -> bool:
-    """Whether it is known what a term counts in every microbatch, and checked."""
-    return term.reading == "sum" or (term.reading == "mean" and term.source is not None)

@@ -23,6 +23,11 @@ class Term:
     mean: Mean
     source: Source | None
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether it is known what it counts in every microbatch, and checked."""
+        return self.reading == "sum" or (self.reading == "mean" and self.source is not None)
+
     def is_like(self, call: LossCall) -> bool:
         """Whether a call may be the same one, in another microbatch."""
         return self.reduction == call.reduction and self.mean.is_like(call.mean)

@@ -22,9 +22,16 @@ from torch.utils._pytree import tree_leaves
 
 from penstock.errors import BatchError
 from penstock.loss.calls import LossWatch
+from penstock.loss.comparing import (
+    SumOfLosses,
+    Together,
+    agree,
+    describe_gradients,
+    find_gradients,
+)
 from penstock.loss.contract import require_number
 from penstock.loss.found_weights import FoundWeights
-from penstock.loss.joined import Joined, Merge, join_values
+from penstock.loss.joined import Merge, join_values
 from penstock.loss.memory import LossMemory
 from penstock.loss.rerun import as_leaves, copy_tensors, run_again
 from penstock.loss.term_weights import ADVICE, Given, uneven_error
@@ -54,14 +61,6 @@ class _Kept:
         """Copy both, since a loss may write to what it is given."""
         copies = [tensor.clone() for tensor in tensors_of(self.output)]
         return fill(self.output, copies), copy_tensors(self.target, {})
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Made:
-    """A loss, and its gradients by each tensor of each microbatch's output."""
-
-    value: float
-    gradients: list[list[torch.Tensor]]
 
 
 class _Incomparable(Exception):  # noqa: N818  # it is not an error, but why there is nothing to say
@@ -189,15 +188,15 @@ class ComparedWeights:
             accuracy = self._find_accuracy(tensors)
             ours = self._as_in_step(self._make_ours(function, numbers))
             found = [self._make_together(function, numbers, dim) for dim in self._dims]
-        made = [one for one in found if isinstance(one, _Together)]
+        made = [one for one in found if isinstance(one, Together)]
         if not made:
             raise _Incomparable(str(found[0]))
-        if not any(_agree(ours, one, accuracy) for one in made):
+        if not any(agree(ours, one, accuracy) for one in made):
             raise BatchError(
                 f"the losses of microbatches must make up that of their rows together (got "
                 f"{ours.value:.6g} from microbatches {_shown(numbers)}, but "
                 f"{made[0].made.value:.6g} for all of their rows in one call"
-                f"{_hint(ours, made[0])}); {ADVICE}. A loss that "
+                f"{describe_gradients(ours, made[0])}); {ADVICE}. A loss that "
                 "compares rows with each other cannot be split; reduction='mean' trains the mean "
                 "of what it is in each microbatch"
             )
@@ -226,7 +225,7 @@ class ComparedWeights:
         is_fast = device == "cuda" and torch.get_float32_matmul_precision() != "highest"
         return max(accuracy, _FAST_ACCURACY) if is_fast else accuracy
 
-    def _make_ours(self, function: Callable[..., Any], numbers: Sequence[int]) -> _Made:
+    def _make_ours(self, function: Callable[..., Any], numbers: Sequence[int]) -> SumOfLosses:
         """Weigh the losses of these microbatches as if the batch consisted of them."""
         known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         targets = [copy_tensors(self._kept[number].target, known) for number in numbers]
@@ -246,10 +245,10 @@ class ComparedWeights:
                 if part.edge is not None:
                     roots.append(part.edge)
                     factors.append(part.weight)
-            gradients.append(_find_gradients(roots, factors, loss, leaves))
-        return _Made(total, gradients)
+            gradients.append(find_gradients(roots, factors, loss, leaves))
+        return SumOfLosses(total, gradients)
 
-    def _as_in_step(self, ours: _Made) -> _Made:
+    def _as_in_step(self, ours: SumOfLosses) -> SumOfLosses:
         """Put in the loss that the step has made of its microbatches, if all were kept."""
         if self._values.keys() | _find_empty(self._shares) != set(range(len(self._given.rows))):
             return ours
@@ -258,11 +257,11 @@ class ComparedWeights:
             share = self._shares[number]
             total += share.weight * float(value)
             total += sum(part.weight * float(part.value) for part in share.parts)
-        return _Made(total, ours.gradients)
+        return SumOfLosses(total, ours.gradients)
 
     def _make_together(
         self, function: Callable[..., Any], numbers: Sequence[int], dim: int
-    ) -> "_Together | str":
+    ) -> "Together | str":
         """Make the loss of these microbatches in one call; why not, if that is not possible."""
         kept = [self._kept[number] for number in numbers]
         rows = [self._given.rows[number] for number in numbers]
@@ -275,18 +274,12 @@ class ComparedWeights:
         except Exception as error:
             # Whatever a loss says of what it was not made for.
             return f"it cannot be called for them: {error}"
-        found = iter(_find_gradients([loss], [1.0], loss, leaves))
-        return _Together(
-            _Made(float(loss.detach()), [[next(found) for _ in one] for _, one in begun]), output
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Together:
-    """The loss of several microbatches in one call."""
-
-    made: _Made
-    output: Joined
+        gradients = find_gradients([loss], [1.0], loss, leaves)
+        pairs = zip(gradients, leaves, strict=True)
+        size = sum(float((gradient * leaf.detach()).abs().sum()) for gradient, leaf in pairs)
+        found = iter(gradients)
+        made = SumOfLosses(float(loss.detach()), [[next(found) for _ in one] for _, one in begun])
+        return Together(made, output, size)
 
 
 @contextmanager
@@ -300,54 +293,9 @@ def _explained() -> Iterator[None]:
         raise _Incomparable(f"it fails when it is called again ({error})") from error
 
 
-def _find_gradients(
-    roots: Sequence[Any],
-    factors: Sequence[float],
-    loss: torch.Tensor,
-    leaves: Sequence[torch.Tensor],
-) -> list[torch.Tensor]:
-    """The gradients of a weighed sum by the tensors of an output; zero where it has none."""
-    trained = [leaf for leaf in leaves if leaf.requires_grad]
-    if not roots or not trained or not loss.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    starts = [loss.new_tensor(factor) for factor in factors]
-    found = torch.autograd.grad(roots, trained, starts, allow_unused=True, materialize_grads=True)
-    by_leaf = dict(zip(map(id, trained), found, strict=True))
-    return [by_leaf.get(id(leaf), torch.zeros_like(leaf)) for leaf in leaves]
-
-
-def _agree(ours: _Made, together: _Together, accuracy: float) -> bool:
-    """Whether both give the same loss and gradients, of what can be compared at all."""
-    theirs = together.made
-    is_close = math.isclose(ours.value, theirs.value, rel_tol=accuracy, abs_tol=1e-30)
-    if not is_close and math.isfinite(ours.value) and math.isfinite(theirs.value):
-        return False
-    pairs = list(_pair_gradients(ours, together))
-    size = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
-    apart = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
-    return not math.isfinite(size) or not math.isfinite(apart) or apart <= accuracy * size + 1e-30
-
-
-def _pair_gradients(
-    ours: _Made, together: _Together
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What both say of each tensor; of one that all microbatches have, the sums."""
-    for place, is_shared in enumerate(together.output.is_shared):
-        mine = [gradients[place] for gradients in ours.gradients]
-        theirs = [gradients[place] for gradients in together.made.gradients]
-        if is_shared:
-            mine, theirs = [torch.stack(mine).sum(0)], [torch.stack(theirs).sum(0)]
-        yield from zip(mine, theirs, strict=True)
-
-
 def _find_empty(shares: Mapping[int, Share]) -> set[int]:
     """The microbatches in which nothing counts."""
     return {number for number, share in shares.items() if not share.weight}
-
-
-def _hint(ours: _Made, together: _Together) -> str:
-    is_alike = f"{ours.value:.6g}" == f"{together.made.value:.6g}"
-    return ", with other gradients" if is_alike else ""
 
 
 def _shown(numbers: Sequence[int]) -> str:

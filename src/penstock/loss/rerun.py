@@ -15,15 +15,7 @@ from penstock.loss.calls import LossCall, LossWatch
 from penstock.loss.contract import require_number
 from penstock.tensors.output_tree import fill, tensors_of
 
-__all__ = [
-    "MadeAgain",
-    "as_leaves",
-    "can_be_called",
-    "copy_tensors",
-    "make_again",
-    "run_again",
-    "versions_of",
-]
+__all__ = ["LossMade", "MadeAgain", "as_leaves", "copy_tensors", "run_again"]
 
 
 def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -56,16 +48,6 @@ def copy_tensors(value: Any, known: dict[int, tuple[torch.Tensor, torch.Tensor]]
     return tree_map(copy, value)
 
 
-def versions_of(*values: Any) -> list[int]:
-    """Return how often each tensor in these values was written to."""
-    is_plain = all(isinstance(value, torch.Tensor) for value in values)
-    return [
-        leaf._version
-        for leaf in (values if is_plain else tree_leaves(values))
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    ]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeAgain:
     """A loss that was made once more, and the calls of torch's losses in it."""
@@ -74,34 +56,62 @@ class MadeAgain:
     calls: list[LossCall]
 
 
-def make_again(
-    function: Callable[..., Any], output: Any, target: Any, loss: torch.Tensor
-) -> MadeAgain | None:
-    """Make a loss without a graph once more with one, which shows what it is made of.
+@dataclass(frozen=True, slots=True, eq=False)
+class LossMade:
+    """A call of the loss function; `versions` say how often its tensors were written to before."""
 
-    Nothing is returned if that cannot be done, or gives another number.
-    """
-    watch = LossWatch(is_safe=True)
-    try:
-        with run_again(function, tensors_of(output)), watch:
-            again = require_number(function(as_leaves(output)[0], copy_tensors(target, {})))
-    except Exception:
-        # A loss need not be made for that, and has worked without it.
-        return None
-    is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
-    return MadeAgain(again, watch.calls) if is_same and again.requires_grad else None
+    function: Callable[..., Any]
+    output: Any
+    target: Any
+    versions: list[int]
+
+    @classmethod
+    def begin(cls, function: Callable[..., Any], output: Any, target: Any) -> "LossMade":
+        """Note what the loss function is about to be called with."""
+        return cls(function, output, target, _versions_of(output, target))
+
+    def repeat(self) -> Any:
+        """Call it just so."""
+        return self.function(self.output, self.target)
+
+    def repeat_with_graph(self, loss: torch.Tensor) -> MadeAgain | None:
+        """Make a loss without a graph once more with one, which shows what it is made of.
+
+        Nothing is returned if that cannot be done, or gives another number.
+        """
+        watch = LossWatch(is_safe=True)
+        try:
+            with run_again(self.function, tensors_of(self.output)), watch:
+                output, target = as_leaves(self.output)[0], copy_tensors(self.target, {})
+                again = require_number(self.function(output, target))
+        except Exception:
+            # A loss need not be made for that, and has worked without it.
+            return None
+        is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
+        return MadeAgain(again, watch.calls) if is_same and again.requires_grad else None
+
+    def can_be_repeated(self) -> bool:
+        """Whether the first call has left no traces: nothing written, no gradients taken."""
+        if self.versions != _versions_of(self.output, self.target):
+            return False
+        try:
+            tensors = tensors_of(self.output)
+            with run_again(self.function, tensors), torch.no_grad():
+                copies = [tensor.detach().clone() for tensor in tensors]
+                self.function(fill(self.output, copies), copy_tensors(self.target, {}))
+        except Exception:
+            # Without a graph there are no gradients to take.
+            return False
+        return True
 
 
-def can_be_called(function: Callable[..., Any], output: Any, target: Any) -> bool:
-    """Whether a loss can be made without a graph, so that it takes no gradients itself."""
-    try:
-        tensors = tensors_of(output)
-        with run_again(function, tensors), torch.no_grad():
-            copies = [tensor.detach().clone() for tensor in tensors]
-            function(fill(output, copies), copy_tensors(target, {}))
-    except Exception:
-        return False
-    return True
+def _versions_of(*values: Any) -> list[int]:
+    is_plain = all(isinstance(value, torch.Tensor) for value in values)
+    return [
+        leaf._version
+        for leaf in (values if is_plain else tree_leaves(values))
+        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
+    ]
 
 
 @contextmanager

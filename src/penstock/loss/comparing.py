@@ -1,0 +1,79 @@
+"""Two ways to the loss of several microbatches: in one call, and from their own losses."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.loss.joined import Joined
+
+__all__ = ["SumOfLosses", "Together", "agree", "describe_gradients", "find_gradients"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumOfLosses:
+    """A loss, and its gradients by each tensor of each microbatch's output."""
+
+    value: float
+    gradients: list[list[torch.Tensor]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Together:
+    """The loss of several microbatches in one call.
+
+    `size` is what its terms add up to without their signs, by which rounding is judged.
+    """
+
+    made: SumOfLosses
+    output: Joined
+    size: float
+
+
+def find_gradients(
+    roots: Sequence[Any],
+    factors: Sequence[float],
+    loss: torch.Tensor,
+    leaves: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """The gradients of a weighed sum by the tensors of an output; zero where it has none."""
+    trained = [leaf for leaf in leaves if leaf.requires_grad]
+    if not roots or not trained or not loss.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    starts = [loss.new_tensor(factor) for factor in factors]
+    found = torch.autograd.grad(roots, trained, starts, allow_unused=True, materialize_grads=True)
+    by_leaf = dict(zip(map(id, trained), found, strict=True))
+    return [by_leaf.get(id(leaf), torch.zeros_like(leaf)) for leaf in leaves]
+
+
+def agree(ours: SumOfLosses, together: Together, accuracy: float) -> bool:
+    """Whether both give the same loss and gradients, of what can be compared at all."""
+    theirs = together.made
+    scale = max(abs(theirs.value), together.size, 1e-30)
+    is_close = abs(ours.value - theirs.value) <= accuracy * scale
+    if not is_close and math.isfinite(ours.value) and math.isfinite(theirs.value):
+        return False
+    pairs = list(_pair_gradients(ours, together))
+    size = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
+    apart = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
+    return not math.isfinite(size) or not math.isfinite(apart) or apart <= accuracy * size + 1e-30
+
+
+def _pair_gradients(
+    ours: SumOfLosses, together: Together
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What both say of each tensor; of one that all microbatches have, the sums."""
+    for place, is_shared in enumerate(together.output.is_shared):
+        mine = [gradients[place] for gradients in ours.gradients]
+        theirs = [gradients[place] for gradients in together.made.gradients]
+        if is_shared:
+            mine, theirs = [torch.stack(mine).sum(0)], [torch.stack(theirs).sum(0)]
+        yield from zip(mine, theirs, strict=True)
+
+
+def describe_gradients(ours: SumOfLosses, together: Together) -> str:
+    """Say that only the gradients differ, if it is so."""
+    is_alike = f"{ours.value:.6g}" == f"{together.made.value:.6g}"
+    return ", with other gradients" if is_alike else ""
