@@ -567,9 +567,14 @@ def test_a_stages_own_pass_inside_a_hook_of_anothers_leaves_each_its_own_work() 
     outer.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
     outer.backward_input(0)
     waiting = [[call.weight for call in s.waiting[0]] for s in (outer, inner)]  # type: ignore[attr-defined]  # calls of layers
-    parameters = outer.module.get_parameter
-    expected = [[parameters("g.weight"), parameters("f.weight")], [inner.module.weight]]
-    assert [[id(w) for w in group] for group in waiting] == [[id(w) for w in e] for e in expected]
+    find = outer.module.get_parameter
+    expected = [
+        [find("g.weight"), find("f.weight")],
+        [inner.module.get_parameter("weight")],
+    ]
+    assert [[id(w) for w in group] for group in waiting] == [
+        [id(w) for w in group] for group in expected
+    ]
 
 
 def test_forward_hooks_that_change_inputs_and_outputs_are_respected() -> None:
