@@ -31,8 +31,7 @@ from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
 from penstock.planner.search.layer_files import LayerCosts, read_layers, write_layers
 from penstock.planner.search.search import search
-from penstock.ranks.agreement import together
-from penstock.ranks.group_transport import GroupTransport
+from penstock.ranks.control import GroupControl, cannot
 from penstock.splitting.splitter import split
 from penstock.step.microbatches import split_batch
 from penstock.training.device import find_device
@@ -164,17 +163,17 @@ def _share_plan(
 ) -> Plan:
     """The plan for so many ranks: the first rank finds it, all read it."""
     assert dist.group.WORLD is not None, "torch.distributed is running"
-    members = GroupTransport(dist.group.WORLD, torch.device("cpu"))
+    control = GroupControl(dist.group.WORLD)
     is_first = dist.get_rank() == 0
     costs_file = folder / "layers.json"
-    with together(members, "measure the layers"):
+    with control.together(cannot("measure the layers")):
         if is_first and job.costs is None and not costs_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             found = _measure(job, model, device)
             _write_whole(costs_file, lambda file: write_layers(file, found))
     pieces = _given(job) if job.costs is not None else read_layers(costs_file)
     plan_file = folder / f"plan-{ranks}-ranks-{_digest(job, pieces)}.json"
-    with together(members, "find a plan"):
+    with control.together(cannot("find a plan")):
         if is_first and not plan_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             plan = search(

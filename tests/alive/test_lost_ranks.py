@@ -269,7 +269,7 @@ def lose_the_link(rank: int, folder: Path) -> None:
     batch, target = make_batch()
     pipeline.step(batch, target=target)
     if rank == 1:
-        pipeline._transport.hang_up()  # type: ignore[attr-defined]  # a cut cable, by hand
+        pipeline._transport.abort()  # type: ignore[attr-defined]  # a cut cable, by hand
     pipeline.step(batch, target=target)
 
 

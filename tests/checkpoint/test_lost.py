@@ -255,8 +255,9 @@ def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
     assert WHAT["SIGKILL"] in str(fates[2].told)
     # The other pipeline has all its ranks; one of them tells what it could not reach.
     (message,) = {str(fate.told) for fate in fates[:2]}
-    assert "lost its connection to another rank (rank " in message
-    assert ", which saves and loads together with this one, is gone: " in message
+    start = "lost its connection to another rank (saving and loading need all processes: rank "
+    assert start in message
+    assert " of 4 is gone: " in message
 
 
 def lose_a_rank_of_none(rank: int, folder: Path) -> None:
@@ -271,7 +272,7 @@ def test_copies_of_a_pipeline_in_one_process_say_that_another_is_gone(tmp_path: 
     fates = run_ranks(lose_a_rank_of_none, 2, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, -signal.SIGKILL]
     assert isinstance(fates[0].told, ps.CheckpointError)
-    start = "rank 1, which saves and loads together with this one, is gone: "
+    start = "saving and loading need all processes: rank 1 of 2 is gone: "
     assert str(fates[0].told).startswith(start)
 
 

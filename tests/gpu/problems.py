@@ -85,7 +85,7 @@ def closing(pipeline: ps.Pipeline) -> Iterator[ps.Pipeline]:
         close()
         return
     transport: Any = pipeline._transport
-    transport.hang_up()
+    transport.abort()
     for _, group in getattr(pipeline._ties, "_ties", ()):
         if group is not None and dist.get_backend() == "nccl":
             group.abort()

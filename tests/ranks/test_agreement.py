@@ -15,22 +15,19 @@ from penstock.ranks.agreement import (
     Fact,
     agree,
     agree_where_known,
-    gather_values,
     group_ranks,
     plain_fact,
-    together,
 )
-from penstock.ranks.group_transport import GroupTransport
-from penstock.ranks.transport import LocalTransport
+from penstock.ranks.control import GroupControl
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.training.rank_facts import model_fact, version_facts
 from tests.processes import Processes
 
 
-def open_transport() -> GroupTransport:
+def open_group() -> GroupControl:
     group = dist.group.WORLD
     assert group is not None
-    return GroupTransport(group, torch.device("cpu"))
+    return GroupControl(group)
 
 
 def message_of(call: Callable[[], object]) -> str:
@@ -41,22 +38,6 @@ def message_of(call: Callable[[], object]) -> str:
 
 def refusal(reason: str) -> str:
     return f"the ranks do not agree: {reason}; give all ranks the same"
-
-
-# ---- plain data
-
-
-def gather_of_different_length(rank: int) -> list[object]:
-    return gather_values(open_transport(), {"rank": rank, "text": "ü" * 100 * rank, "none": None})
-
-
-def test_values_of_different_length_reach_every_rank_in_order(four_processes: Processes) -> None:
-    expected = [{"rank": rank, "text": "ü" * 100 * rank, "none": None} for rank in range(4)]
-    assert four_processes.run(gather_of_different_length, seconds=300) == [expected] * 4
-
-
-def test_one_process_gathers_its_own_value() -> None:
-    assert gather_values(LocalTransport(4), [1, 2.5, "x"]) == [[1, 2.5, "x"]]
 
 
 def test_ranks_are_grouped_by_what_they_have_and_the_fewest_come_first() -> None:
@@ -70,18 +51,21 @@ def test_ranks_are_grouped_by_what_they_have_and_the_fewest_come_first() -> None
 
 
 class Counting:
-    """A transport that counts what it is asked to send."""
+    """A control that notes how many bytes it is asked to send."""
 
-    def __init__(self, inner: GroupTransport) -> None:
+    def __init__(self, inner: GroupControl) -> None:
         self.inner, self.sent = inner, [0]
 
-    def gather(self, data: bytes) -> list[bytes]:
+    def gather_bytes(self, data: bytes) -> list[bytes]:
         self.sent.append(len(data))
-        return self.inner.gather(data)
+        return self.inner.gather_bytes(data)
+
+    def gather(self, value: object) -> list[Any]:
+        return self.inner.gather(value)
 
 
 def agree_on_little(rank: int) -> tuple[list[int], list[str]]:
-    counting: Any = Counting(open_transport())
+    counting: Any = Counting(open_group())
     long: list[Fact] = [plain_fact("numbers", list(range(10_000))), plain_fact("size", 3)]
     agree(counting, long)
     agree_where_known(counting, [model_fact(0, None if rank else (("weight", "float32"),))])
@@ -101,33 +85,12 @@ def test_nothing_but_digests_travels_until_ranks_differ(four_processes: Processe
 
 def differ_in_versions(rank: int) -> str:
     facts = version_facts(torch_version="2.11.0" if rank == 2 else "2.13.0")
-    return message_of(lambda: agree(open_transport(), facts))
+    return message_of(lambda: agree(open_group(), facts))
 
 
 def test_different_versions_of_torch_are_refused(four_processes: Processes) -> None:
     message = refusal("rank 2 has torch 2.11.0, ranks 0, 1, 3 have 2.13.0")
     assert four_processes.run(differ_in_versions, seconds=300) == [message] * 4
-
-
-def fail_on_one(rank: int) -> str:
-    def build() -> None:
-        with together(transport):
-            if rank == 1:
-                raise ValueError("no room")
-
-    transport = open_transport()
-    with together(transport):
-        pass
-    with pytest.raises((ps.PipelineError, ValueError)) as caught:
-        build()
-    return f"{type(caught.value).__name__}: {caught.value}"
-
-
-def test_what_fails_on_one_rank_fails_on_all(two_processes: Processes) -> None:
-    assert two_processes.run(fail_on_one, seconds=300) == [
-        "PipelineError: rank 1 cannot build its part of the pipeline: ValueError: no room",
-        "ValueError: no room",
-    ]
 
 
 # ---- pipelines

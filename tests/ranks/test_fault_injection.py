@@ -59,10 +59,6 @@ class Notebook:
     def discard(self, message: Message) -> None:
         self.calls.append(("discard", message))
 
-    def gather(self, data: bytes) -> list[bytes]:
-        self.calls.append(("gather", None))
-        return [data]
-
     def end_step(self) -> None:
         self.calls.append(("end", None))
 
@@ -179,7 +175,7 @@ def test_receives_from_several_sources_are_posted_in_another_order() -> None:
         transport = FaultInjectingTransport(notebook, FaultInjection(seed, reorders=True))
         for source in (1, 2, 3):
             transport.post_receive(incoming(0, source))
-        transport.gather(b"")
+        transport.end_step()
         orders.add(tuple(message.source for message in notebook.messages("post")))
     assert len(orders) > 3
 
@@ -194,7 +190,6 @@ def test_without_a_disturbance_calls_go_through_as_they_are() -> None:
     transport.receive(incoming(0))
     transport.discard(incoming(1))
     transport.end_step()
-    transport.gather(b"")
     transport.remember_shapes()
     transport.forget_shapes()
     assert notebook.calls == [
@@ -205,7 +200,6 @@ def test_without_a_disturbance_calls_go_through_as_they_are() -> None:
         ("receive", incoming(0)),
         ("discard", incoming(1)),
         ("end", None),
-        ("gather", None),
         ("remember", None),
         ("forget", None),
     ]
@@ -245,10 +239,10 @@ def test_other_ranks_are_not_dropped() -> None:
 
 
 LOST = """
-from penstock.ranks.fault_injection import Disturbance, DisturbedTransport, Drop
+from penstock.ranks.fault_injection import Drop, FaultInjectingTransport, FaultInjection
 from tests.ranks.test_fault_injection import NOTHING, Notebook, outgoing
 
-transport = DisturbedTransport(Notebook(), Disturbance(drop=Drop(rank=0, after=1)))
+transport = FaultInjectingTransport(Notebook(), FaultInjection(drop=Drop(rank=0, after=1)))
 for number in range(2):
     print("sends", number, flush=True)
     transport.send(outgoing(number), NOTHING)

@@ -42,7 +42,7 @@ def pack(tree: object) -> Packet:
 def end(transport: GroupTransport) -> None:
     """Like the end of a good step."""
     transport.end_step()
-    transport.gather(b"well")
+    transport.control.gather_bytes(b"well")
     transport.remember_shapes()
 
 
@@ -169,7 +169,7 @@ def fail_to_send(rank: int, by_order: bool) -> list[str]:
             except PeerFailedError as error:
                 ends.append(str(error))
         transport.end_step()
-        transport.gather(b"done")
+        transport.control.gather_bytes(b"done")
         if number in (0, 3):
             transport.forget_shapes()
         else:

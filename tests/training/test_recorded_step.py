@@ -1,11 +1,9 @@
 """From recordings to a timeline."""
 
-import torch
 import torch.distributed as dist
 
 import penstock as ps
-from penstock.ranks.group_transport import GroupTransport
-from penstock.ranks.transport import LocalTransport
+from penstock.ranks.control import GroupControl, LocalControl
 from penstock.step.executor import StepRecording
 from penstock.training.recorded_step import join_recordings
 from tests.processes import Processes
@@ -25,7 +23,7 @@ def test_times_count_from_the_first_start_and_rows_stand_in_the_order_of_the_sch
         end=[5.5, 6.5, 7.5, 8.5],
         memory=[1.0, 2.0, 3.0, 4.0],
     )
-    timeline = join_recordings(LocalTransport(2), SCHEDULE, recording)
+    timeline = join_recordings(LocalControl(), SCHEDULE, recording)
     assert timeline.schedule is SCHEDULE
     assert columns_of(timeline) == [
         [0.0, 3.0, 1.0, 2.0],
@@ -37,11 +35,11 @@ def test_times_count_from_the_first_start_and_rows_stand_in_the_order_of_the_sch
 def join_two(rank: int) -> list[list[float]]:
     group = dist.group.WORLD
     assert group is not None
-    transport = GroupTransport(group, torch.device("cpu"))
+    control = GroupControl(group)
     rows = [2 * rank, 2 * rank + 1]
     start = [4.0 + rank, 8.0 - rank]
     mine = StepRecording(rows, start, [time + 0.5 for time in start], [float(rank)] * 2)
-    return columns_of(join_recordings(transport, SCHEDULE, mine))
+    return columns_of(join_recordings(control, SCHEDULE, mine))
 
 
 def test_every_rank_joins_the_same_timeline(two_processes: Processes) -> None:

@@ -4,14 +4,12 @@ import os
 import secrets
 import socket
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from selectors import PollSelector
 from time import strftime
-from typing import TypeVar
 
 from penstock.alive.flight_folder import FlightFolder
 from penstock.alive.guard import Guard, NoGuard, RankGuard
@@ -21,15 +19,14 @@ from penstock.alive.heartbeat_server import HeartbeatServer
 from penstock.alive.progress_log import ProgressLog
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.waker import Waker
-from penstock.errors import PenstockError, PipelineError
 from penstock.ir.schedule import Schedule
-from penstock.ranks.agreement import gather_values
+from penstock.ranks.control import cannot
 from penstock.ranks.group_transport import GroupTransport
-from penstock.ranks.transport import Transport
 
 __all__ = ["open_guard"]
 
-_T = TypeVar("_T")
+# What a rank could not do whose heartbeat failed to open.
+_OPENING = "open its heartbeat"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def open_guard(transport: GroupTransport, schedule: Schedule, watch: Timeouts) -
     with ExitStack() as undo:
         open_end = _open_hub if transport.ranks == (0,) else _open_spoke
         end, records, selector = open_end(transport, schedule, watch, undo)
-        names = gather_values(transport, f"process {os.getpid()} on {socket.gethostname()}")
+        names = transport.control.gather(f"process {os.getpid()} on {socket.gethostname()}")
         bell = Waker()
         logbook = ProgressLog(records.writer, bell)
         lifeline = Heartbeat(
@@ -60,7 +57,7 @@ def open_guard(transport: GroupTransport, schedule: Schedule, watch: Timeouts) -
             bell=bell,
             logbook=logbook,
             records=records,
-            hang_up=transport.hang_up,
+            hang_up=transport.abort,
         )
         undo.pop_all()
     return RankGuard(lifeline, logbook, transport, watch)
@@ -72,18 +69,18 @@ def _open_hub(
     selector, token = PollSelector(), secrets.token_hex(16)
     address = transport.connections.own_address() or "127.0.0.1"
 
-    def prepare() -> tuple[FlightFolder, HeartbeatServer]:
+    with transport.control.together(cannot(_OPENING)):
         records = FlightFolder(_new_folder(watch), 0, schedule)
         undo.callback(partial(records.close, keep=False))
         hub = HeartbeatServer(
             transport.num_ranks, watch, selector, records.last_of, address=address, token=token
         )
         undo.callback(hub.close)
-        return records, hub
-
-    records, hub = _together(transport, prepare)
-    gather_values(transport, asdict(_Offer(address, hub.port, token, str(records.folder))))
-    _together(transport, lambda: None)
+    offer = _Offer(address, hub.port, token, str(records.folder))
+    transport.control.broadcast(asdict(offer))
+    with transport.control.together(cannot(_OPENING)):
+        # The other ranks connect.
+        pass
     return hub, records, selector
 
 
@@ -91,10 +88,11 @@ def _open_spoke(
     transport: GroupTransport, schedule: Schedule, watch: Timeouts, undo: ExitStack
 ) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
     selector, (rank,) = PollSelector(), transport.ranks
-    _together(transport, lambda: None)
-    offer = _Offer(**gather_values(transport, None)[0])
-
-    def prepare() -> tuple[FlightFolder, HeartbeatClient]:
+    with transport.control.together(cannot(_OPENING)):
+        # Rank 0 opens its server.
+        pass
+    offer = _Offer(**transport.control.broadcast(None))
+    with transport.control.together(cannot(_OPENING)):
         records = FlightFolder(Path(offer.folder), rank, schedule)
         undo.callback(partial(records.close, keep=False))
         spoke = HeartbeatClient(
@@ -107,9 +105,6 @@ def _open_spoke(
             token=offer.token,
         )
         undo.callback(spoke.close)
-        return records, spoke
-
-    records, spoke = _together(transport, prepare)
     return spoke, records, selector
 
 
@@ -117,16 +112,3 @@ def _new_folder(watch: Timeouts) -> Path:
     """A folder that nobody has yet; whoever looks for the latest finds it by its name."""
     parent = tempfile.gettempdir() if watch.folder is None else watch.folder
     return Path(parent).absolute() / f"penstock-{strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-
-
-def _together(transport: Transport, prepare: Callable[[], _T]) -> _T:
-    """Do something on every rank, or raise on every rank what kept one from it."""
-    results, problem = [], None
-    try:
-        results.append(prepare())
-    except (OSError, PenstockError) as error:
-        problem = str(error)
-    for rank, told in enumerate(gather_values(transport, problem)):
-        if told is not None:
-            raise PipelineError(f"rank {rank} cannot watch over the others: {told}")
-    return results[0]

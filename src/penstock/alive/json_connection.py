@@ -1,9 +1,10 @@
 """A connection on which both sides say small things: a list of plain values, one per line."""
 
-import json
 import socket
 from collections.abc import Iterator
 from typing import Any
+
+from penstock.ranks.control import decode_value, encode_value
 
 __all__ = ["ConnectionBrokenError", "JsonConnection"]
 
@@ -31,7 +32,7 @@ class JsonConnection:
 
     def say(self, *words: Any) -> None:
         """Say something; where the other side takes nothing any more, it is dropped in the end."""
-        data = json.dumps(words).encode() + b"\n"
+        data = encode_value(words) + b"\n"
         if len(self._waiting) + len(data) <= _MOST_WAITING:
             self._waiting += data
         try:
@@ -72,9 +73,9 @@ class JsonConnection:
 
 def _parse(text: bytes) -> list[Any]:
     try:
-        words = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConnectionBrokenError(f"this is no message: {text[:80]!r}") from error
+        words = decode_value(text)
+    except ValueError as error:
+        raise ConnectionBrokenError(str(error)) from error
     if not isinstance(words, list) or not words:
-        raise ConnectionBrokenError(f"this is no message: {text[:80]!r}")
+        raise ConnectionBrokenError(f"not a message: {text[:80]!r}")
     return words

@@ -24,7 +24,7 @@ class Timeouts:
     no rank got on for `stall_seconds` is reported in the log, and goes on. Flight records are kept
     in a new folder inside `folder`, or inside the system's folder for temporary files.
 
-    >>> Watch(silence_seconds=60).stop_seconds
+    >>> Timeouts(silence_seconds=60).stop_seconds
     10.0
     """
 

@@ -22,10 +22,9 @@ from penstock.checkpoint.content import (
     collect_content,
     restore_generators,
 )
-from penstock.checkpoint.drafts import draft_save
+from penstock.checkpoint.drafts import draft_save, refuse_save
 from penstock.checkpoint.folders import StepFolders
 from penstock.checkpoint.manifest import Manifest, read_manifest
-from penstock.checkpoint.members import Members
 from penstock.checkpoint.reading import check_files, read_tensors
 from penstock.checkpoint.restoring import (
     check_names,
@@ -35,6 +34,7 @@ from penstock.checkpoint.restoring import (
 )
 from penstock.checkpoint.writing import write_draft
 from penstock.errors import ArgumentError, CheckpointError
+from penstock.ranks.control import open_control
 from penstock.ranks.faults import LinkLostError
 from penstock.training.pipeline import Pipeline
 
@@ -78,7 +78,7 @@ class Checkpoints:
             raise ArgumentError(f"keep must be at least 1 (keep: {keep}), or nothing would remain")
         self._folders = StepFolders(Path(folder).absolute())
         self._keep = keep
-        self._members = Members(group)
+        self._control = open_control(group)
         self._save: _Save | None = None
 
     def __enter__(self) -> Self:
@@ -94,7 +94,7 @@ class Checkpoints:
             self.finish()
         elif self._save is not None:
             self._save.writing.end()
-            self._members.hang_up()
+            self._control.abort()
 
     def save(
         self,
@@ -140,7 +140,7 @@ class Checkpoints:
         """
         with self._guarded(pipeline):
             self._wait()
-            steps = self._members.share(self._folders.steps())
+            steps = self._control.broadcast(self._folders.steps())
             if step is None and not steps:
                 return None
             chosen = steps[-1] if step is None else step
@@ -155,15 +155,23 @@ class Checkpoints:
     def _guarded(self, pipeline: Pipeline) -> Iterator[None]:
         """What all processes do together; no rank waits for one that is lost."""
         try:
-            with pipeline.guarded(self._hang_up):
+            with pipeline.guarded(self._abort), self._naming():
                 yield
         except LinkLostError as error:
             # A pipeline that is in one process watches over nobody, and so has no verdict.
             raise CheckpointError(str(error)) from error
 
-    def _hang_up(self) -> None:
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Say of a lost connection that it is one of those that save, which may be more ranks."""
+        try:
+            yield
+        except LinkLostError as error:
+            raise LinkLostError(f"saving and loading need all processes: {error}") from error
+
+    def _abort(self) -> None:
         """End all waits of this process for another, or for the thread that may do so."""
-        self._members.hang_up()
+        self._control.abort()
         save = self._save
         if save is not None:
             save.writing.give_up()
@@ -182,37 +190,40 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None,
         data: Mapping[str, Any],
     ) -> None:
-        members, folders, keep = self._members, self._folders, self._keep
-        content = members.together(
-            lambda: _checked_content(step, data, pipeline, optimizer, members.rank)
-        )
-        draft = draft_save(members, folders, step, content, data)
+        control, folders, keep = self._control, self._folders, self._keep
+        with control.together(refuse_save(control)):
+            content = _checked_content(step, data, pipeline, optimizer, control.rank)
+        draft = draft_save(control, folders, step, content, data)
         _logger.debug("step %d: %d bytes copied to host memory", step, draft.copies.num_bytes)
         writing = Background(
-            lambda: write_draft(members, folders, draft, keep),
+            lambda: write_draft(control, folders, draft, keep),
             f"save step {step}",
-            members.hang_up,
+            control.abort,
         )
         self._save = _Save(writing, pipeline)
 
     def _load(
         self, pipeline: Pipeline, optimizer: torch.optim.Optimizer | None, step: int
     ) -> Restored:
-        members, folder = self._members, self._folders.complete(step)
-        manifest = members.together(lambda: read_manifest(folder))
-        held = members.gather(list(pipeline.state_dict()))
-        model = members.together(lambda: model_targets(manifest, pipeline))
-        members.together(lambda: check_names(manifest, pipeline, held))
-        part = members.together(
-            lambda: None if optimizer is None else optimizer_part(manifest, pipeline, optimizer)
-        )
-        members.together(lambda: self._check_files(step, manifest))
-        is_alike = manifest.processes == members.count
-        states = generator_targets(manifest, pipeline, members.rank) if is_alike else {}
+        control, folder = self._control, self._folders.complete(step)
+        refuse = refuse_save(control)
+        with control.together(refuse):
+            manifest = read_manifest(folder)
+        held = control.gather(list(pipeline.state_dict()))
+        with control.together(refuse):
+            model = model_targets(manifest, pipeline)
+        with control.together(refuse):
+            check_names(manifest, pipeline, held)
+            part = None if optimizer is None else optimizer_part(manifest, pipeline, optimizer)
+            self._check_files(step, manifest)
+        is_alike = manifest.processes == control.size
+        states = generator_targets(manifest, pipeline, control.rank) if is_alike else {}
         fresh = states if part is None else states | part.targets
         # Nothing is changed before all processes have read what is not in the model.
-        members.together(lambda: read_tensors(folder, manifest, fresh))
-        members.together(lambda: read_tensors(folder, manifest, model))
+        with control.together(refuse):
+            read_tensors(folder, manifest, fresh)
+        with control.together(refuse):
+            read_tensors(folder, manifest, model)
         if part is not None:
             part.apply()
         pipeline.random_step = manifest.values["pipeline.random_step"]
@@ -221,7 +232,7 @@ class Checkpoints:
 
     def _check_files(self, step: int, manifest: Manifest) -> None:
         """Check this process's share of the files."""
-        names = sorted(manifest.files)[self._members.rank :: self._members.count]
+        names = sorted(manifest.files)[self._control.rank :: self._control.size]
         others = [self._folders.complete(other) for other in self.steps() if other != step]
         check_files(self._folders.complete(step), manifest, names, others)
 

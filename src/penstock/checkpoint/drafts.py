@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from penstock.checkpoint.content import Content
 from penstock.checkpoint.folders import StepFolders
-from penstock.checkpoint.members import Members, describe_failure
 from penstock.checkpoint.messages import (
     plan_from_values,
     plan_to_values,
@@ -26,8 +25,9 @@ from penstock.checkpoint.messages import (
     setting_to_value,
 )
 from penstock.errors import CheckpointError
+from penstock.ranks.control import Control, RankFailure, Refusal, describe_error
 
-__all__ = ["Draft", "HostCopies", "Whole", "draft_save"]
+__all__ = ["Draft", "HostCopies", "Whole", "draft_save", "refuse_save"]
 
 
 class HostCopies(SavePlanner):
@@ -129,34 +129,45 @@ class _Offer:
 
 
 def draft_save(
-    members: Members, folders: StepFolders, step: int, content: Content, data: Mapping[str, Any]
+    control: Control, folders: StepFolders, step: int, content: Content, data: Mapping[str, Any]
 ) -> Draft:
     """Agree with all processes on a save, and copy what this one will write."""
     copies = HostCopies()
     copies.set_up_planner(_nested(content.tensors))
     plan = copies.create_local_plan()
     offer = _Offer(step, json.dumps(data, sort_keys=True), plan, content.values, content.aliases)
-    told = members.collect(offer.to_values())
+    told = control.collect(offer.to_values())
     whole: Whole | None = None
     # What each process writes: its own items by their numbers, or why nobody writes anything.
     answers: list[list[int] | str] = []
-    if members.is_first:
+    if control.rank == 0:
         try:
             offers = [_Offer.from_values(values) for values in told]
             _check_agreement(offers)
             folders.begin(step)
             plan, answers, whole = _join(copies, content, offers)
         except Exception as error:
-            message = f"step {step} cannot be saved: {describe_failure(error)}"
-            answers = [message] * members.count
-    answer = members.scatter(answers)
+            message = f"step {step} cannot be saved: {describe_error(error)}"
+            answers = [message] * control.size
+    answer = control.scatter(answers)
     if isinstance(answer, str):
         raise CheckpointError(answer)
     own = replace(plan, items=[plan.items[number] for number in answer])
     writer = _writer(folders, step)
-    final = writer.prepare_global_plan([own] * members.count)[members.rank]
-    finished = members.together(lambda: copies.finish_plan(final))
+    final = writer.prepare_global_plan([own] * control.size)[control.rank]
+    with control.together(refuse_save(control)):
+        finished = copies.finish_plan(final)
     return Draft(step, finished, copies, writer, whole)
+
+
+def refuse_save(control: Control) -> Refusal:
+    """Return a refusal that raises the same `CheckpointError` on every process."""
+
+    def refuse(failure: RankFailure) -> CheckpointError:
+        prefix = f"rank {failure.rank}: " if control.size > 1 else ""
+        return CheckpointError(f"{prefix}{failure.message}")
+
+    return refuse
 
 
 def _check_agreement(offers: Sequence[_Offer]) -> None:

@@ -13,10 +13,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from penstock.checkpoint.drafts import Draft, Whole
 from penstock.checkpoint.folders import StepFolders
 from penstock.checkpoint.manifest import Chunk, File, Manifest, SavedTensor, describe_file
-from penstock.checkpoint.members import Members, describe_failure
 from penstock.checkpoint.messages import Written, section_of
 from penstock.checkpoint.tensor_bytes import find_numbers
 from penstock.errors import CheckpointError
+from penstock.ranks.control import Control, describe_error
 from penstock.version import own_version
 
 __all__ = ["write_draft"]
@@ -47,9 +47,9 @@ class _Part:
         return cls([Written.from_values(item) for item in items], described, error)
 
 
-def write_draft(members: Members, folders: StepFolders, draft: Draft, keep: int) -> None:
+def write_draft(control: Control, folders: StepFolders, draft: Draft, keep: int) -> None:
     """Write a draft; the step is complete on return, or an error tells every process why not."""
-    told = members.collect(_write_part(folders.partial(draft.step), draft).to_values())
+    told = control.collect(_write_part(folders.partial(draft.step), draft).to_values())
     message: str | None = None
     if draft.whole is not None:
         try:
@@ -57,8 +57,8 @@ def write_draft(members: Members, folders: StepFolders, draft: Draft, keep: int)
             _complete(folders, draft, draft.whole, parts)
             folders.prune(keep)
         except Exception as error:
-            message = describe_failure(error)
-    message = members.share(message)
+            message = describe_error(error)
+    message = control.broadcast(message)
     if message is not None:
         complete = list(folders.steps())
         raise CheckpointError(
@@ -78,7 +78,7 @@ def _write_part(folder: Path, draft: Draft) -> _Part:
             [Written(result, _find_position(folder, result)) for result in results], files
         )
     except Exception as error:
-        return _Part([], {}, describe_failure(error))
+        return _Part([], {}, describe_error(error))
 
 
 def _find_position(folder: Path, result: WriteResult) -> int | None:

@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import ArgumentError
-from penstock.ranks.agreement import gather_values
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import Message
 from penstock.step.clocks import Clock, clock_for
@@ -74,7 +73,7 @@ def measure_links(
         if transport.ranks[0] in pair:
             sizes = (_SMALL_BYTES, large_bytes)
             mine = [_one_way(transport, pair, size, repeats, place) for size in sizes]
-        small, large = gather_values(transport, mine)[pair[0]]
+        small, large = transport.control.gather(mine)[pair[0]]
         found[pair] = small, (large_bytes - _SMALL_BYTES) / max(large - small, 1e-9)
     return _complete(ranks, found)
 

@@ -32,7 +32,7 @@ class Connections:
         finally:
             self._noted |= _open_sockets() - before
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """End every connection; whoever waits for something on one gets an error at once."""
         for connection in self._connected():
             with suppress(OSError):

@@ -1,17 +1,16 @@
-"""What all ranks must know of each other, exchanged as plain data; where they differ, all stop.
+"""Facts on which all ranks must agree; where they differ, all ranks raise the same error.
 
-As long as all ranks agree, nothing but digests goes between them.
+As long as the ranks agree, they exchange nothing but digests.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from penstock.errors import PenstockError, PipelineError
-from penstock.ranks.transport import Transport
+from penstock.errors import PipelineError
+from penstock.ranks.control import Control
 
 __all__ = [
     "NOTHING",
@@ -19,17 +18,12 @@ __all__ = [
     "agree",
     "agree_where_known",
     "digest_of",
-    "gather_values",
     "group_ranks",
     "plain_fact",
-    "tell_failure",
-    "together",
 ]
 
-_BUILDING = "build its part of the pipeline"
-_LENGTH_BYTES = 8
 _DIGEST_BYTES = 16
-# Stands where a digest would be: for a rank that could not get so far, or that does not know.
+# The digest of a fact that a rank does not know.
 NOTHING = bytes(_DIGEST_BYTES)
 
 
@@ -37,8 +31,8 @@ NOTHING = bytes(_DIGEST_BYTES)
 class Fact:
     """Something that must be the same on every rank that knows it.
 
-    `detail` gives it as plain data, which travels only if ranks differ; `explain` then gets the
-    details by rank and says where they do. A rank that does not know it has no `detail`.
+    `detail` returns it as plain data, which travels only if ranks differ. `explain` then gets the
+    details by rank and says where they differ. A rank that does not know the fact has no `detail`.
     """
 
     name: str
@@ -48,7 +42,7 @@ class Fact:
 
 
 def plain_fact(name: str, value: Any) -> Fact:
-    """A fact that is one short value."""
+    """Return a fact that is one short value."""
 
     def explain(values: Mapping[int, Any]) -> str:
         return group_ranks({rank: _show(one) for rank, one in values.items()}, name)
@@ -57,12 +51,12 @@ def plain_fact(name: str, value: Any) -> Fact:
 
 
 def digest_of(data: bytes) -> bytes:
-    """A name for data of any length; equal only for equal data."""
+    """Return a digest of data of any length."""
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
 def group_ranks(values: Mapping[int, str], name: str = "") -> str:
-    """Who has what, the fewest ranks first.
+    """Say which ranks have which value, the rarest value first.
 
     >>> group_ranks({0: "2.13", 1: "2.13", 2: "2.11", 3: "2.13"}, "torch")
     'rank 2 has torch 2.11, ranks 0, 1, 3 have 2.13'
@@ -78,84 +72,42 @@ def group_ranks(values: Mapping[int, str], name: str = "") -> str:
 
 
 def _name(ranks: Sequence[int]) -> str:
-    """Ranks in words: "rank 2", "ranks 0, 1"."""
+    """Name ranks in words: "rank 2", "ranks 0, 1"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def gather_values(transport: Transport, value: Any) -> list[Any]:
-    """Give a plain value to every rank, and get every rank's, in order of rank."""
-    data = json.dumps(value).encode()
-    lengths = transport.gather(len(data).to_bytes(_LENGTH_BYTES, "big"))
-    sizes = [int.from_bytes(length, "big") for length in lengths]
-    padded = transport.gather(data.ljust(max(sizes), b" "))
-    return [json.loads(text) for text in padded]
+def agree(control: Control, facts: Sequence[Fact]) -> None:
+    """Raise on every rank unless all ranks know the same of each of these facts.
 
-
-def agree(transport: Transport, facts: Sequence[Fact], *, doing: str = _BUILDING) -> None:
-    """Stop on every rank unless all ranks know the same of each of these facts.
-
-    Every rank has the same facts in the same order. If a rank has called `tell_failure` instead,
-    its error is raised, as one of `doing` this.
+    Every rank gives the same facts in the same order.
     """
-    everyone = transport.gather(digest_of(b"".join(fact.digest for fact in facts)))
-    if NOTHING in everyone:
-        _raise_first_failure(transport, None, doing)
+    everyone = control.gather_bytes(digest_of(b"".join(fact.digest for fact in facts)))
     if len(set(everyone)) > 1:
-        told = gather_values(transport, [fact.digest.hex() for fact in facts])
-        columns = enumerate(zip(*told, strict=True))
-        _refuse(transport, facts, [number for number, row in columns if len(set(row)) > 1])
+        digests = control.gather([fact.digest.hex() for fact in facts])
+        columns = enumerate(zip(*digests, strict=True))
+        _refuse(control, facts, [number for number, row in columns if len(set(row)) > 1])
 
 
-def agree_where_known(transport: Transport, facts: Sequence[Fact]) -> None:
-    """Stop on every rank unless those that know a fact agree on it.
+def agree_where_known(control: Control, facts: Sequence[Fact]) -> None:
+    """Raise on every rank unless the ranks that know a fact agree on it.
 
-    Every rank has the same facts in the same order, known or not.
+    Every rank gives the same facts in the same order, known or not.
     """
-    everyone = transport.gather(b"".join(fact.digest for fact in facts))
+    everyone = control.gather_bytes(b"".join(fact.digest for fact in facts))
     differing = []
     for number in range(len(facts)):
-        place = slice(number * _DIGEST_BYTES, (number + 1) * _DIGEST_BYTES)
-        if len({told[place] for told in everyone} - {NOTHING}) > 1:
+        part = slice(number * _DIGEST_BYTES, (number + 1) * _DIGEST_BYTES)
+        if len({digests[part] for digests in everyone} - {NOTHING}) > 1:
             differing.append(number)
     if differing:
-        _refuse(transport, facts, differing)
+        _refuse(control, facts, differing)
 
 
-def tell_failure(transport: Transport, error: Exception) -> None:
-    """In the place of `agree`: this rank cannot build its part, and the others are to know."""
-    transport.gather(NOTHING)
-    _raise_first_failure(transport, error, _BUILDING)
-
-
-@contextmanager
-def together(transport: Transport, doing: str = _BUILDING) -> Iterator[None]:
-    """Fail on every rank if `doing` this fails on one; nothing inside waits for another rank."""
-    try:
-        yield
-    except Exception as error:
-        tell_failure(transport, error)
-        raise
-    agree(transport, (), doing=doing)
-
-
-def _raise_first_failure(transport: Transport, error: Exception | None, doing: str) -> None:
-    """Raise what another rank has failed with; a rank with an error of its own keeps that."""
-    told = gather_values(transport, None if error is None else _say(error))
-    failed = {rank: message for rank, message in enumerate(told) if message is not None}
-    if error is None:
-        rank, message = next(iter(failed.items()))
-        raise PipelineError(f"rank {rank} cannot {doing}: {message}")
-
-
-def _say(error: Exception) -> str:
-    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-
-
-def _refuse(transport: Transport, facts: Sequence[Fact], differing: Sequence[int]) -> None:
+def _refuse(control: Control, facts: Sequence[Fact], differing: Sequence[int]) -> None:
     """Raise how the first of these facts differs, and name the others."""
     first, *others = (facts[number] for number in differing)
-    told = gather_values(transport, [] if first.detail is None else [first.detail()])
-    reason = first.explain({rank: known[0] for rank, known in enumerate(told) if known})
+    details = control.gather([] if first.detail is None else [first.detail()])
+    reason = first.explain({rank: known[0] for rank, known in enumerate(details) if known})
     if others:
         reason += f" (and they differ in {', '.join(fact.name for fact in others)})"
     raise PipelineError(f"the ranks do not agree: {reason}; give all ranks the same")

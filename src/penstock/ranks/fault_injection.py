@@ -62,7 +62,7 @@ class FaultInjection:
     every message. `reorders` lets messages overtake one another wherever that is legal. With
     `by_order` messages have no names and meet by order alone, as they do on NCCL.
 
-    >>> Disturbance(seed=7, delay_seconds=0.001, reorders=True).drop is None
+    >>> FaultInjection(seed=7, delay_seconds=0.001, reorders=True).drop is None
     True
     """
 
@@ -154,11 +154,6 @@ class FaultInjectingTransport:
         """Take a message that nobody wants any more, if it is on its way."""
         self._release_for(message)
         self._transport.discard(message)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """What the ranks agree on is not disturbed."""
-        self._release()
-        return self._transport.gather(data)
 
     def end_step(self) -> None:
         """Nothing is held back any longer."""

@@ -29,11 +29,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BoundaryError, PipelineError
-from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.channels import Channels, TaggedChannels, open_pairs
+from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import LinkLostError, PeerFailedError
 from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_form
-from penstock.ranks.private_groups import open_gloo
 from penstock.ranks.transport import Message
 from penstock.tensors.packet import Packet
 from penstock.tensors.plain import dense_value
@@ -63,18 +62,25 @@ class _Incoming:
 class GroupTransport:
     """One rank of the schedule, talking to the others through a process group.
 
-    With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests.
+    With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests. The
+    `control` of the same ranks shares its connections with the transport, which opens one if none
+    is given.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, device: torch.device, *, by_order: bool = False
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        *,
+        by_order: bool = False,
+        control: GroupControl | None = None,
     ) -> None:
         self._device = device
-        self._rank = dist.get_rank(group)
-        self.num_ranks = dist.get_world_size(group)
+        self.control = GroupControl(group) if control is None else control
+        self._rank, self.num_ranks = self.control.rank, self.control.size
         self.ranks = (self._rank,)
-        self.connections = Connections()
-        self._gloo = open_gloo(group, self.connections)
+        self.connections = self.control.connections
+        self._gloo = self.control.gloo
         # Gloo speaks from host memory; what is on a device goes through a pinned copy.
         is_on_host = dist.get_backend(group) == "gloo" or device.type == "cpu"
         wire = torch.device("cpu") if is_on_host else device
@@ -96,9 +102,9 @@ class GroupTransport:
         """
         self._channels.open(self._rank, pairs)
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """End all communication, whoever waits for it; any thread may call this."""
-        self.connections.hang_up()
+        self.control.abort()
         self._channels.abort()
 
     def _reset(self, signature: bytes) -> None:
@@ -211,18 +217,6 @@ class GroupTransport:
         for tensor, form in zip(tensors, incoming.format.tensors, strict=True):
             tensor.requires_grad_(form.requires_grad)
         return Packet(incoming.format.tree_structure, tensors)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """One small collective on the host, if there is anybody else."""
-        if self.num_ranks == 1:
-            return [data]
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        theirs = [torch.empty_like(mine) for _ in range(self.num_ranks)]
-        try:
-            self._gloo.allgather([theirs], [mine]).wait()
-        except RuntimeError as error:
-            raise LinkLostError(str(error)) from error
-        return [bytes(item.tolist()) for item in theirs]
 
     def end_step(self) -> None:
         """Wait for all sends."""

@@ -1,7 +1,7 @@
 """How values get from rank to rank: the interface, and all ranks in one process.
 
-A transport carries packets (activations) and gradients, each named by a `Message`. It also lets
-the ranks agree: `gather` gives every rank's bytes to every rank.
+A transport carries the packets (activations) and gradients of a step, each named by a `Message`.
+Small values that ranks exchange beside them travel by `ranks/control.py`.
 """
 
 from typing import NamedTuple, Protocol
@@ -53,9 +53,6 @@ class Transport(Protocol):
     def discard(self, message: Message) -> None:
         """Take a message that nobody wants any more, if it is on its way."""
 
-    def gather(self, data: bytes) -> list[bytes]:
-        """Give `data`, as long on every rank, to all; get what every rank gave, in order."""
-
     def end_step(self) -> None:
         """Wait until all that was sent has left."""
 
@@ -96,10 +93,6 @@ class LocalTransport:
     def discard(self, message: Message) -> None:
         """Forget a message."""
         self._inbox.pop(message, None)
-
-    def gather(self, data: bytes) -> list[bytes]:
-        """One process speaks for all ranks."""
-        return [data]
 
     def end_step(self) -> None:
         """Nothing is on its way."""

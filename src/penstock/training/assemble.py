@@ -19,13 +19,8 @@ from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import require_reduction
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
-from penstock.ranks.agreement import (
-    Fact,
-    agree,
-    agree_where_known,
-    plain_fact,
-    tell_failure,
-)
+from penstock.ranks.agreement import Fact, agree, agree_where_known, plain_fact
+from penstock.ranks.control import Control, GroupControl, LocalControl, cannot
 from penstock.ranks.fault_injection import FaultInjectingTransport, FaultInjection
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport, Transport
@@ -43,8 +38,10 @@ from penstock.training.step_schedules import (
     number_of_copies,
 )
 
-__all__ = ["Assembly", "Modules", "gather_crew"]
+__all__ = ["BUILDING", "Assembly", "Modules", "gather_crew"]
 
+# What a rank was doing when it could not get ready.
+BUILDING = "build its part of the pipeline"
 # Every stage's module in order, or just those of this process by stage.
 Modules: TypeAlias = Sequence[nn.Module] | Mapping[int, nn.Module]
 
@@ -61,6 +58,7 @@ class Assembly:
     source: ScheduleSource
     schedule: Schedule
     transport: Transport
+    control: Control
     stages: dict[int, Stage]
     device: torch.device
     guard: Guard
@@ -96,30 +94,29 @@ def gather_crew(
         part = _build(stages, schedule, terms, microbatches, None, ranks, device)
         warn_without_group(ranks, part.stages.values())
         transport = _disturbed(LocalTransport(part.schedule.num_ranks), disturbance)
-        return _crew(part, transport, NoGuard())
-    try:
+        return _crew(part, transport, LocalControl(), NoGuard())
+    control = GroupControl(group)
+    with control.together(cannot(BUILDING)):
         _require_names(group, disturbance)
         part = _build(stages, schedule, terms, microbatches, group, ranks, device)
         facts, known = _facts(part, terms), _model_facts(stages, part)
-    except Exception as error:
-        tell_failure(GroupTransport(group, torch.device("cpu")), error)
-        raise
+    agree(control, facts)
+    agree_where_known(control, known)
     by_order = disturbance is not None and disturbance.by_order
-    members = GroupTransport(group, part.device, by_order=by_order)
-    agree(members, facts)
-    agree_where_known(members, known)
+    members = GroupTransport(group, part.device, by_order=by_order, control=control)
     members.open_channels(_pairs(part.schedule))
     guard = open_guard(members, part.schedule, watch)
-    return _crew(part, _disturbed(members, disturbance), guard)
+    return _crew(part, _disturbed(members, disturbance), control, guard)
 
 
-def _crew(part: _Part, transport: Transport, guard: Guard) -> Assembly:
+def _crew(part: _Part, transport: Transport, control: Control, guard: Guard) -> Assembly:
     return Assembly(
         part.modules,
         part.microbatches,
         part.source,
         part.schedule,
         transport,
+        control,
         part.stages,
         part.device,
         guard,

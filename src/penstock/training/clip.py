@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from penstock.errors import ArgumentError
-from penstock.ranks.transport import Transport
+from penstock.ranks.control import Control
 
 __all__ = ["clip_gradients", "total_norm"]
 
@@ -27,7 +27,7 @@ _Spread: TypeAlias = tuple[dist.ProcessGroup, ...]
 def total_norm(
     parameters: Iterable[nn.Parameter],
     norm_type: float,
-    transport: Transport,
+    control: Control,
     *,
     counted_elsewhere: Collection[nn.Parameter],
 ) -> float:
@@ -40,7 +40,7 @@ def total_norm(
             spread, share = _share(parameter.grad)
             shares.setdefault(spread, []).append(share)
     mine = [_sum_share(spread, same, norm_type) for spread, same in shares.items()]
-    everyone = transport.gather(_NUMBER.pack(_join(mine, norm_type)))
+    everyone = control.gather_bytes(_NUMBER.pack(_join(mine, norm_type)))
     joined = _join([_NUMBER.unpack(data)[0] for data in everyone], norm_type)
     return joined if math.isinf(norm_type) else joined ** (1.0 / norm_type)
 

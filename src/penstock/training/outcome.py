@@ -7,9 +7,8 @@ from typing import NoReturn
 import torch
 
 from penstock.errors import PipelineError
-from penstock.ranks.agreement import gather_values
+from penstock.ranks.control import Control
 from penstock.ranks.faults import Fault, StepFailedError
-from penstock.ranks.transport import Transport
 from penstock.step.executor import Results
 
 __all__ = ["Outcome", "gather_outcome", "raise_first_fault"]
@@ -26,9 +25,7 @@ class Outcome:
     loss: float | None
 
 
-def gather_outcome(
-    transport: Transport, results: Results, failure: StepFailedError | None
-) -> Outcome:
+def gather_outcome(control: Control, results: Results, failure: StepFailedError | None) -> Outcome:
     """Whether any rank has failed, and the loss of the whole batch."""
     mine = 0.0
     if results.losses:
@@ -36,7 +33,7 @@ def gather_outcome(
         weights = losses.new_tensor([weight for _, weight in results.losses])
         mine = float((losses * weights).sum())
     record = _RECORD.pack(failure is not None, bool(results.losses), mine)
-    everyone = [_RECORD.unpack(data) for data in transport.gather(record)]
+    everyone = [_RECORD.unpack(data) for data in control.gather_bytes(record)]
     losses_known = [loss for _, has_loss, loss in everyone if has_loss]
     return Outcome(
         has_failed=any(has_failed for has_failed, _, _ in everyone),
@@ -44,10 +41,10 @@ def gather_outcome(
     )
 
 
-def raise_first_fault(transport: Transport, failure: StepFailedError | None) -> NoReturn:
+def raise_first_fault(control: Control, failure: StepFailedError | None) -> NoReturn:
     """Raise, on every rank, the error of the rank that failed first."""
     mine = None if failure is None else astuple(Fault.of(failure))
-    told = [Fault(*fault) for fault in gather_values(transport, mine) if fault]
+    told = [Fault(*fault) for fault in control.gather(mine) if fault]
     first = min(told)
     if failure is not None and first == Fault.of(failure):
         raise failure

@@ -21,7 +21,7 @@ from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import Reduction
 from penstock.planner.plans import Plan
 from penstock.ranks.abortable_sockets import Connections
-from penstock.ranks.agreement import together
+from penstock.ranks.control import cannot
 from penstock.ranks.fault_injection import FaultInjection
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.sim.timeline import Timeline
@@ -37,7 +37,7 @@ from penstock.step.executor import (
     order_for_one_process,
 )
 from penstock.step.microbatches import find_dims, merge_outputs
-from penstock.training.assemble import Modules, gather_crew
+from penstock.training.assemble import BUILDING, Modules, gather_crew
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import accepted_keywords, unwrap
 from penstock.training.batch.request import StepRequest
@@ -151,11 +151,12 @@ class Pipeline:
         modules, self._microbatches = crew.modules, crew.microbatches
         self._source, self._schedule = crew.source, crew.schedule
         self._transport, self._stages = crew.transport, crew.stages
+        self._control = crew.control
         self._device = crew.device
         self._guard = crew.guard
         self._accepted = {i: accepted_keywords(s.module) for i, s in self._stages.items()}
         self._agreement = BatchAgreement(
-            self._transport,
+            self._control,
             self._schedule,
             self._accepted.values(),
             compares_data=compare_data,
@@ -301,8 +302,8 @@ class Pipeline:
         if self._group is None:
             return copy_state(own, self._shared_names)
         connections = Connections()
-        with self._guard.call(connections.hang_up), self._guard.noting():
-            return gather_state(own, self._shared_names, self._transport, self._group, connections)
+        with self._guard.call(connections.abort), self._guard.noting():
+            return gather_state(own, self._shared_names, self._control, self._group, connections)
 
     @property
     def shared_names(self) -> dict[str, str]:
@@ -323,7 +324,7 @@ class Pipeline:
         elsewhere = frozenset() if self._ties is None else self._ties.counted_elsewhere
         own = list(self.parameters())
         with self._guard.call():
-            norm = total_norm(own, norm_type, self._transport, counted_elsewhere=elsewhere)
+            norm = total_norm(own, norm_type, self._control, counted_elsewhere=elsewhere)
         clip_gradients(own, max_norm, norm)
         return norm
 
@@ -334,15 +335,15 @@ class Pipeline:
         `scaler.step(optimizer)` and `scaler.update()`, which then do the same on every rank.
         """
         with self._guard.call():
-            unscale(scaler, optimizer, self._transport)
+            unscale(scaler, optimizer, self._control)
 
-    def guarded(self, hang_up: Callable[[], None]) -> AbstractContextManager[None]:
+    def guarded(self, abort: Callable[[], None]) -> AbstractContextManager[None]:
         """Something else that all ranks do at the same time, such as saving a checkpoint.
 
-        If a rank is lost meanwhile, another thread calls `hang_up`, which is to end whatever the
+        If a rank is lost meanwhile, another thread calls `abort`, which is to end whatever the
         inside waits for; all ranks then raise the same `PeerLostError`.
         """
-        return self._guard.call(hang_up)
+        return self._guard.call(abort)
 
     def _run(self, request: StepRequest) -> StepResult:
         with self._guard.call():
@@ -372,10 +373,10 @@ class Pipeline:
         self._transport.end_step()
         log.end()
         log.start(OUTCOME)
-        outcome = gather_outcome(self._transport, results, failure)
+        outcome = gather_outcome(self._control, results, failure)
         if outcome.has_failed:
             self._abandon_step()
-            raise_first_fault(self._transport, failure)
+            raise_first_fault(self._control, failure)
         self._transport.remember_shapes()
         if request.is_training and self._ties is not None:
             self._ties.end_step()
@@ -383,7 +384,7 @@ class Pipeline:
         self._random_step += request.is_training
         timeline = None
         if recording is not None:
-            timeline = join_recordings(self._transport, lowered, recording)
+            timeline = join_recordings(self._control, lowered, recording)
         return StepResult(outcome.loss, merged, timeline)
 
     def _begin_step(self, signature: bytes, is_training: bool) -> None:
@@ -449,7 +450,7 @@ class Pipeline:
         """This rank's microbatches; a batch that cannot be split fails the step on every rank."""
         try:
             labels = request.split_labels(len(agreed.rows.rows)) if agreed.lacks_labels else None
-            told = self._weighing.ask_for_counts(self._transport, agreed, labels)
+            told = self._weighing.ask_for_counts(self._control, agreed, labels)
             weigh = partial(
                 self._weighing.make,
                 agreed,
@@ -510,7 +511,7 @@ class Pipeline:
             ties = declared_ties(names, held, alone, 0)
             return Ties(ties, 0, {}, self.modules) if ties else None
         rank, placement = dist.get_rank(group), self._schedule.placement
-        with together(self._transport):
+        with self._control.together(cannot(BUILDING)):
             ties = declared_ties(names, held, placement, rank)
             if not isinstance(stages, Mapping):
                 known = {tie.parameter for tie in ties}

@@ -3,17 +3,16 @@
 import numpy as np
 
 from penstock.ir.schedule import Schedule
-from penstock.ranks.agreement import gather_values
-from penstock.ranks.transport import Transport
+from penstock.ranks.control import Control
 from penstock.sim.timeline import Timeline
 from penstock.step.executor import StepRecording
 
 __all__ = ["join_recordings"]
 
 
-def join_recordings(transport: Transport, schedule: Schedule, mine: StepRecording) -> Timeline:
+def join_recordings(control: Control, schedule: Schedule, mine: StepRecording) -> Timeline:
     """The timeline of a recorded step; the ranks' clocks start together when they agree on it."""
-    everyone = gather_values(transport, [mine.row, mine.start, mine.end, mine.memory])
+    everyone = control.gather([mine.row, mine.start, mine.end, mine.memory])
     start, end, memory = (np.zeros(len(schedule.rows)) for _ in range(3))
     for rows, starts, ends, held in everyone:
         start[rows], end[rows], memory[rows] = starts, ends, held

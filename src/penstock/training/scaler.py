@@ -3,12 +3,12 @@
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from penstock.ranks.transport import Transport
+from penstock.ranks.control import Control
 
 __all__ = ["unscale"]
 
 
-def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer, transport: Transport) -> None:
+def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer, control: Control) -> None:
     """Unscale this rank's gradients, and find out whether any rank has one that is not finite."""
     if not scaler.is_enabled():
         return
@@ -18,7 +18,7 @@ def unscale(scaler: GradScaler, optimizer: torch.optim.Optimizer, transport: Tra
     scaler.unscale_(optimizer)
     found = scaler._found_inf_per_device(optimizer)
     is_here = any(bool(flag.item()) for flag in found.values())
-    is_anywhere = any(map(any, transport.gather(bytes([is_here]))))
+    is_anywhere = any(map(any, control.gather_bytes(bytes([is_here]))))
     # A rank without gradients has nothing to look at, but does what the others do.
     flags = found or {device: torch.zeros((), device=device)}
     found.update({place: flag.fill_(is_anywhere) for place, flag in flags.items()})

@@ -17,7 +17,7 @@ from penstock.loss.probe import ComparedWeights
 from penstock.loss.reduction import Reduction, share_counts, weigh_rows
 from penstock.loss.term_weights import Given
 from penstock.loss.weigher import KnownWeights, Weigher
-from penstock.ranks.transport import Transport
+from penstock.ranks.control import Control
 from penstock.training.batch.agreement import Agreed
 
 __all__ = ["Weighing"]
@@ -45,7 +45,7 @@ class Weighing:
         return callable(self._reduction)
 
     def ask_for_counts(
-        self, transport: Transport, agreed: Agreed, labels: Sequence[Any] | None
+        self, control: Control, agreed: Agreed, labels: Sequence[Any] | None
     ) -> Mapping[Relation, Sequence[float]] | None:
         """Share the counts of labels with a rank that needs them; all ranks do this together.
 
@@ -58,7 +58,8 @@ class Weighing:
         count = len(agreed.rows.rows)
         mine = [_UNKNOWN] * 2 * count if labels is None else self._count_labels(labels)
         form = struct.Struct(f"!?{2 * count}d")
-        everyone = [form.unpack(told) for told in transport.gather(form.pack(bool(labels), *mine))]
+        data = control.gather_bytes(form.pack(bool(labels), *mine))
+        everyone = [form.unpack(told) for told in data]
         counts = next((told for has_labels, *told in everyone if has_labels), None)
         if counts is None:
             return None

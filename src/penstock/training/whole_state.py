@@ -11,10 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from penstock.errors import PipelineError
 from penstock.ranks.abortable_sockets import Connections
-from penstock.ranks.agreement import gather_values, together
+from penstock.ranks.control import Control, cannot
 from penstock.ranks.faults import LinkLostError
 from penstock.ranks.private_groups import PrivateGroup, open_gloo
-from penstock.ranks.transport import Transport
 from penstock.splitting.original import refuse_state
 from penstock.splitting.pipe import Pipe
 
@@ -30,7 +29,7 @@ def copy_state(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dic
 def gather_state(
     state: Mapping[str, Any],
     shared_names: Mapping[str, str],
-    transport: Transport,
+    control: Control,
     group: dist.ProcessGroup,
     connections: Connections,
 ) -> dict[str, Any]:
@@ -39,11 +38,11 @@ def gather_state(
     All ranks call this. `shared_names` has the first name of every parameter with several: it
     goes over once. Other ranks hold one tensor more than they do now, the first holds them all.
     """
-    with together(transport, "give its part of the model"):
+    with control.together(cannot("give its part of the model")):
         table = _describe(state, shared_names)
-    everyone = gather_values(transport, table)
+    everyone = control.gather(table)
     gloo = open_gloo(group, connections)
-    (mine,) = transport.ranks
+    mine = control.rank
     gathered: dict[str, Any] = {}
     try:
         for rank, name, (shape, dtype) in _once_each(everyone):
@@ -57,10 +56,10 @@ def gather_state(
                 _exchange(gloo, rank, gathered[name], is_sent=False)
     except Exception:
         # The others wait for what comes from here.
-        connections.hang_up()
+        connections.abort()
         raise
     # Nobody leaves, and closes its connections, before all has arrived.
-    transport.gather(b"-")
+    control.gather_bytes(b"-")
     return _complete(gathered, everyone, shared_names) if mine == 0 else {}
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from penstock.errors import BatchError, PipelineError
 from penstock.ir.schedule import Schedule
 from penstock.loss.labels import LABELS
-from penstock.ranks.agreement import gather_values
-from penstock.ranks.transport import Transport
+from penstock.ranks.control import Control
 from penstock.training.batch.batch import Accepted, BatchFacts, try_split
 from penstock.training.batch.data_agreement import compare_data
 from penstock.training.batch.rows import BatchRows, RowClaims, merge_claims, settle_rows
@@ -40,15 +39,15 @@ class BatchAgreement:
 
     def __init__(
         self,
-        transport: Transport,
+        control: Control,
         schedule: Schedule,
         accepted: Iterable[Accepted],
         *,
         compares_data: bool = True,
     ) -> None:
-        self._transport = transport
+        self._control = control
         self._schedule = schedule
-        self._keywords = _gather_keywords(transport, list(accepted))
+        self._keywords = _gather_keywords(control, list(accepted))
         self._agreed: dict[bytes, Agreed] = {}
         # How many steps from now on have their data compared, whatever their form.
         self._steps_to_compare = _FIRST_STEPS
@@ -69,16 +68,16 @@ class BatchAgreement:
         whatever else the values between stages depend on.
         """
         mine = sha256(repr((facts, mode)).encode()).digest()
-        everyone = self._transport.gather(mine + bytes([is_recorded]))
+        everyone = self._control.gather_bytes(mine + bytes([is_recorded]))
         _compare_recording([bool(told[-1]) for told in everyone])
         signature = sha256(b"".join(told[:-1] for told in everyone)).digest()
         agreed = self._agreed.get(signature)
         is_new = agreed is None
         if agreed is None:
-            told = gather_values(self._transport, astuple(try_split(facts, values)))
+            told = self._control.gather(astuple(try_split(facts, values)))
             agreed = self._compare([_from_plain(theirs) for theirs in told])
         if self._compares_data and len(everyone) > 1 and (is_new or self._steps_to_compare):
-            compare_data(self._transport, named)
+            compare_data(self._control, named)
             self._steps_to_compare = max(0, self._steps_to_compare - 1)
         if is_new:
             if len(self._agreed) == _SIGNATURES:
@@ -164,10 +163,10 @@ def _compare_recording(is_recorded: list[bool]) -> None:
         )
 
 
-def _gather_keywords(transport: Transport, accepted: Sequence[Accepted]) -> frozenset[str]:
+def _gather_keywords(control: Control, accepted: Sequence[Accepted]) -> frozenset[str]:
     """Every keyword that some stage takes; "**" if one takes all."""
     mine = {name for takes in accepted for name in takes.names}
     if any(takes.takes_all for takes in accepted):
         mine.add("**")
-    everyone = gather_values(transport, sorted(mine))
+    everyone = control.gather(sorted(mine))
     return frozenset(name for names in everyone for name in names)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import BatchError
-from penstock.ranks.agreement import gather_values, group_ranks
-from penstock.ranks.transport import Transport
+from penstock.ranks.agreement import group_ranks
+from penstock.ranks.control import Control
 from penstock.training.batch.fingerprint import Fingerprint, fingerprints
 
 __all__ = ["compare_data"]
@@ -14,7 +14,7 @@ __all__ = ["compare_data"]
 _DIGITS = 8
 
 
-def compare_data(transport: Transport, named: Mapping[str, Any]) -> None:
+def compare_data(control: Control, named: Mapping[str, Any]) -> None:
     """Refuse, on every rank alike, an argument of which ranks have different data.
 
     Every rank calls this. A rank may leave an argument out, or give None for it.
@@ -25,7 +25,7 @@ def compare_data(transport: Transport, named: Mapping[str, Any]) -> None:
         mine["data"] = {name: [one.form, one.digest] for name, one in found.items()}
     except Exception as error:
         mine["error"] = f"{type(error).__name__}: {error}"
-    told = gather_values(transport, mine)
+    told = control.gather(mine)
     for rank, theirs in enumerate(told):
         if "error" in theirs:
             raise BatchError(
