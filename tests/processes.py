@@ -8,32 +8,30 @@ one host, so that each rank claims another host, and messages go over the loopba
 """
 
 import faulthandler
-import multiprocessing
 import os
-import pickle
 import warnings
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from time import monotonic
 from traceback import format_exc
 from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from penstock.tools.launcher import Answered, Ended, Failed, WorkerContext, Workers, join_group
 
 __all__ = ["Backend", "JobFailedError", "Processes", "backend_of", "join_one_gpu"]
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
-_HOST = "127.0.0.1"
 # How long the other ranks may still take after one has failed.
 _GRACE_SECONDS = 5.0
 # What a process answers: whether the job went well, and its result or its traceback.
 _Answer: TypeAlias = tuple[bool, Any]
+# What the server loads from which processes are forked.
+_PRELOADED = ("torch", "penstock.checkpoint.checkpoints")
 
 
 class JobFailedError(AssertionError):
@@ -47,9 +45,7 @@ class Processes:
         self.num_ranks = num_ranks
         self._backend = backend
         self._jobs = 0
-        self._processes: list[SpawnProcess] = []
-        self._pipes: list[Connection] = []
-        self._store: TCPStore | None = None
+        self._workers: Workers | None = None
 
     def __enter__(self) -> "Processes":
         return self
@@ -62,12 +58,15 @@ class Processes:
 
         The job is a function at the top of a module, and its results can be pickled.
         """
-        if not self._processes:
-            self._start()
+        if self._workers is None:
+            prepare = partial(_prepare, self._backend)
+            self._workers = Workers(self.num_ranks, prepare=prepare, preload=_PRELOADED)
+            self._workers.__enter__()
         self._jobs += 1
-        for pipe in self._pipes:
-            pipe.send_bytes(pickle.dumps((self._jobs, job, args, seconds)))
-        answers = self._collect(seconds)
+        group = {"name": str(self._jobs), "seconds": seconds, "backend": self._backend}
+        for rank in range(self.num_ranks):
+            self._workers.give(rank, partial(_run_job, job, args, self.num_ranks, group))
+        answers = self._collect(self._workers, seconds)
         if all(rank in answers and answers[rank][0] for rank in range(self.num_ranks)):
             return [answers[rank][1] for rank in range(self.num_ranks)]
         self.stop()
@@ -75,46 +74,27 @@ class Processes:
 
     def stop(self) -> None:
         """End every process, whatever it is doing."""
-        for process in self._processes:
-            process.kill()
-            process.join()
-        for pipe in self._pipes:
-            pipe.close()
-        self._processes, self._pipes, self._store = [], [], None
+        if self._workers is not None:
+            self._workers.kill()
+            self._workers = None
 
-    def _start(self) -> None:
-        # The store takes a free port itself, and keeps it; no other process can come between.
-        self._store = TCPStore(_HOST, 0, is_master=True, wait_for_workers=False)
-        context = multiprocessing.get_context("spawn")
-        for rank in range(self.num_ranks):
-            ours, theirs = context.Pipe()
-            arguments = (rank, self.num_ranks, self._backend, self._store.port, theirs)
-            process = context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self._processes.append(process)
-            self._pipes.append(ours)
-
-    def _collect(self, seconds: float) -> dict[int, _Answer]:
+    def _collect(self, workers: Workers, seconds: float) -> dict[int, _Answer]:
         """The answers that come in time; a process that ended answers with its exit code."""
         answers: dict[int, _Answer] = {}
         deadline = monotonic() + seconds
         while len(answers) < self.num_ranks and (left := deadline - monotonic()) > 0:
-            waiting = {self._pipes[r]: r for r in range(self.num_ranks) if r not in answers}
-            for pipe in wait(list(waiting), timeout=left):
-                rank = waiting[pipe]  # type: ignore[index]  # only connections were given
-                answers[rank] = self._read(rank)
+            silent = [rank for rank in range(self.num_ranks) if rank not in answers]
+            for rank, message in workers.listen(silent, left):
+                match message:
+                    case Answered(answer):
+                        answers[rank] = answer
+                    case Failed(text):
+                        answers[rank] = False, text
+                    case Ended(code):
+                        answers[rank] = False, f"the process ended with exit code {code}\n"
                 if not answers[rank][0]:
                     deadline = min(deadline, monotonic() + _GRACE_SECONDS)
         return answers
-
-    def _read(self, rank: int) -> _Answer:
-        try:
-            answer: _Answer = pickle.loads(self._pipes[rank].recv_bytes())
-        except EOFError:
-            self._processes[rank].join(_GRACE_SECONDS)
-            return False, f"the process ended with exit code {self._processes[rank].exitcode}\n"
-        return answer
 
 
 def _describe(job: str, answers: dict[int, _Answer], num_ranks: int, seconds: float) -> str:
@@ -144,8 +124,9 @@ def join_one_gpu(rank: int) -> torch.device:
     return device
 
 
-def _work(rank: int, num_ranks: int, backend: Backend, port: int, pipe: Connection) -> None:
-    """What a process does: one job after the other, until its pipe is closed."""
+@contextmanager
+def _prepare(backend: Backend, rank: int) -> Iterator[torch.device | None]:
+    """Let warnings be errors in a process; give it its device."""
     torch.set_num_threads(1)
     faulthandler.enable()
     warnings.simplefilter("error")
@@ -155,31 +136,19 @@ def _work(rank: int, num_ranks: int, backend: Backend, port: int, pipe: Connecti
         warnings.simplefilter("default")
         warnings.filterwarnings("error", module="penstock")
         device = join_one_gpu(rank)
-    store = TCPStore(_HOST, port, is_master=False)
-    while True:
-        try:
-            number, job, args, seconds = pickle.loads(pipe.recv_bytes())
-        except EOFError:
-            return
-        start = partial(
-            dist.init_process_group,
-            backend,
-            store=PrefixStore(str(number), store),
-            rank=rank,
-            world_size=num_ranks,
-            timeout=timedelta(seconds=seconds),
-            device_id=device,
-        )
-        answer = _answer(start, rank, job, args)
-        pipe.send_bytes(pickle.dumps(answer))
+    yield device
 
 
-def _answer(
-    start: Callable[[], None], rank: int, job: Callable[..., Any], args: tuple[Any, ...]
+def _run_job(
+    job: Callable[..., Any],
+    args: tuple[Any, ...],
+    num_ranks: int,
+    group: dict[str, Any],
+    context: WorkerContext,
 ) -> _Answer:
     try:
-        start()
-        result = job(rank, *args)
+        join_group(context, num_ranks, device=context.state, **group)
+        result = job(context.rank, *args)
         # Nobody leaves while another still talks to it.
         dist.barrier()
         dist.destroy_process_group()
