@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from penstock.alive.timeouts import DEFAULT_WATCH, Timeouts
+from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.checkpoint.checkpoints import Checkpoints
 from penstock.errors import ArgumentError
 from penstock.loss.reduction import Reduction
@@ -93,7 +93,7 @@ def train_elastically(
     plan_seconds: float = 10.0,
     on_step: Callable[[ElasticStep], None] = lambda _step: None,
     device: torch.device | str | None = None,
-    watch: Timeouts = DEFAULT_WATCH,
+    watch: Timeouts = DEFAULT_TIMEOUTS,
 ) -> Pipeline:
     """Train a job to its last step, from wherever its last checkpoint is; every process calls it.
 

@@ -1,6 +1,6 @@
-"""Ranks that come to grief: real processes of which one fails, and what became of each.
+"""Ranks of which one fails: real processes, and how each of them ended.
 
-Every process has ended when `run_ranks` returns; one that had to be killed says so.
+Every process has ended when `run_ranks` returns; one that had to be killed has no exit code.
 """
 
 import os
@@ -28,9 +28,9 @@ _PRELOADED = ("torch", "penstock.checkpoint.checkpoints")
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of one process: what it told, how it ended, what it wrote to stderr.
+    """How one process ended: what it reported, its exit code, and what it wrote to stderr.
 
-    `told` is what its job returned, or the error that it raised, or nothing if it could not tell.
+    `told` is what its job returned or the error that it raised; None if it reported neither.
     """
 
     told: Any

@@ -1,4 +1,4 @@
-"""Small things said over a connection."""
+"""Short messages over a connection that never waits."""
 
 import json
 import socket
@@ -16,37 +16,39 @@ from penstock.alive.json_connection import ConnectionBrokenError, JsonConnection
 @pytest.fixture
 def ends() -> Iterator[tuple[JsonConnection, socket.socket]]:
     mine, other = socket.socketpair()
-    line = JsonConnection(mine)
-    yield line, other
-    line.close()
+    connection = JsonConnection(mine)
+    yield connection, other
+    connection.close()
     other.close()
 
 
-def test_what_is_said_is_heard_in_order(ends: tuple[JsonConnection, socket.socket]) -> None:
-    line, other = ends
+def test_messages_arrive_in_order(ends: tuple[JsonConnection, socket.socket]) -> None:
+    connection, other = ends
     answer = JsonConnection(other)
-    answer.say("beat", [1, None, "ü"])
-    answer.say("bye")
-    assert list(line.hear()) == [["beat", [1, None, "ü"]], ["bye"]]
-    assert list(line.hear()) == []
+    answer.send("beat", [1, None, "ü"])
+    answer.send("bye")
+    assert list(connection.receive()) == [["beat", [1, None, "ü"]], ["bye"]]
+    assert list(connection.receive()) == []
 
 
-def test_what_comes_in_pieces_is_heard_when_it_is_whole(
+def test_message_in_pieces_arrives_when_it_is_complete(
     ends: tuple[JsonConnection, socket.socket],
 ) -> None:
-    line, other = ends
-    heard: list[Any] = []
+    connection, other = ends
+    received: list[Any] = []
     for byte in b'["a", 1]\n["b"]\n':
         other.send(bytes([byte]))
-        heard += line.hear()
-    assert heard == [["a", 1], ["b"]]
+        received += connection.receive()
+    assert received == [["a", 1], ["b"]]
 
 
-def test_last_words_are_heard_before_the_end(ends: tuple[JsonConnection, socket.socket]) -> None:
-    line, other = ends
+def test_last_message_arrives_before_the_end_of_the_connection(
+    ends: tuple[JsonConnection, socket.socket],
+) -> None:
+    connection, other = ends
     other.send(b'["last"]\n')
     other.close()
-    words = line.hear()
+    words = connection.receive()
     assert next(words) == ["last"]
     with pytest.raises(ConnectionBrokenError):
         next(words)
@@ -55,50 +57,62 @@ def test_last_words_are_heard_before_the_end(ends: tuple[JsonConnection, socket.
 @pytest.mark.parametrize(
     "data", [b"x\n", b"{}\n", b"[]\n", b"\xff\n", b"[" * 9000 + b"\n", b"7\n"]
 )
-def test_what_is_no_message_breaks_the_line(
+def test_invalid_message_breaks_the_connection(
     data: bytes, ends: tuple[JsonConnection, socket.socket]
 ) -> None:
-    line, other = ends
+    connection, other = ends
     other.send(data)
     with pytest.raises(ConnectionBrokenError, match=r"not a (message|plain value)"):
-        list(line.hear())
+        list(connection.receive())
 
 
-def test_message_without_an_end_breaks_the_line(
+def test_message_without_an_end_breaks_the_connection(
     ends: tuple[JsonConnection, socket.socket],
 ) -> None:
-    line, other = ends
+    connection, other = ends
     other.send(b'["' + b"a" * 30_000)
-    with pytest.raises(ConnectionBrokenError, match="went on without an end"):
-        list(line.hear())
+    with pytest.raises(ConnectionBrokenError, match="a message is longer than 16384 bytes"):
+        list(connection.receive())
 
 
-def test_nobody_waits_for_one_who_does_not_listen(
+def test_sender_never_waits_for_a_peer_that_does_not_read(
     ends: tuple[JsonConnection, socket.socket],
 ) -> None:
-    line, _ = ends
-    for _ in range(20_000):
-        line.say("beat", "a" * 100)
+    # A send that waited would hang here for ever, because nobody reads meanwhile. What does not
+    # fit is dropped as a whole: the peer later reads a run of complete messages, all in order.
+    connection, other = ends
+    sent = 20_000
+    for number in range(sent):
+        connection.send("beat", number, "a" * 100)
+    peer, received = JsonConnection(other), list[list[Any]]()
+    while received[-1:] != [["flush"]]:
+        # Every message flushes what waits in the sender.
+        connection.send("flush")
+        received += peer.receive()
+    numbers = [words[1] for words in received if words[0] == "beat"]
+    assert received[: len(numbers)] == [["beat", number, "a" * 100] for number in numbers]
+    assert numbers == list(range(len(numbers)))
+    assert 0 < len(numbers) < sent
 
 
-def test_saying_something_to_one_who_has_gone_breaks_the_line(
+def test_sending_to_a_closed_connection_breaks_it(
     ends: tuple[JsonConnection, socket.socket],
 ) -> None:
-    line, other = ends
+    connection, other = ends
     other.close()
     with pytest.raises(ConnectionBrokenError):
-        line.say("beat")
+        connection.send("beat")
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_messages_or_break_the_line(data: bytes) -> None:
+def test_any_bytes_are_messages_or_break_the_connection(data: bytes) -> None:
     mine, other = socket.socketpair()
-    line = JsonConnection(mine)
+    connection = JsonConnection(mine)
     other.send(data)
     other.close()
-    heard: list[list[Any]] = []
+    received: list[list[Any]] = []
     with suppress(ConnectionBrokenError):
-        heard.extend(line.hear())
-    line.close()
+        received.extend(connection.receive())
+    connection.close()
     whole = data.split(b"\n")[:-1]
-    assert heard == [json.loads(text) for text in whole[: len(heard)]]
+    assert received == [json.loads(text) for text in whole[: len(received)]]

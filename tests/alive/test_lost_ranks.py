@@ -1,4 +1,4 @@
-"""A rank raises, dies, stops, exits or loses its link: every other rank ends, and says who."""
+"""A rank raises, dies, stops, exits or loses its link: every other rank ends and names it."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from tests.models import make_batch, make_blocks, make_stages, mean_loss
 
 RANKS = 4
 MICROBATCHES = 8
-PLACES = (0, 3, 7)
+MICROBATCHES_OF_FAILURE = (0, 3, 7)
 FAMILIES = ("1F1B", "ZBV")
 RAISING = ("raise in F", "raise in B")
 KINDS = (*RAISING, "SIGKILL", "SIGSTOP", "sys.exit", "os._exit")
@@ -30,7 +30,7 @@ BACKWARDS = (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
 
 @dataclass(frozen=True)
 class Case:
-    """Who comes to grief, how, and at which microbatch of which step."""
+    """Which rank fails, how, and at which microbatch of which step."""
 
     family: str
     kind: str
@@ -46,10 +46,10 @@ class Case:
         return f"{self.family}-{self.kind}-rank{self.victim}-{self.microbatch}"
 
 
-def come_to_grief(kind: str) -> None:
+def fail_as(kind: str) -> None:
     match kind:
         case "raise in F" | "raise in B":
-            raise ValueError("out of luck")
+            raise ValueError("a mistake")
         case "SIGKILL":
             os.kill(os.getpid(), signal.SIGKILL)
         case "SIGSTOP":
@@ -63,7 +63,7 @@ def come_to_grief(kind: str) -> None:
 
 
 class Trap:
-    """Springs at one action of the victim."""
+    """A failure at one action of the victim, once it is set."""
 
     def __init__(self, case: Case, rank: int) -> None:
         self.case = case
@@ -75,11 +75,11 @@ class Trap:
         schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
         is_here = action.stage == schedule.placement.stages(case.victim)[0]
         if self.is_set and self.is_victim and is_here and action.microbatch == case.microbatch:
-            come_to_grief(case.kind)
+            fail_as(case.kind)
         run()
 
 
-def make_pipeline(family: str, watch: ps.Timeouts, trap: Trap | None, kind: str) -> ps.Pipeline:
+def make_pipeline(family: str, timeouts: ps.Timeouts, trap: Trap | None, kind: str) -> ps.Pipeline:
     kinds = BACKWARDS if kind == "raise in B" else (Kind.FORWARD,)
     return ps.Pipeline(
         make_stages(family, RANKS, make_blocks()),
@@ -88,23 +88,23 @@ def make_pipeline(family: str, watch: ps.Timeouts, trap: Trap | None, kind: str)
         loss=mean_loss,
         group=dist.group.WORLD,
         around={} if trap is None else dict.fromkeys(kinds, trap),
-        watch=watch,
+        watch=timeouts,
     )
 
 
 def train_into_trap(rank: int, case: Case, folder: Path) -> str:
-    watch = ps.Timeouts(silence_seconds=4.0 if case.kind == "SIGSTOP" else 60.0, folder=folder)
+    timeouts = ps.Timeouts(silence_seconds=4.0 if case.kind == "SIGSTOP" else 60.0, folder=folder)
     trap = Trap(case, rank)
-    pipeline = make_pipeline(case.family, watch, trap, case.kind)
+    pipeline = make_pipeline(case.family, timeouts, trap, case.kind)
     batch, target = make_batch()
     for step in range(3):
         trap.is_set = step == case.step
         pipeline.step(batch, target=target)
-    return "came through"
+    return "finished"
 
 
 def action_of(case: Case, told: str) -> str:
-    """The action at which the trap sprang; a backward may be for inputs only."""
+    """Return the action at which the victim failed; a backward may be for inputs only."""
     schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
     stage = schedule.placement.stages(case.victim)[0]
     letters = "BI" if case.kind == "raise in B" else "F"
@@ -115,7 +115,7 @@ def action_of(case: Case, told: str) -> str:
 
 WHAT = {
     "SIGKILL": "ended (its connection broke)",
-    "SIGSTOP": "has stopped answering (for 4 s)",
+    "SIGSTOP": "has not answered for 4 s",
     "sys.exit": "has left (SystemExit in the middle of a step)",
     "os._exit": "ended (its connection broke)",
 }
@@ -139,13 +139,13 @@ def check_case(case: Case, folder: Path) -> None:
 
 
 def check_raised(case: Case, fates: list[Fate]) -> None:
-    """The error of the one that raised is raised by all."""
+    """Check that all ranks raise the error of the rank that raised first."""
     for fate in fates:
         told = str(fate.told)
         assert (fate.exit_code, fate.stderr) == (1, "")
         place = f"rank {case.victim}, stage "
         assert place in told
-        assert f"{action_of(case, told)}: ValueError: out of luck" in told
+        assert f"{action_of(case, told)}: ValueError: a mistake" in told
 
 
 def check_lost(case: Case, fates: list[Fate]) -> None:
@@ -167,15 +167,17 @@ def check_lost(case: Case, fates: list[Fate]) -> None:
         assert str(victim.told) == message
 
 
-ALL_CASES = [Case(*values) for values in product(FAMILIES, KINDS, range(RANKS), PLACES)]
+ALL_CASES = [
+    Case(*values) for values in product(FAMILIES, KINDS, range(RANKS), MICROBATCHES_OF_FAILURE)
+]
 
 
 def some_cases() -> list[Case]:
-    """Every kind on every rank, with the families and places in turn."""
-    families, places = cycle(FAMILIES), cycle(PLACES)
+    """Return every kind on every rank, with the families and microbatches in turn."""
+    families, microbatches = cycle(FAMILIES), cycle(MICROBATCHES_OF_FAILURE)
     pairs = [(kind, rank) for number, kind in enumerate(KINDS) for rank in range(RANKS)]
     chosen = [pair for number, pair in enumerate(pairs) if pair[0] not in RAISING or number % 2]
-    return [Case(next(families), kind, rank, next(places)) for kind, rank in chosen]
+    return [Case(next(families), kind, rank, next(microbatches)) for kind, rank in chosen]
 
 
 @pytest.mark.parametrize("case", some_cases(), ids=str)
@@ -192,8 +194,8 @@ def test_others_end_and_name_the_rank_in_every_case(case: Case, tmp_path: Path) 
 # ---- after a loss
 
 
-def go_on_after_a_loss(rank: int, folder: Path) -> list[str]:
-    """What a step, an evaluation and clipping say once a rank was lost."""
+def continue_after_a_loss(rank: int, folder: Path) -> list[str]:
+    """Return what a step, an evaluation and clipping raise once a rank is lost."""
     trap = Trap(Case("1F1B", "SIGKILL", 2, 3), rank)
     trap.is_set = True
     pipeline = make_pipeline("1F1B", ps.Timeouts(folder=folder), trap, "SIGKILL")
@@ -212,8 +214,8 @@ def go_on_after_a_loss(rank: int, folder: Path) -> list[str]:
     return told
 
 
-def test_pipeline_that_lost_a_rank_says_so_at_once_ever_after(tmp_path: Path) -> None:
-    fates = run_ranks(go_on_after_a_loss, RANKS, tmp_path, tmp_path)
+def test_every_later_call_of_a_pipeline_that_lost_a_rank_raises_at_once(tmp_path: Path) -> None:
+    fates = run_ranks(continue_after_a_loss, RANKS, tmp_path, tmp_path)
     others = [fate for rank, fate in enumerate(fates) if rank != 2]
     assert [fate.exit_code for fate in others] == [0, 0, 0]
     (message,) = {message for fate in others for message in fate.told}
@@ -226,7 +228,7 @@ def test_pipeline_that_lost_a_rank_says_so_at_once_ever_after(tmp_path: Path) ->
 
 
 def loop_for_ever(rank: int, folder: Path) -> None:
-    """Rank 2 is killed while rank 1 is in a loop that nothing ends, before it waits for rank 2."""
+    """Kill rank 2 while rank 1 is in an endless loop, before it waits for rank 2."""
 
     def act(action: Action, run: Callable[[], None]) -> None:
         if rank == 2 and action.microbatch == 1:
@@ -248,7 +250,7 @@ def loop_for_ever(rank: int, folder: Path) -> None:
     pipeline.step(batch, target=target)
 
 
-def test_process_that_does_not_come_out_is_ended_with_an_exit_code_of_its_own(
+def test_process_that_does_not_leave_its_call_is_ended_with_exit_code_83(
     tmp_path: Path,
 ) -> None:
     fates = run_ranks(loop_for_ever, RANKS, tmp_path, tmp_path)
@@ -257,14 +259,14 @@ def test_process_that_does_not_come_out_is_ended_with_an_exit_code_of_its_own(
     assert told[0].startswith("penstock: rank 2 (process ")
     assert told[1].startswith("what every rank did: penstock explain ")
     assert told[2] == (
-        "this is rank 1, which did not come out of 1F2 (forward of microbatch 2 in stage 1) of "
-        "step 0 within 2 s of that, so that its process ends now, with exit code 83"
+        "this is rank 1, which did not leave 1F2 (forward of microbatch 2 in stage 1) of step 0 "
+        "within 2 s; its process ends now with exit code 83"
     )
     assert any("in act" in line for line in told[3:])
 
 
 def lose_the_link(rank: int, folder: Path) -> None:
-    """Rank 1 lives, but its connections to the others are cut in the second step."""
+    """Cut the connections of rank 1, which stays alive, in the second step."""
     pipeline = make_pipeline("1F1B", ps.Timeouts(folder=folder), None, "")
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -283,8 +285,8 @@ def test_rank_that_lost_its_link_ends_the_step_on_all_ranks(tmp_path: Path) -> N
 # ---- no loss
 
 
-def end_well(rank: int, folder: Path) -> list[str]:
-    """Two pipelines, one after the other; what is in the folder while they are there."""
+def end_without_a_fault(rank: int, folder: Path) -> list[str]:
+    """Train two pipelines in turn; return the records that exist meanwhile."""
     batch, target = make_batch()
     for family in FAMILIES:
         pipeline = make_pipeline(family, ps.Timeouts(folder=folder / str(rank)), None, "")
@@ -296,8 +298,8 @@ def end_well(rank: int, folder: Path) -> list[str]:
     return found
 
 
-def test_pipelines_that_end_well_leave_no_records(tmp_path: Path) -> None:
-    fates = run_ranks(end_well, RANKS, tmp_path, tmp_path)
+def test_pipelines_without_a_fault_leave_no_records(tmp_path: Path) -> None:
+    fates = run_ranks(end_without_a_fault, RANKS, tmp_path, tmp_path)
     expected = [f"rank{rank}.flight" for rank in range(RANKS)]
     assert [sorted(fate.told) for fate in fates] == [expected] * RANKS
     assert list(tmp_path.rglob("*.flight")) == []
@@ -305,7 +307,7 @@ def test_pipelines_that_end_well_leave_no_records(tmp_path: Path) -> None:
 
 
 def leave_early(rank: int, folder: Path) -> str:
-    """Rank 2 is done after one step, and the others go on."""
+    """Leave after one step on rank 2, while the others continue."""
     pipeline = make_pipeline("ZBV", ps.Timeouts(folder=folder), None, "")
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -315,7 +317,7 @@ def leave_early(rank: int, folder: Path) -> str:
     return "more"
 
 
-def test_rank_that_has_left_is_named_by_those_that_go_on(tmp_path: Path) -> None:
+def test_rank_that_left_is_named_by_ranks_that_continue(tmp_path: Path) -> None:
     fates = run_ranks(leave_early, RANKS, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, 1, 0, 1]
     for rank in (0, 1, 3):
@@ -326,7 +328,7 @@ def test_rank_that_has_left_is_named_by_those_that_go_on(tmp_path: Path) -> None
 
 
 def hold_up(rank: int, folder: Path) -> str:
-    """Rank 1 does not go on until rank 0 has reported that."""
+    """Let rank 1 wait until rank 0 has reported the stall."""
     gate = folder / "gate"
 
     class Opener(logging.Handler):
@@ -356,12 +358,12 @@ def hold_up(rank: int, folder: Path) -> str:
     return (folder / "report").read_text()
 
 
-def test_stalled_step_is_reported_and_goes_on(tmp_path: Path) -> None:
+def test_stalled_step_is_reported_and_continues(tmp_path: Path) -> None:
     fates = run_ranks(hold_up, RANKS, tmp_path, tmp_path)
     assert [(fate.exit_code, fate.stderr) for fate in fates] == [(0, "")] * RANKS
     first, heading, *rows = fates[0].told.splitlines()
-    assert first.endswith(" s; all others wait for rank 1 in the end")
-    assert heading.split() == ["rank", "in", "since", "waits", "for"]
+    assert first.endswith(" s; all ranks are waiting for rank 1")
+    assert heading.split() == ["rank", "in", "for", "waits", "for"]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
     assert rows[1].split()[1] == "1F3"
     assert "rank 1, 2RECV_F3" in rows[2]
@@ -370,8 +372,8 @@ def test_stalled_step_is_reported_and_goes_on(tmp_path: Path) -> None:
 # ---- more than one pipeline
 
 
-def come_to_grief_in_reduction(rank: int, kind: str, folder: Path) -> None:
-    """Two replicas of two stages; rank 1 of the second is lost in the collective of both."""
+def fail_in_reduction(rank: int, kind: str, folder: Path) -> None:
+    """Lose rank 1 of the second of two replicas, in the collective of both."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
     stage = rank % 2
     module = DistributedDataParallel(
@@ -380,7 +382,7 @@ def come_to_grief_in_reduction(rank: int, kind: str, folder: Path) -> None:
 
     def act(_: Action, run: Callable[[], None]) -> None:
         if rank == 3:
-            come_to_grief(kind)
+            fail_as(kind)
         run()
 
     pipeline = ps.Pipeline(
@@ -400,11 +402,11 @@ def come_to_grief_in_reduction(rank: int, kind: str, folder: Path) -> None:
 def test_loss_in_a_collective_of_replicas_ends_both_pipelines(
     kind: str, code: int, tmp_path: Path
 ) -> None:
-    # The first pipeline waits for a stopped rank of the second until that goes on or ends: its own
-    # ranks all answer, and the collective is not a pipeline's to hang up. It may then end well.
+    # The first pipeline waits for a stopped rank of the second until that continues or ends: its
+    # own ranks all answer, and the collective is not the pipeline's to abort. It may then succeed.
     resume = 3 if kind == "SIGSTOP" else None
     fates = run_ranks(
-        come_to_grief_in_reduction,
+        fail_in_reduction,
         RANKS,
         tmp_path,
         kind,

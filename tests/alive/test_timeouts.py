@@ -1,4 +1,4 @@
-"""The limits of a watch."""
+"""The values that timeouts may have."""
 
 import math
 from typing import Any
@@ -11,17 +11,17 @@ from penstock.errors import ArgumentError
 
 @pytest.mark.parametrize("name", ["silence_seconds", "stop_seconds", "stall_seconds"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_limits_are_positive(name: str, value: float) -> None:
+def test_timeouts_must_be_positive(name: str, value: float) -> None:
     settings: dict[str, Any] = {name: value}
     with pytest.raises(ArgumentError) as caught:
         Timeouts(**settings)
     assert str(caught.value) == f"{name} must be a positive number of seconds (got {value})"
 
 
-def test_silence_that_any_busy_machine_shows_is_no_limit() -> None:
+def test_silence_seconds_below_one_is_rejected() -> None:
     with pytest.raises(ArgumentError) as caught:
         Timeouts(silence_seconds=0.5)
     assert str(caught.value) == (
-        "silence_seconds is too short to tell a lost rank from a busy one (got 0.5); "
-        "use at least 1.0"
+        "silence_seconds must be at least 1.0 to tell a lost rank from a busy one (got 0.5); "
+        "use a larger value"
     )

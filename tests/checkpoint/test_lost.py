@@ -1,4 +1,4 @@
-"""A rank is lost while all save or load: the others end, say who, and the last step loads."""
+"""A rank is lost while all save or load: the others end and name it, and the last step loads."""
 
 import os
 import signal
@@ -26,14 +26,14 @@ KINDS = ("SIGKILL", "SIGSTOP", "sys.exit")
 EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3}
 WHAT = {
     "SIGKILL": "ended (its connection broke)",
-    "SIGSTOP": "has stopped answering (for 6 s)",
+    "SIGSTOP": "has not answered for 6 s",
     "sys.exit": "has left (SystemExit in the middle of a step)",
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """Who comes to grief, how, and in which call."""
+    """Which rank fails, how, and in which call."""
 
     call: str
     kind: str
@@ -43,7 +43,7 @@ class Case:
         return f"{self.call}-{self.kind}-rank{self.victim}"
 
 
-def come_to_grief(kind: str) -> None:
+def fail_as(kind: str) -> None:
     match kind:
         case "SIGKILL":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -56,17 +56,17 @@ def come_to_grief(kind: str) -> None:
 
 
 class Deadly(dict[str, Any]):
-    """Data at which whoever wants to save it comes to grief, before it has told the others."""
+    """Data whose rank fails when it saves them, before it has sent anything to the others."""
 
     kind = ""
 
     def items(self) -> "dict_items[str, Any]":
-        come_to_grief(self.kind)
+        fail_as(self.kind)
         return super().items()
 
 
-def come_to_grief_at_file(kind: str, folder: Path, ending: str) -> None:
-    """Come to grief when a file with this ending is opened in the folder for the first time."""
+def fail_at_file(kind: str, folder: Path, ending: str) -> None:
+    """Fail when a file with this ending is opened in the folder for the first time."""
     is_set = True
 
     def look(event: str, arguments: tuple[object, ...]) -> None:
@@ -74,23 +74,23 @@ def come_to_grief_at_file(kind: str, folder: Path, ending: str) -> None:
         path = str(arguments[0]) if event == "open" else ""
         if is_set and path.startswith(str(folder)) and path.endswith(ending):
             is_set = False
-            come_to_grief(kind)
+            fail_as(kind)
 
     sys.addaudithook(look)
 
 
-def make_pipeline(ranks: int | None, watch: ps.Timeouts, group: Any) -> ps.Pipeline:
+def make_pipeline(ranks: int | None, timeouts: ps.Timeouts, group: Any) -> ps.Pipeline:
     return ps.Pipeline(
         make_stages("1F1B", RANKS if ranks is None else ranks, make_blocks()),
         "1F1B",
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=group,
-        watch=watch,
+        watch=timeouts,
     )
 
 
-def watch_of(kind: str, folder: Path) -> ps.Timeouts:
+def timeouts_for(kind: str, folder: Path) -> ps.Timeouts:
     return ps.Timeouts(silence_seconds=6.0 if kind == "SIGSTOP" else 60.0, folder=folder)
 
 
@@ -102,8 +102,8 @@ def train(pipeline: ps.Pipeline, optimizer: torch.optim.Optimizer) -> None:
 
 
 def lose_a_rank(rank: int, case: Case, folder: Path) -> str:
-    """Save step 1 well; then the victim is lost."""
-    pipeline = make_pipeline(None, watch_of(case.kind, folder), dist.group.WORLD)
+    """Save step 1; then lose the victim."""
+    pipeline = make_pipeline(None, timeouts_for(case.kind, folder), dist.group.WORLD)
     optimizer = torch.optim.Adam(pipeline.parameters())
     run = folder / "run"
     with ps.Checkpoints(run) as checkpoints:
@@ -116,14 +116,14 @@ def lose_a_rank(rank: int, case: Case, folder: Path) -> str:
                 Deadly.kind = case.kind
                 checkpoints.save(2, pipeline, optimizer, data=data)
             case "finish", True:
-                come_to_grief_at_file(case.kind, run, ".distcp")
+                fail_at_file(case.kind, run, ".distcp")
             case "load", True:
-                come_to_grief_at_file(case.kind, run, "penstock.json")
+                fail_at_file(case.kind, run, "penstock.json")
         if case.call == "load":
             checkpoints.load(pipeline, optimizer)
         else:
             checkpoints.save(2, pipeline, optimizer, data={"place": 2})
-    return "came through"
+    return "finished"
 
 
 def check_case(case: Case, folder: Path) -> None:
@@ -144,7 +144,7 @@ def check_lost(fates: list[Fate], case: Case) -> None:
 
 
 def check_first_step(folder: Path) -> None:
-    """The step that was complete before can be loaded, and no other is there."""
+    """Check that step 1 can be loaded, and that it is the only complete step."""
     pipeline, trained = (make_pipeline(None, ps.Timeouts(), None) for _ in range(2))
     train(trained, torch.optim.Adam(trained.parameters()))
     checkpoints = ps.Checkpoints(folder / "run")
@@ -182,16 +182,16 @@ def test_others_name_the_rank_in_every_case(case: Case, tmp_path: Path) -> None:
 
 
 def end_without_waiting(rank: int, kind: str, folder: Path) -> str:
-    """Rank 1 is lost while it writes, and no other rank asks how the save went."""
-    pipeline = make_pipeline(None, watch_of(kind, folder), dist.group.WORLD)
+    """Lose rank 1 while it writes; no other rank asks how the save went."""
+    pipeline = make_pipeline(None, timeouts_for(kind, folder), dist.group.WORLD)
     if rank == 1:
-        come_to_grief_at_file(kind, folder / "run", ".distcp")
+        fail_at_file(kind, folder / "run", ".distcp")
     ps.Checkpoints(folder / "run").save(1, pipeline)
     return "done"
 
 
 @pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
-def test_program_that_does_not_wait_for_a_save_ends_all_the_same(
+def test_program_that_does_not_wait_for_a_save_still_ends(
     kind: Literal["SIGKILL", "SIGSTOP"], tmp_path: Path
 ) -> None:
     resume = 1 if kind == "SIGSTOP" else None
@@ -215,7 +215,7 @@ print(end_without_waiting(rank, "SIGSTOP", folder))
 
 @pytest.mark.slow
 def test_interpreter_ends_while_a_thread_waits_for_a_rank_that_has_stopped(tmp_path: Path) -> None:
-    # Other tests fork their processes, which end without clearing up; these end as programs do.
+    # Other tests fork their processes, which end without cleaning up; these end as programs do.
     command = [sys.executable, "-c", PROGRAM]
     processes = [
         subprocess.Popen(
@@ -237,11 +237,11 @@ def test_interpreter_ends_while_a_thread_waits_for_a_rank_that_has_stopped(tmp_p
 
 
 def lose_a_rank_of_a_copy(rank: int, folder: Path) -> None:
-    """Two pipelines of two ranks save together; rank 1 of the second is lost."""
+    """Lose rank 1 of the second of two pipelines that save together."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
-    pipeline = make_pipeline(2, watch_of("SIGKILL", folder), mesh["pipeline"])
+    pipeline = make_pipeline(2, timeouts_for("SIGKILL", folder), mesh["pipeline"])
     if rank == 3:
-        come_to_grief_at_file("SIGKILL", folder / "run", ".distcp")
+        fail_at_file("SIGKILL", folder / "run", ".distcp")
     ps.Checkpoints(folder / "run").save(1, pipeline, wait=True)
 
 
@@ -253,7 +253,7 @@ def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
     assert [type(fate.told) for fate in fates[:3]] == [ps.PeerLostError] * 3
     assert fates[2].told.rank == 1
     assert WHAT["SIGKILL"] in str(fates[2].told)
-    # The other pipeline has all its ranks; one of them tells what it could not reach.
+    # The other pipeline has all its ranks; one of them names the process that it cannot reach.
     (message,) = {str(fate.told) for fate in fates[:2]}
     start = "lost its connection to another rank (saving and loading need all processes: rank "
     assert start in message
@@ -261,14 +261,14 @@ def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
 
 
 def lose_a_rank_of_none(rank: int, folder: Path) -> None:
-    """Every process has the whole pipeline, so that nobody watches over another."""
-    pipeline = make_pipeline(None, watch_of("SIGKILL", folder), None)
+    """Give every process the whole pipeline, so that none guards another."""
+    pipeline = make_pipeline(None, timeouts_for("SIGKILL", folder), None)
     if rank == 1:
-        come_to_grief_at_file("SIGKILL", folder / "run", ".distcp")
+        fail_at_file("SIGKILL", folder / "run", ".distcp")
     ps.Checkpoints(folder / "run").save(1, pipeline, wait=True)
 
 
-def test_copies_of_a_pipeline_in_one_process_say_that_another_is_gone(tmp_path: Path) -> None:
+def test_copies_of_a_whole_pipeline_name_a_process_that_is_gone(tmp_path: Path) -> None:
     fates = run_ranks(lose_a_rank_of_none, 2, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, -signal.SIGKILL]
     assert isinstance(fates[0].told, ps.CheckpointError)
@@ -276,8 +276,8 @@ def test_copies_of_a_pipeline_in_one_process_say_that_another_is_gone(tmp_path: 
     assert str(fates[0].told).startswith(start)
 
 
-def save_and_end_well(rank: int, folder: Path) -> list[str]:
-    """Save in the background, and let go of the pipeline first, of the checkpoints last."""
+def save_and_end(rank: int, folder: Path) -> list[str]:
+    """Save in the background; drop the pipeline first and the checkpoints last."""
     pipeline = make_pipeline(None, ps.Timeouts(folder=folder / str(rank)), dist.group.WORLD)
     checkpoints = ps.Checkpoints(folder / "run")
     checkpoints.save(1, pipeline, wait=True)
@@ -293,7 +293,7 @@ def save_and_end_well(rank: int, folder: Path) -> list[str]:
 
 
 def test_checkpoints_do_not_keep_a_pipeline_that_has_ended(tmp_path: Path) -> None:
-    # The lifeline held what to hang up after the call, which held the pipeline: its thread, which
+    # The heartbeat kept what to abort after the call, which kept the pipeline: its thread, which
     # ends with the pipeline, kept that alive.
-    fates = run_ranks(save_and_end_well, RANKS, tmp_path, tmp_path)
+    fates = run_ranks(save_and_end, RANKS, tmp_path, tmp_path)
     assert fates == [Fate([], 0, "")] * RANKS

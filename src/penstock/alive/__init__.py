@@ -1,1 +1,1 @@
-"""Who is alive: heartbeats, the failure detector, and the guard around every joint call."""
+"""Which ranks are alive: heartbeats, the failure detector, and the guard around joint calls."""

@@ -1,139 +1,140 @@
-"""Who is lost, and who holds up the others, by what every rank has told of itself and when.
+"""Which rank is lost, and which one holds up the others, from the status of every rank.
 
-It opens no connection and reads no clock: whoever asks says what time it is.
+The failure detector opens no connection and reads no clock: its caller says what time it is.
 """
 
 from collections.abc import Sequence
 
-from penstock.alive.lost_rank import LostRank, ended, left, silent, unlinked
-from penstock.alive.rank_status import NOWHERE, RankStatus
+from penstock.alive.lost_rank import LostRank, disconnected, ended, left, silent
+from penstock.alive.rank_status import INITIAL_STATUS, RankStatus
 from penstock.alive.timeouts import Timeouts
 
 __all__ = ["FailureDetector", "describe_stall"]
 
-# How long a broken connection is looked at before it is blamed on itself: when it broke because a
-# process at one end did, that is known by then.
+# How long a broken connection is observed before its rank is blamed: if it broke because a process
+# at one end died, that is known by then.
 _BREAK_SECONDS = 1.0
 
 
 class FailureDetector:
-    """Keeps what is known of every rank."""
+    """The last known status of every rank, and what follows from it."""
 
-    def __init__(self, num_ranks: int, watch: Timeouts, now: float) -> None:
-        self._watch = watch
-        self._places = [NOWHERE] * num_ranks
-        self._heard = [now] * num_ranks
-        self._broken: dict[int, float] = {}
+    def __init__(self, num_ranks: int, timeouts: Timeouts, now: float) -> None:
+        self._timeouts = timeouts
+        self._statuses = [INITIAL_STATUS] * num_ranks
+        self._last_heard = [now] * num_ranks
+        self._broken_since: dict[int, float] = {}
         self._ended: list[int] = []
         self._left: dict[int, tuple[int, str]] = {}
-        self._moved = now
-        self._next_report = watch.stall_seconds
+        self._last_progress = now
+        self._next_report = timeouts.stall_seconds
 
     @property
-    def places(self) -> tuple[RankStatus, ...]:
-        """Where every rank was when it last told."""
-        return tuple(self._places)
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """The last known status of every rank."""
+        return tuple(self._statuses)
 
-    def hear(self, rank: int, place: RankStatus, now: float) -> None:
-        """A rank tells where it is."""
-        before = self._places[rank]
-        if place.progress != before.progress or place.failure != before.failure:
-            self._moved = now
-            self._next_report = self._watch.stall_seconds
-        if place.broken is None:
-            self._broken.pop(rank, None)
+    def update(self, rank: int, status: RankStatus, now: float) -> None:
+        """Take the status that a rank has sent."""
+        before = self._statuses[rank]
+        if status.progress != before.progress or status.failure != before.failure:
+            self._last_progress = now
+            self._next_report = self._timeouts.stall_seconds
+        if status.broken is None:
+            self._broken_since.pop(rank, None)
         else:
-            self._broken.setdefault(rank, now)
-        self._places[rank], self._heard[rank] = place, now
+            self._broken_since.setdefault(rank, now)
+        self._statuses[rank], self._last_heard[rank] = status, now
 
     def end(self, rank: int) -> None:
-        """The connection to a rank broke; after a goodbye that is as it should be."""
+        """Note that the connection to a rank broke, which is expected after its goodbye."""
         if rank not in self._left:
             self._ended.append(rank)
 
-    def leave(self, rank: int, calls: int, why: str) -> None:
-        """A rank says goodbye, after so many calls."""
-        self._left[rank] = calls, why
+    def leave(self, rank: int, calls: int, reason: str) -> None:
+        """Note the goodbye of a rank that took part in this number of calls."""
+        self._left[rank] = calls, reason
 
-    def forgive(self, now: float) -> None:
-        """Whoever asks has slept itself, so that it could hear nobody."""
-        self._heard = [now] * len(self._heard)
-        self._moved = now
+    def restart_clocks(self, now: float) -> None:
+        """Forget past silence, because the caller was asleep and could hear nobody."""
+        self._last_heard = [now] * len(self._last_heard)
+        self._last_progress = now
 
     def find_lost(self, now: float) -> LostRank | None:
-        """The rank that is lost, if one is."""
+        """Return the rank that is lost, if one is."""
         for rank in self._ended:
-            return ended(rank, self._places[rank])
-        latest = max((place.call for place in self._places if place.is_inside), default=0)
-        for rank, (calls, why) in self._left.items():
+            return ended(rank, self._statuses[rank])
+        latest = max((status.call for status in self._statuses if status.is_inside), default=0)
+        for rank, (calls, reason) in self._left.items():
             if latest > calls:
-                return left(rank, why, self._places[rank])
-        silence = self._watch.silence_seconds
-        for rank, heard in enumerate(self._heard):
+                return left(rank, reason, self._statuses[rank])
+        silence = self._timeouts.silence_seconds
+        for rank, heard in enumerate(self._last_heard):
             if rank not in self._left and now - heard >= silence:
-                return silent(rank, silence, self._places[rank])
-        for rank, since in self._broken.items():
+                return silent(rank, silence, self._statuses[rank])
+        for rank, since in self._broken_since.items():
             if now - since >= _BREAK_SECONDS:
-                place = self._places[rank]
-                return unlinked(rank, place.broken or "", place)
+                status = self._statuses[rank]
+                return disconnected(rank, status.broken or "", status)
         return self._find_stuck(now)
 
     def _find_stuck(self, now: float) -> LostRank | None:
-        """A rank that failed, while another does not come out of the same call."""
-        patience = self._watch.stop_seconds
-        if now - self._moved < patience:
+        """Return a rank that failed while another does not leave the same call."""
+        limit = self._timeouts.stop_seconds
+        if now - self._last_progress < limit:
             return None
-        for rank, place in enumerate(self._places):
+        for rank, status in enumerate(self._statuses):
             stuck = [
                 other
-                for other, theirs in enumerate(self._places)
-                if other != rank and theirs.is_inside and theirs.call == place.call
+                for other, theirs in enumerate(self._statuses)
+                if other != rank and theirs.is_inside and theirs.call == status.call
             ]
-            if place.failure is not None and stuck:
-                # Those that wait for another are not to blame, unless nobody else is.
-                other = min(stuck, key=lambda rank: _is_waiting(self._places[rank]))
-                doing = self._places[other].doing
-                late = f"rank {other} did not come out of {doing} for {patience:g} s"
-                return LostRank(rank, f"failed, and {late}: {place.failure}", None)
+            if status.failure is not None and stuck:
+                # Ranks that wait for another are not to blame, unless all of them do.
+                other = min(stuck, key=lambda rank: _is_waiting(self._statuses[rank]))
+                doing = self._statuses[other].doing
+                late = f"rank {other} did not leave {doing} within {limit:g} s"
+                return LostRank(rank, f"failed, and {late}: {status.failure}", None)
         return None
 
     def find_stall(self, now: float) -> str | None:
-        """A report, if no rank has got on for long; again after twice as long."""
-        seconds = now - self._moved
-        if seconds < self._next_report or not any(place.is_inside for place in self._places):
+        """Return a report if no rank made progress for long; again after twice as long."""
+        seconds = now - self._last_progress
+        is_inside = any(status.is_inside for status in self._statuses)
+        if seconds < self._next_report or not is_inside:
             return None
         self._next_report *= 2
-        return describe_stall(self._places, seconds)
+        return describe_stall(self._statuses, seconds)
 
 
-def _is_waiting(place: RankStatus) -> bool:
-    return place.waits_for is not None or place.is_meeting
+def _is_waiting(status: RankStatus) -> bool:
+    return status.waits_for is not None or status.is_meeting
 
 
-def describe_stall(places: Sequence[RankStatus], seconds: float) -> str:
-    """A table of what every rank does, under the name of the one that all others wait for."""
-    idle = [rank for rank, place in enumerate(places) if not _is_waiting(place)]
-    match idle:
+def describe_stall(statuses: Sequence[RankStatus], seconds: float) -> str:
+    """Return a table of what every rank does, below the rank that all others wait for."""
+    busy = [rank for rank, status in enumerate(statuses) if not _is_waiting(status)]
+    match busy:
         case []:
-            blame = "every rank waits for another"
+            blame = "every rank is waiting for another"
         case [rank]:
-            blame = f"all others wait for rank {rank} in the end"
+            blame = f"all ranks are waiting for rank {rank}"
         case _:
-            blame = f"the ranks {', '.join(map(str, idle))} wait for no other"
-    rows = [("rank", "in", "since", "waits for"), *map(_row, range(len(places)), places)]
+            blame = f"ranks {', '.join(map(str, busy))} are not waiting for another"
+    rows = [("rank", "in", "for", "waits for"), *map(_row, range(len(statuses)), statuses)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [f"no rank has got on for {seconds:.0f} s; {blame}"]
+    lines = [f"no progress for {seconds:.0f} s; {blame}"]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def _row(rank: int, place: RankStatus) -> tuple[str, str, str, str]:
-    if not place.is_inside or place.doing is None:
+def _row(rank: int, status: RankStatus) -> tuple[str, str, str, str]:
+    if not status.is_inside or status.doing is None:
         return str(rank), "no step", "", ""
-    waits = "all ranks" if place.is_meeting else ""
-    if place.waits_for is not None:
-        message = "" if place.awaited is None else f", {place.awaited}"
-        waits = f"rank {place.waits_for}{message}"
-    return str(rank), place.doing, f"{place.seconds:.0f} s", waits
+    waits = "all ranks" if status.is_meeting else ""
+    if status.waits_for is not None:
+        message = "" if status.awaited is None else f", {status.awaited}"
+        waits = f"rank {status.waits_for}{message}"
+    return str(rank), status.doing, f"{status.seconds:.0f} s", waits

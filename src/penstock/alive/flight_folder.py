@@ -1,4 +1,4 @@
-"""The folder with the flight records of a pipeline's ranks, and what it tells of one of them."""
+"""The folder with the flight records of a pipeline's ranks."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +12,7 @@ __all__ = ["FlightFolder"]
 
 
 class FlightFolder:
-    """This rank's flight record, among those of the others on the same machine."""
+    """This rank's flight record, among those of the other ranks on the same machine."""
 
     def __init__(self, folder: Path, rank: int, schedule: Schedule) -> None:
         self.folder = folder
@@ -24,19 +24,19 @@ class FlightFolder:
             schedule=schedule.name,
         )
 
-    def last_of(self, rank: int) -> str | None:
-        """What a rank did last, as a part of a sentence, if its record can be read here."""
+    def last_action_of(self, rank: int) -> str | None:
+        """Return what a rank did last, as a part of a sentence, if its record can be read."""
         try:
             last = read_flight(flight_path(self.folder, rank)).last
         except (OSError, PenstockError):
             return None
         if last is None:
-            return "it had begun no action"
+            return "it had not started any action"
         return f"its last action was {spell_out(last.doing)} of step {last.step}"
 
     def close(self, *, keep: bool) -> None:
-        """Leave the record for whoever wants to know what happened, or remove it."""
+        """Keep the record so that it can be explained, or remove it."""
         self.writer.close(keep=keep)
         with suppress(OSError):
-            # Whoever is last removes the folder too; until then it is not empty.
+            # The last rank removes the folder too; until then it is not empty.
             self.folder.rmdir()

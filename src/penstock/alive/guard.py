@@ -1,7 +1,7 @@
-"""Around every call that all ranks make together: no rank waits for one that is lost.
+"""The guard around every call that all ranks make together: no rank waits for a lost one.
 
-Whatever ends a call on this rank is told to the others; whatever ended it on another becomes the
-one error that all of them raise.
+An error that ends a call on this rank is sent to the others. If the call ended because a rank is
+lost, all other ranks raise the same error.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from typing import Protocol
 from weakref import finalize
 
 from penstock.alive.heartbeat import Heartbeat
-from penstock.alive.lost_rank import unlinked
+from penstock.alive.lost_rank import disconnected
 from penstock.alive.progress_log import Log, NoLog, ProgressLog
 from penstock.alive.timeouts import Timeouts
 from penstock.errors import PenstockError
@@ -19,90 +19,94 @@ from penstock.ranks.group_transport import GroupTransport
 
 __all__ = ["Guard", "NoGuard", "RankGuard"]
 
-# How long an error that may come from a lost rank waits for the news of it.
+# How long an error that may come from a lost rank waits until that is known.
 _NEWS_SECONDS = 1.0
 
 
 class Guard(Protocol):
-    """Watches over the calls of one pipeline."""
+    """A guard of the calls of one pipeline."""
 
     @property
     def log(self) -> Log:
         """Where to note what this rank is doing."""
 
-    def call(self, also: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
-        """Something that every rank does at the same time, as often as the others.
+    def call(self, abort: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+        """Guard something that every rank does at the same time, as often as the others.
 
-        When a rank is lost, `also` ends what else the call may wait for.
+        When a rank is lost, `abort` ends what else the call may wait for.
         """
 
-    def noting(self) -> AbstractContextManager[None]:
-        """Groups that are made inside can be hung up."""
+    def tracking(self) -> AbstractContextManager[None]:
+        """Let the guard abort the groups that are opened inside."""
 
 
 class NoGuard:
-    """For a process that is all there is."""
+    """A guard of a process that runs all ranks."""
 
     def __init__(self) -> None:
         self.log: Log = NoLog()
 
-    def call(self, also: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
-        """Nobody can be lost."""
-        del also
+    def call(self, abort: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+        """Do nothing, because no other rank can be lost."""
+        del abort
         return nullcontext()
 
-    def noting(self) -> AbstractContextManager[None]:
-        """Nothing is ever hung up."""
+    def tracking(self) -> AbstractContextManager[None]:
+        """Do nothing, because nothing is ever aborted."""
         return nullcontext()
 
 
 class RankGuard:
-    """For one rank among several."""
+    """A guard of one rank among several."""
 
     def __init__(
-        self, lifeline: Heartbeat, logbook: ProgressLog, transport: GroupTransport, watch: Timeouts
+        self,
+        heartbeat: Heartbeat,
+        progress_log: ProgressLog,
+        transport: GroupTransport,
+        timeouts: Timeouts,
     ) -> None:
-        self._lifeline = lifeline
-        self._logbook = logbook
+        self._heartbeat = heartbeat
+        self._progress_log = progress_log
         self._transport = transport
-        self._patience = watch.silence_seconds + watch.stop_seconds
-        finalize(self, lifeline.close)
+        self._seconds_to_learn = timeouts.silence_seconds + timeouts.stop_seconds
+        finalize(self, heartbeat.close)
 
     @property
     def log(self) -> Log:
         """Where to note what this rank is doing."""
-        return self._logbook
+        return self._progress_log
 
-    def noting(self) -> AbstractContextManager[None]:
-        """Groups that are made inside can be hung up."""
-        return self._transport.connections.noting()
+    def tracking(self) -> AbstractContextManager[None]:
+        """Let the guard abort the groups that are opened inside."""
+        return self._transport.connections.tracking()
 
     @contextmanager
-    def call(self, also: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def call(self, abort: Callable[[], None] = lambda: None) -> Iterator[None]:
         """Tell the others how the call ends here, and raise the one error if a rank is lost."""
-        self._lifeline.enter(also)
+        self._heartbeat.enter(abort)
         try:
             yield
         except Exception as error:
             self._explain(error)
             raise
         except BaseException as error:
-            self._lifeline.close(f"{type(error).__name__} in the middle of a step", is_fault=True)
+            self._heartbeat.close(f"{type(error).__name__} in the middle of a step", is_fault=True)
             raise
         finally:
-            self._lifeline.leave()
+            self._heartbeat.leave()
 
     def _explain(self, error: Exception) -> None:
-        """Raise the error of a lost rank, if that is what this one comes from."""
+        """Raise the error of a lost rank, if this error is a consequence of it."""
         if isinstance(error, LinkLostError):
-            self._lifeline.break_off(str(error))
-            verdict = self._lifeline.find_verdict(self._patience)
-            if verdict is None:
+            self._heartbeat.report_broken_link(str(error))
+            lost = self._heartbeat.find_lost(self._seconds_to_learn)
+            if lost is None:
                 (rank,) = self._transport.ranks
-                verdict = unlinked(rank, str(error), self._logbook.place())
+                lost = disconnected(rank, str(error), self._progress_log.status())
         else:
-            self._logbook.fail(f"{type(error).__name__}: {error}")
+            self._progress_log.fail(f"{type(error).__name__}: {error}")
             is_ours = isinstance(error, PenstockError)
-            verdict = self._lifeline.find_verdict(0.0 if is_ours else _NEWS_SECONDS)
-        if verdict is not None:
-            raise self._lifeline.error(verdict) from error
+            lost = self._heartbeat.find_lost(0.0 if is_ours else _NEWS_SECONDS)
+        if lost is not None:
+            raise self._heartbeat.error(lost) from error

@@ -1,4 +1,4 @@
-"""How the ranks of a pipeline come to watch over one another: who calls whom, and where."""
+"""How the ranks of a pipeline open their heartbeat: rank 0 serves, and the others connect."""
 
 import os
 import secrets
@@ -25,13 +25,12 @@ from penstock.ranks.group_transport import GroupTransport
 
 __all__ = ["open_guard"]
 
-# What a rank could not do whose heartbeat failed to open.
-_OPENING = "open its heartbeat"
+_CANNOT_OPEN = cannot("open its heartbeat")
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """Where rank 0 is to be reached, by whom, and where all keep their flight records."""
+class _ServerOffer:
+    """Where the server is, what lets a rank in, and where all ranks keep their flight records."""
 
     address: str
     port: int
@@ -39,76 +38,78 @@ class _Offer:
     folder: str
 
 
-def open_guard(transport: GroupTransport, schedule: Schedule, watch: Timeouts) -> Guard:
-    """Connect all ranks by a lifeline; every rank calls this."""
+def open_guard(transport: GroupTransport, schedule: Schedule, timeouts: Timeouts) -> Guard:
+    """Connect all ranks by a heartbeat; every rank calls this."""
     if transport.num_ranks == 1:
         return NoGuard()
     with ExitStack() as undo:
-        open_end = _open_hub if transport.ranks == (0,) else _open_spoke
-        end, records, selector = open_end(transport, schedule, watch, undo)
+        open_end = _open_server if transport.ranks == (0,) else _open_client
+        end, flight_folder, selector = open_end(transport, schedule, timeouts, undo)
         names = transport.control.gather(f"process {os.getpid()} on {socket.gethostname()}")
-        bell = Waker()
-        logbook = ProgressLog(records.writer, bell)
-        lifeline = Heartbeat(
+        waker = Waker()
+        progress_log = ProgressLog(flight_folder.writer, waker)
+        heartbeat = Heartbeat(
             end,
             selector,
-            watch,
+            timeouts,
             names=names,
-            bell=bell,
-            logbook=logbook,
-            records=records,
-            hang_up=transport.abort,
+            waker=waker,
+            progress_log=progress_log,
+            flight_folder=flight_folder,
+            abort=transport.abort,
         )
         undo.pop_all()
-    return RankGuard(lifeline, logbook, transport, watch)
+    return RankGuard(heartbeat, progress_log, transport, timeouts)
 
 
-def _open_hub(
-    transport: GroupTransport, schedule: Schedule, watch: Timeouts, undo: ExitStack
+def _open_server(
+    transport: GroupTransport, schedule: Schedule, timeouts: Timeouts, undo: ExitStack
 ) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
     selector, token = PollSelector(), secrets.token_hex(16)
     address = transport.connections.own_address() or "127.0.0.1"
-
-    with transport.control.together(cannot(_OPENING)):
-        records = FlightFolder(_new_folder(watch), 0, schedule)
-        undo.callback(partial(records.close, keep=False))
-        hub = HeartbeatServer(
-            transport.num_ranks, watch, selector, records.last_of, address=address, token=token
+    with transport.control.together(_CANNOT_OPEN):
+        folder = FlightFolder(_new_folder(timeouts), 0, schedule)
+        undo.callback(partial(folder.close, keep=False))
+        server = HeartbeatServer(
+            transport.num_ranks,
+            timeouts,
+            selector,
+            folder.last_action_of,
+            address=address,
+            token=token,
         )
-        undo.callback(hub.close)
-    offer = _Offer(address, hub.port, token, str(records.folder))
+        undo.callback(server.close)
+    offer = _ServerOffer(address, server.port, token, str(folder.folder))
     transport.control.broadcast(asdict(offer))
-    with transport.control.together(cannot(_OPENING)):
-        # The other ranks connect.
-        pass
-    return hub, records, selector
+    with transport.control.together(_CANNOT_OPEN):
+        pass  # the other ranks connect
+    return server, folder, selector
 
 
-def _open_spoke(
-    transport: GroupTransport, schedule: Schedule, watch: Timeouts, undo: ExitStack
+def _open_client(
+    transport: GroupTransport, schedule: Schedule, timeouts: Timeouts, undo: ExitStack
 ) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
     selector, (rank,) = PollSelector(), transport.ranks
-    with transport.control.together(cannot(_OPENING)):
-        # Rank 0 opens its server.
-        pass
-    offer = _Offer(**transport.control.broadcast(None))
-    with transport.control.together(cannot(_OPENING)):
-        records = FlightFolder(Path(offer.folder), rank, schedule)
-        undo.callback(partial(records.close, keep=False))
-        spoke = HeartbeatClient(
+    with transport.control.together(_CANNOT_OPEN):
+        pass  # rank 0 opens its server
+    offer = _ServerOffer(**transport.control.broadcast(None))
+    with transport.control.together(_CANNOT_OPEN):
+        folder = FlightFolder(Path(offer.folder), rank, schedule)
+        undo.callback(partial(folder.close, keep=False))
+        client = HeartbeatClient(
             rank,
-            watch,
+            timeouts,
             selector,
-            records.last_of,
+            folder.last_action_of,
             address=offer.address,
             port=offer.port,
             token=offer.token,
         )
-        undo.callback(spoke.close)
-    return spoke, records, selector
+        undo.callback(client.close)
+    return client, folder, selector
 
 
-def _new_folder(watch: Timeouts) -> Path:
-    """A folder that nobody has yet; whoever looks for the latest finds it by its name."""
-    parent = tempfile.gettempdir() if watch.folder is None else watch.folder
+def _new_folder(timeouts: Timeouts) -> Path:
+    """Return a new folder; its name begins with the time, so that the latest is easy to find."""
+    parent = tempfile.gettempdir() if timeouts.folder is None else timeouts.folder
     return Path(parent).absolute() / f"penstock-{strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"

@@ -1,11 +1,10 @@
-"""A thread beside the one that trains, which keeps in touch with the other ranks.
+"""A thread beside the training thread, which keeps in touch with the other ranks.
 
-It tells them where this rank is, and hears who is lost. Then it hangs up this rank's connections,
-so that the thread that trains comes out of whatever it waits for; and if that does not help, it
-ends the process.
+It sends this rank's status and learns who is lost. Then it aborts this rank's connections, so that
+the training thread leaves whatever it waits for. If that does not help, it ends the process.
 
-    rank lost --> verdict --> (a moment, if the rank may have been done) --> hang up
-                     `-------------- stop_seconds --------------> end the process
+    rank lost --> announced --> (a moment, if the rank may have been done) --> abort connections
+                      `--------------------- stop_seconds ---------------> end the process
 """
 
 import faulthandler
@@ -29,232 +28,233 @@ from penstock.errors import PeerLostError
 __all__ = ["Heartbeat", "HeartbeatEnd"]
 
 _BEAT_SECONDS = 0.5
-# So many ranks may beat at the full rate; with more the hub is told less often.
+# Up to this number of ranks, all beat at the full rate; more of them beat less often.
 _RANKS_AT_FULL_RATE = 128
-# How long the others may still end their call when a rank has gone that may have been done.
+# How long the others may take to finish their call when the lost rank may have done its part.
 _SETTLE_SECONDS = 1.0
-# How long rank 0 waits until the others have heard its verdict, or its goodbye: a process that
+# How long rank 0 waits until the others have heard of a loss, or of its goodbye: a process that
 # ends with something unread takes back what it has just sent.
-_HEARD_SECONDS = 2.0
-_PART_SECONDS = 0.5
-# How often to look whether the thread that trains has come out.
+_ANNOUNCE_SECONDS = 2.0
+_GOODBYE_SECONDS = 0.5
+# How often to look whether the training thread has left its call.
 _LOOK_SECONDS = 0.05
 _JOIN_SECONDS = 2.0
 _STDERR = 2
 
 
 def _nothing() -> None:
-    """What most calls wait for besides the pipeline's own connections."""
+    """Abort nothing: most calls wait for the pipeline's own connections only."""
 
 
 class HeartbeatEnd(Protocol):
-    """One rank's end of the connections; its methods are called by one thread."""
+    """One rank's end of the heartbeat connections; one thread calls its methods."""
 
     @property
     def rank(self) -> int:
         """The rank at this end."""
 
-    def beat(self, place: RankStatus) -> None:
-        """Tell the others where this rank is."""
+    def beat(self, status: RankStatus) -> None:
+        """Send this rank's status to the others."""
 
-    def judge(self, place: RankStatus, now: float) -> LostRank | None:
-        """The rank that is lost by now, if one is."""
+    def find_lost(self, status: RankStatus, now: float) -> LostRank | None:
+        """Return the rank that is lost by now, if one is."""
 
-    def forgive(self, now: float) -> None:
-        """This process has slept: that it has heard nobody means nothing."""
+    def restart_clocks(self, now: float) -> None:
+        """Forget past silence, because this process was asleep and could hear nobody."""
 
-    def proclaim(self, verdict: LostRank) -> None:
+    def announce(self, lost: LostRank) -> None:
         """Tell the others who is lost."""
 
     @property
-    def is_heard(self) -> bool:
-        """Whether all that can have heard the verdict, or the goodbye."""
+    def is_acknowledged(self) -> bool:
+        """Whether every rank that can has acknowledged the loss or the goodbye."""
 
-    def part(self, calls: int, why: str, place: RankStatus) -> None:
-        """Say goodbye, after so many calls."""
+    def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
+        """Tell the others that this rank leaves after this number of calls."""
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
 
 class Heartbeat:
-    """This rank's side of the watch over all ranks.
+    """This rank's side of the heartbeat.
 
-    `names` says of every rank which process on which machine it is.
+    `names` has the process and machine of every rank; `abort` ends every wait for another rank.
     """
 
     def __init__(
         self,
         end: HeartbeatEnd,
         selector: BaseSelector,
-        watch: Timeouts,
+        timeouts: Timeouts,
         *,
         names: Sequence[str],
-        bell: Waker,
-        logbook: ProgressLog,
-        records: FlightFolder,
-        hang_up: Callable[[], None],
+        waker: Waker,
+        progress_log: ProgressLog,
+        flight_folder: FlightFolder,
+        abort: Callable[[], None],
     ) -> None:
         self._end = end
         self._selector = selector
-        self._watch = watch
+        self._timeouts = timeouts
         self._names = names
-        self._logbook = logbook
-        self._records = records
-        self._hang_up = hang_up
-        self._also: Callable[[], None] = _nothing
+        self._progress_log = progress_log
+        self._flight_folder = flight_folder
+        self._abort = abort
+        self._abort_call: Callable[[], None] = _nothing
         usual = _BEAT_SECONDS * max(1.0, len(names) / _RANKS_AT_FULL_RATE)
-        self._pause = min(usual, watch.silence_seconds / 4)
-        # What was found, and what the thread that trains may know.
+        self._pause = min(usual, timeouts.silence_seconds / 4)
+        # What this thread has found, and what the training thread may know.
         self._found: LostRank | None = None
-        self._verdict: LostRank | None = None
+        self._lost: LostRank | None = None
         self._is_known = Event()
-        self._farewell: str | None = None
-        self._next_beat = self._since = monotonic()
-        self._has_hung_up = self._was_raised = False
+        self._goodbye: str | None = None
+        self._next_beat = self._found_at = monotonic()
+        self._has_aborted = self._was_raised = False
         self._process = os.getpid()
-        self._bell = bell
-        selector.register(bell, EVENT_READ, self._answer_bell)
-        self._thread = Thread(target=self._run, name="penstock-lifeline", daemon=True)
+        self._waker = waker
+        selector.register(waker, EVENT_READ, self._wake_up)
+        self._thread = Thread(target=self._run, name="penstock-heartbeat", daemon=True)
         _OPEN.add(self)
         self._thread.start()
 
-    # ---- for the thread that trains
+    # ---- for the training thread
 
-    def enter(self, also: Callable[[], None] = _nothing) -> None:
-        """A call of all ranks begins, unless one of them is lost already.
+    def enter(self, abort: Callable[[], None] = _nothing) -> None:
+        """Begin a call of all ranks, unless one of them is lost already.
 
-        `also` ends what else the call may wait for, when a rank is lost; another thread calls it.
+        When a rank is lost, another thread calls `abort` to end what else the call waits for.
         """
-        self._also = also
-        self._logbook.enter()
-        if self._verdict is not None:
+        self._abort_call = abort
+        self._progress_log.enter()
+        if self._lost is not None:
             self.leave()
-            raise self.error(self._verdict)
+            raise self.error(self._lost)
 
     def leave(self) -> None:
-        """The call has ended."""
-        self._logbook.leave()
-        # It may hold on to the pipeline, whose end ends this thread.
-        self._also = _nothing
+        """End the call."""
+        self._progress_log.leave()
+        # It may refer to the pipeline, whose end ends this thread.
+        self._abort_call = _nothing
 
-    def find_verdict(self, seconds: float) -> LostRank | None:
-        """Who is lost; known by now, or within so many seconds."""
+    def find_lost(self, seconds: float) -> LostRank | None:
+        """Return the rank that is lost, if that is known now or within this time."""
         self._is_known.wait(seconds)
-        return self._verdict
+        return self._lost
 
-    def break_off(self, text: str) -> None:
+    def report_broken_link(self, text: str) -> None:
         """Tell the others that a connection of this rank broke."""
-        self._logbook.break_off(text)
+        self._progress_log.note_broken_link(text)
 
-    def error(self, verdict: LostRank) -> PeerLostError:
-        """The error that every rank raises."""
+    def error(self, lost: LostRank) -> PeerLostError:
+        """Return the error that every rank raises."""
         self._was_raised = True
-        return PeerLostError(self._describe(verdict), verdict.rank)
+        return PeerLostError(self._describe(lost), lost.rank)
 
-    def close(self, why: str = "its pipeline was closed", *, is_fault: bool = False) -> None:
-        """Say goodbye and end the thread; what the flight record tells is kept after a fault."""
-        if self._process != os.getpid() or self._farewell is not None:
+    def close(self, reason: str = "its pipeline was closed", *, is_fault: bool = False) -> None:
+        """Say goodbye and end the thread; the flight record is kept after a fault."""
+        if self._process != os.getpid() or self._goodbye is not None:
             return
-        self._farewell = why
-        self._bell.ring()
+        self._goodbye = reason
+        self._waker.wake()
         if current_thread() is not self._thread:
             self._thread.join(_JOIN_SECONDS)
-        self._records.close(keep=is_fault or self._was_raised)
+        self._flight_folder.close(keep=is_fault or self._was_raised)
 
-    def let_go(self) -> None:
-        """In a copy of this process: the connections are not its own."""
+    def release(self) -> None:
+        """Close the connections without a word, as a forked copy of this process must."""
         self._end.close()
-        self._bell.close()
+        self._waker.close()
 
-    def _describe(self, verdict: LostRank) -> str:
-        rank = f"rank {verdict.rank} ({self._names[verdict.rank]})"
-        last = "" if verdict.last is None else f"; {verdict.last}"
-        folder = self._records.folder
-        return f"{rank} {verdict.what}{last}\nwhat every rank did: penstock explain {folder}"
+    def _describe(self, lost: LostRank) -> str:
+        rank = f"rank {lost.rank} ({self._names[lost.rank]})"
+        last = "" if lost.last is None else f"; {lost.last}"
+        folder = self._flight_folder.folder
+        return f"{rank} {lost.what}{last}\nwhat every rank did: penstock explain {folder}"
 
-    # ---- the thread of the lifeline
+    # ---- the heartbeat's thread
 
     def _run(self) -> None:
         before = monotonic()
-        while self._farewell is None:
-            for key, _ in self._selector.select(self._timeout()):
+        while self._goodbye is None:
+            for key, _ in self._selector.select(self._seconds_to_wait()):
                 key.data()
             now = monotonic()
-            if now - before > self._watch.silence_seconds / 2:
-                self._end.forgive(now)
+            if now - before > self._timeouts.silence_seconds / 2:
+                self._end.restart_clocks(now)
             before = now
             if now >= self._next_beat:
                 self._next_beat = now + self._pause
-                self._end.beat(self._logbook.place())
-                self._records.writer.beat()
+                self._end.beat(self._progress_log.status())
+                self._flight_folder.writer.beat()
             self._look(now)
-        self._part(self._farewell)
+        self._say_goodbye(self._goodbye)
 
-    def _timeout(self) -> float:
-        if self._found is not None and (self._verdict is None or self._logbook.is_inside):
+    def _seconds_to_wait(self) -> float:
+        if self._found is not None and (self._lost is None or self._progress_log.is_inside):
             return _LOOK_SECONDS
         return max(0.0, self._next_beat - monotonic())
 
-    def _answer_bell(self) -> None:
-        self._bell.answer()
+    def _wake_up(self) -> None:
+        self._waker.clear()
         self._next_beat = monotonic()
 
     def _look(self, now: float) -> None:
-        """See whether a rank is lost, and bring the thread that trains out if one is."""
-        if self._verdict is None:
+        """Find out whether a rank is lost, and free the training thread if one is."""
+        if self._lost is None:
             if self._found is None:
-                self._found, self._since = self._end.judge(self._logbook.place(), now), now
+                status = self._progress_log.status()
+                self._found, self._found_at = self._end.find_lost(status, now), now
                 if self._found is None:
                     return
-                self._end.proclaim(self._found)
+                self._end.announce(self._found)
             # The others first: this process may end as soon as its own thread knows.
-            if not self._end.is_heard and now - self._since < _HEARD_SECONDS:
+            if not self._end.is_acknowledged and now - self._found_at < _ANNOUNCE_SECONDS:
                 return
-            self._verdict = self._found
+            self._lost = self._found
             self._is_known.set()
-        if self._logbook.is_inside:
-            self._bring_out(self._verdict, now - self._since)
+        if self._progress_log.is_inside:
+            self._free_training_thread(self._lost, now - self._found_at)
 
-    def _bring_out(self, verdict: LostRank, seconds: float) -> None:
-        if seconds >= self._watch.stop_seconds:
-            self._end_process(verdict)
-        if not self._has_hung_up and (seconds >= _SETTLE_SECONDS or not verdict.is_quiet):
-            self._has_hung_up = True
-            self._also()
-            # Where that does not work, the process will be ended.
+    def _free_training_thread(self, lost: LostRank, seconds: float) -> None:
+        if seconds >= self._timeouts.stop_seconds:
+            self._end_process(lost)
+        if not self._has_aborted and (seconds >= _SETTLE_SECONDS or not lost.may_be_done):
+            self._has_aborted = True
+            self._abort_call()
+            # If this does not work, the process will be ended.
             with suppress(RuntimeError):
-                self._hang_up()
+                self._abort()
 
-    def _end_process(self, verdict: LostRank) -> NoReturn:
-        doing = self._logbook.place().doing or "a call of all ranks"
+    def _end_process(self, lost: LostRank) -> NoReturn:
+        doing = self._progress_log.status().doing or "a call of all ranks"
         text = (
-            f"penstock: {self._describe(verdict)}\nthis is rank {self._end.rank}, which did not "
-            f"come out of {doing} within {self._watch.stop_seconds:g} s of that, so that its "
-            f"process ends now, with exit code {EXIT_CODE}\n"
+            f"penstock: {self._describe(lost)}\n"
+            f"this is rank {self._end.rank}, which did not leave {doing} within "
+            f"{self._timeouts.stop_seconds:g} s; its process ends now with exit code {EXIT_CODE}\n"
         )
-        self._records.close(keep=True)
+        self._flight_folder.close(keep=True)
         os.write(_STDERR, text.encode())
         faulthandler.dump_traceback(_STDERR)
         os._exit(EXIT_CODE)
 
-    def _part(self, why: str) -> None:
-        place = self._logbook.place()
-        self._end.part(place.call - place.is_inside, why, place)
-        end = monotonic() + _PART_SECONDS
-        while not self._end.is_heard and monotonic() < end:
+    def _say_goodbye(self, reason: str) -> None:
+        status = self._progress_log.status()
+        self._end.say_goodbye(status.call - status.is_inside, reason, status)
+        end = monotonic() + _GOODBYE_SECONDS
+        while not self._end.is_acknowledged and monotonic() < end:
             for key, _ in self._selector.select(_LOOK_SECONDS):
                 key.data()
-        self.let_go()
+        self.release()
         self._selector.close()
 
 
-def _let_go_of_all() -> None:
-    for lifeline in list(_OPEN):
-        lifeline.let_go()
+def _release_all() -> None:
+    for heartbeat in list(_OPEN):
+        heartbeat.release()
 
 
-# A copy of a process, such as one that loads data, must not hold its connections: the others
-# would not see them end when the process does. Forks are told to modules, not to objects.
+# A forked copy of a process, such as one that loads data, must not hold its connections: the
+# others would not see them end with the process. Fork hooks belong to modules, not to objects.
 _OPEN: WeakSet[Heartbeat] = WeakSet()
-os.register_at_fork(after_in_child=_let_go_of_all)
+os.register_at_fork(after_in_child=_release_all)

@@ -1,9 +1,9 @@
-"""The end of the lifeline at rank 0, which judges all ranks and tells them.
+"""The heartbeat of rank 0, which finds out who is lost and tells all ranks.
 
-    rank k --- hello, beat ... heard, verdict, goodbye -->  hub
-    rank k <---------------- beat ... verdict, goodbye ---  hub
+    rank k --- hello, beat ... acknowledged, lost, goodbye -->  server
+    rank k <------------------------- beat ... lost, goodbye ---  server
 
-A beat tells where its rank is. The verdict of another rank is one on the hub, which was silent.
+A beat carries the status of its rank. If another rank sends "lost", it has given up the server.
 """
 
 import hmac
@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.alive.failure_detector import FailureDetector
 from penstock.alive.json_connection import ConnectionBrokenError, JsonConnection
-from penstock.alive.lost_rank import LastOf, LostRank, with_last
+from penstock.alive.lost_rank import LastActionOf, LostRank, with_last_action
 from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
 
@@ -24,33 +24,34 @@ __all__ = ["HeartbeatServer"]
 
 _LOGGER = getLogger(__name__)
 
-# How many callers may be there that have not said who they are.
+# How many connections may be open that have not said which rank they are.
 _MOST_STRANGERS = 64
 
 
 class HeartbeatServer:
-    """Rank 0, with a line to every other rank."""
+    """Rank 0, with a connection to every other rank."""
 
     rank = 0
 
     def __init__(
         self,
         num_ranks: int,
-        watch: Timeouts,
+        timeouts: Timeouts,
         selector: BaseSelector,
-        last_of: LastOf,
+        last_action_of: LastActionOf,
         *,
         address: str,
         token: str,
     ) -> None:
-        self._last_of = last_of
+        self._last_action_of = last_action_of
         self._num_ranks = num_ranks
         self._token = token
-        self._judge = FailureDetector(num_ranks, watch, monotonic())
+        self._detector = FailureDetector(num_ranks, timeouts, monotonic())
         self._strangers: list[JsonConnection] = []
         self._ranks: dict[JsonConnection, int] = {}
-        self._told: LostRank | None = None
-        self._unheard: set[int] = set()
+        # Set if another rank has given up this one.
+        self._given_up: LostRank | None = None
+        self._unacknowledged: set[int] = set()
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._listener = socket.create_server((address, 0), family=family, backlog=num_ranks)
         self._listener.setblocking(False)
@@ -59,117 +60,117 @@ class HeartbeatServer:
 
     @property
     def port(self) -> int:
-        """Where the other ranks are expected."""
+        """The port at which the other ranks connect."""
         port: int = self._listener.getsockname()[1]
         return port
 
-    def beat(self, place: RankStatus) -> None:
-        """Tell every rank where this one is."""
-        self._say_to_all("beat", place.to_values())
+    def beat(self, status: RankStatus) -> None:
+        """Send this rank's status to every other rank."""
+        self._send_to_all("beat", status.to_values())
 
-    def judge(self, place: RankStatus, now: float) -> LostRank | None:
-        """The rank that is lost by now, if one is; a stalled step goes to the log."""
-        if self._told is not None:
-            return self._told
-        self._judge.hear(self.rank, place, now)
-        verdict = self._judge.find_lost(now)
-        if verdict is not None:
-            return with_last(verdict, self._last_of)
-        if (report := self._judge.find_stall(now)) is not None:
+    def find_lost(self, status: RankStatus, now: float) -> LostRank | None:
+        """Return the rank that is lost by now, if one is; a stalled step goes to the log."""
+        if self._given_up is not None:
+            return self._given_up
+        self._detector.update(self.rank, status, now)
+        lost = self._detector.find_lost(now)
+        if lost is not None:
+            return with_last_action(lost, self._last_action_of)
+        if (report := self._detector.find_stall(now)) is not None:
             _LOGGER.warning("%s", report)
         return None
 
-    def forgive(self, now: float) -> None:
-        """This process has slept: that it has heard nobody means nothing."""
-        self._judge.forgive(now)
+    def restart_clocks(self, now: float) -> None:
+        """Forget past silence, because this process was asleep and could hear nobody."""
+        self._detector.restart_clocks(now)
 
-    def proclaim(self, verdict: LostRank) -> None:
-        """Tell every rank who is lost, the lost one too in case that it comes back."""
-        self._unheard = set(self._ranks.values()) - {verdict.rank}
-        self._say_to_all("verdict", *verdict.to_values())
+    def announce(self, lost: LostRank) -> None:
+        """Tell every rank who is lost, including the lost one in case it comes back."""
+        self._unacknowledged = set(self._ranks.values()) - {lost.rank}
+        self._send_to_all("lost", *lost.to_values())
 
     @property
-    def is_heard(self) -> bool:
-        """Whether all that can have heard the verdict, or the goodbye."""
-        return not self._unheard
+    def is_acknowledged(self) -> bool:
+        """Whether every rank that can has acknowledged the loss or the goodbye."""
+        return not self._unacknowledged
 
-    def part(self, calls: int, why: str, place: RankStatus) -> None:
-        """Say goodbye to every rank, after so many calls."""
-        self._unheard = set(self._ranks.values())
-        self._say_to_all("goodbye", calls, why, place.to_values())
+    def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
+        """Tell every rank that this one leaves after this number of calls."""
+        self._unacknowledged = set(self._ranks.values())
+        self._send_to_all("goodbye", calls, reason, status.to_values())
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         self._selector.unregister(self._listener)
         self._listener.close()
-        for line in (*self._strangers, *self._ranks):
-            self._selector.unregister(line)
-            line.close()
+        for connection in (*self._strangers, *self._ranks):
+            self._selector.unregister(connection)
+            connection.close()
 
     def _admit(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            accepted, _ = self._listener.accept()
         except OSError:
-            # The caller has gone again.
+            # The caller is gone again.
             return
-        line = JsonConnection(connection)
-        self._strangers.append(line)
-        self._selector.register(line, EVENT_READ, partial(self._read, line))
+        connection = JsonConnection(accepted)
+        self._strangers.append(connection)
+        self._selector.register(connection, EVENT_READ, partial(self._read, connection))
         if len(self._strangers) > _MOST_STRANGERS:
             self._drop(self._strangers[0])
 
-    def _read(self, line: JsonConnection) -> None:
+    def _read(self, connection: JsonConnection) -> None:
         try:
-            for words in line.hear():
-                if line in self._ranks:
-                    self._take_in(self._ranks[line], words)
+            for words in connection.receive():
+                if connection in self._ranks:
+                    self._handle(self._ranks[connection], words)
                 else:
-                    self._meet(line, words)
+                    self._identify(connection, words)
         except (ConnectionBrokenError, ValueError) as error:
-            _LOGGER.debug("a line was closed: %s", error)
-            self._drop(line)
+            _LOGGER.debug("a connection was closed: %s", error)
+            self._drop(connection)
 
-    def _meet(self, line: JsonConnection, words: list[Any]) -> None:
-        """Whoever knows the token, and is a rank that is missing, is no stranger."""
+    def _identify(self, connection: JsonConnection, words: list[Any]) -> None:
+        """Accept a rank that is missing, if it knows the token."""
         match words:
             case ["hello", str(token), int(rank)] if (
                 hmac.compare_digest(token.encode(), self._token.encode())
                 and 0 < rank < self._num_ranks
                 and rank not in self._ranks.values()
             ):
-                self._strangers.remove(line)
-                self._ranks[line] = rank
+                self._strangers.remove(connection)
+                self._ranks[connection] = rank
             case _:
                 raise ConnectionBrokenError("the caller does not belong to this pipeline")
 
-    def _take_in(self, rank: int, words: list[Any]) -> None:
+    def _handle(self, rank: int, words: list[Any]) -> None:
         match words:
             case ["beat", list(values)]:
-                self._judge.hear(rank, RankStatus.from_values(values), monotonic())
-            case ["goodbye", int(calls), str(why), list(values)]:
-                self._judge.hear(rank, RankStatus.from_values(values), monotonic())
-                self._judge.leave(rank, calls, why)
-            case ["heard"]:
-                self._unheard.discard(rank)
-            case ["verdict", 0, str(what), str() | None as last, bool(is_quiet)]:
-                self._told = LostRank(0, what, last, is_quiet)
+                self._detector.update(rank, RankStatus.from_values(values), monotonic())
+            case ["goodbye", int(calls), str(reason), list(values)]:
+                self._detector.update(rank, RankStatus.from_values(values), monotonic())
+                self._detector.leave(rank, calls, reason)
+            case ["acknowledged"]:
+                self._unacknowledged.discard(rank)
+            case ["lost", 0, str(what), str() | None as last, bool(may_be_done)]:
+                self._given_up = LostRank(0, what, last, may_be_done)
             case _:
-                raise ConnectionBrokenError(f"rank {rank} said {words[0]!r}")
+                raise ConnectionBrokenError(f"rank {rank} sent {words[0]!r}")
 
-    def _drop(self, line: JsonConnection) -> None:
-        self._selector.unregister(line)
-        line.close()
-        if line in self._ranks:
-            rank = self._ranks.pop(line)
-            self._unheard.discard(rank)
-            self._judge.end(rank)
+    def _drop(self, connection: JsonConnection) -> None:
+        self._selector.unregister(connection)
+        connection.close()
+        if connection in self._ranks:
+            rank = self._ranks.pop(connection)
+            self._unacknowledged.discard(rank)
+            self._detector.end(rank)
         else:
-            self._strangers.remove(line)
+            self._strangers.remove(connection)
 
-    def _say_to_all(self, *words: Any) -> None:
-        for line in list(self._ranks):
+    def _send_to_all(self, *words: Any) -> None:
+        for connection in list(self._ranks):
             try:
-                line.say(*words)
+                connection.send(*words)
             except ConnectionBrokenError:
-                # What it said before it went may still be there to be read.
-                self._read(line)
+                # What it sent before it ended may still be there to be read.
+                self._read(connection)

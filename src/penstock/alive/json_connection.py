@@ -1,4 +1,4 @@
-"""A connection on which both sides say small things: a list of plain values, one per line."""
+"""A connection that carries short messages of plain values, one per line."""
 
 import socket
 from collections.abc import Iterator
@@ -8,30 +8,30 @@ from penstock.ranks.control import decode_value, encode_value
 
 __all__ = ["ConnectionBrokenError", "JsonConnection"]
 
-# The longest thing that can be said, and the most that may wait to be taken by the other side.
-_LONGEST = 16_384
+# The longest message, and the most bytes that may wait until the other side takes them.
+_MOST_BYTES = 16_384
 _MOST_WAITING = 65_536
 
 
 class ConnectionBrokenError(Exception):
-    """The other side has gone, or says what makes no sense."""
+    """The other side is gone, or has sent something that is not a message."""
 
 
 class JsonConnection:
-    """One end of a connection; nothing here ever waits."""
+    """One end of a connection; no method ever waits."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self._connection = connection
-        self._heard = bytearray()
+        self._received = bytearray()
         self._waiting = bytearray()
 
     def fileno(self) -> int:
-        """For selectors."""
+        """Return what a selector waits for."""
         return self._connection.fileno()
 
-    def say(self, *words: Any) -> None:
-        """Say something; where the other side takes nothing any more, it is dropped in the end."""
+    def send(self, *words: Any) -> None:
+        """Send a message, or drop it if the other side has not taken the ones before it."""
         data = encode_value(words) + b"\n"
         if len(self._waiting) + len(data) <= _MOST_WAITING:
             self._waiting += data
@@ -42,19 +42,21 @@ class JsonConnection:
         except OSError as error:
             raise ConnectionBrokenError(str(error)) from error
 
-    def hear(self) -> Iterator[list[Any]]:
-        """All that was said since; then a `ConnectionBrokenError` if nothing more can come."""
+    def receive(self) -> Iterator[list[Any]]:
+        """Yield the messages that have come; then raise if no more can come."""
         is_over = self._read()
-        while (end := self._heard.find(b"\n")) >= 0:
-            text = bytes(self._heard[:end])
-            del self._heard[: end + 1]
+        while (end := self._received.find(b"\n")) >= 0:
+            text = bytes(self._received[:end])
+            del self._received[: end + 1]
             yield _parse(text)
-        if is_over or len(self._heard) > _LONGEST:
-            raise ConnectionBrokenError("it was closed, or went on without an end")
+        if len(self._received) > _MOST_BYTES:
+            raise ConnectionBrokenError(f"a message is longer than {_MOST_BYTES} bytes")
+        if is_over:
+            raise ConnectionBrokenError("the connection was closed")
 
     def _read(self) -> bool:
-        """Take what has come; whether that was all."""
-        while len(self._heard) <= _LONGEST:
+        """Take what has come; return whether the connection is closed."""
+        while len(self._received) <= _MOST_BYTES:
             try:
                 data = self._connection.recv(4096)
             except BlockingIOError:
@@ -63,11 +65,11 @@ class JsonConnection:
                 return True
             if not data:
                 return True
-            self._heard += data
+            self._received += data
         return False
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
 

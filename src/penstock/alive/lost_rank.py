@@ -1,4 +1,4 @@
-"""What became of a rank that others can no longer count on, in the words of the error."""
+"""What happened to a rank that the others can no longer count on, in the words of the error."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,57 +6,65 @@ from typing import Any, TypeAlias
 
 from penstock.alive.rank_status import RankStatus
 
-__all__ = ["LastOf", "LostRank", "ended", "left", "silent", "unlinked", "with_last"]
+__all__ = [
+    "LastActionOf",
+    "LostRank",
+    "disconnected",
+    "ended",
+    "left",
+    "silent",
+    "with_last_action",
+]
 
-# What a rank did last by its flight record, as a part of a sentence, if that can be read.
-LastOf: TypeAlias = Callable[[int], str | None]
+# Returns what a rank did last by its flight record, as a part of a sentence, if that can be read.
+LastActionOf: TypeAlias = Callable[[int], str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class LostRank:
-    """A rank is lost: what happened to it, and what it did last, if that is known.
+    """A rank that is lost: what happened to it, and what it did last, if that is known.
 
-    `is_quiet` says that what the rank had to do may all be done: others may still get to the end
-    of the call that they are in, and are given a moment for that.
+    `may_be_done` says that the rank may have done its whole part of the current call. The others
+    then get a moment to finish that call.
     """
 
     rank: int
     what: str
     last: str | None
-    is_quiet: bool = False
+    may_be_done: bool = False
 
     def to_values(self) -> list[Any]:
-        """As plain values, in order."""
-        return [self.rank, self.what, self.last, self.is_quiet]
+        """Return the fields as plain values, in order."""
+        return [self.rank, self.what, self.last, self.may_be_done]
 
 
-def ended(rank: int, place: RankStatus) -> LostRank:
-    """The process of a rank has gone without a word."""
+def ended(rank: int, status: RankStatus) -> LostRank:
+    """Return a rank whose process ended without a goodbye."""
     what = "ended (its connection broke)"
-    if place.failure is not None:
-        what = f"failed, and ended before all others knew: {place.failure}"
-    return LostRank(rank, what, _last_heard(place), is_quiet=True)
+    if status.failure is not None:
+        what = f"failed, and ended before all ranks knew: {status.failure}"
+    return LostRank(rank, what, _last_seen(status), may_be_done=True)
 
 
-def left(rank: int, why: str, place: RankStatus) -> LostRank:
-    """A rank has said goodbye, and others go on."""
-    return LostRank(rank, f"has left ({why})", _last_heard(place), is_quiet=True)
+def left(rank: int, reason: str, status: RankStatus) -> LostRank:
+    """Return a rank that said goodbye while others continue."""
+    return LostRank(rank, f"has left ({reason})", _last_seen(status), may_be_done=True)
 
 
-def silent(rank: int, seconds: float, place: RankStatus) -> LostRank:
-    """A rank has been silent for so long."""
-    return LostRank(rank, f"has stopped answering (for {seconds:g} s)", _last_heard(place))
+def silent(rank: int, seconds: float, status: RankStatus) -> LostRank:
+    """Return a rank that has been silent for too long."""
+    return LostRank(rank, f"has not answered for {seconds:g} s", _last_seen(status))
 
 
-def unlinked(rank: int, error: str, place: RankStatus) -> LostRank:
-    """A rank lives, but cannot talk to another."""
-    return LostRank(rank, f"lost its connection to another rank ({error})", _last_heard(place))
+def disconnected(rank: int, error: str, status: RankStatus) -> LostRank:
+    """Return a rank that is alive but cannot reach another one."""
+    return LostRank(rank, f"lost its connection to another rank ({error})", _last_seen(status))
 
 
-def with_last(verdict: LostRank, last_of: LastOf) -> LostRank:
-    """With what the flight record tells, where there is one: it knows more than the last beat."""
-    return replace(verdict, last=last_of(verdict.rank) or verdict.last)
+def with_last_action(lost: LostRank, last_action_of: LastActionOf) -> LostRank:
+    """Return a lost rank with what its flight record says, which is newer than its last beat."""
+    return replace(lost, last=last_action_of(lost.rank) or lost.last)
 
 
-def _last_heard(place: RankStatus) -> str | None:
-    return None if place.doing is None else f"it was last heard of in {place.doing}"
+def _last_seen(status: RankStatus) -> str | None:
+    return None if status.doing is None else f"it was last seen in {status.doing}"

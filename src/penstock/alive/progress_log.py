@@ -1,7 +1,7 @@
 """What this rank is doing, noted action by action for others to read.
 
-The thread that trains writes; the one of the lifeline reads. Nothing is locked, since every note
-is one object that is put in place whole.
+The training thread writes and the heartbeat's thread reads. Nothing needs a lock, because every
+note is one object that is replaced as a whole.
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from penstock.files.flight.record_file import FlightWriter
 
 __all__ = ["AGREEMENT", "FLUSH", "OUTCOME", "Log", "NoLog", "Note", "ProgressLog"]
 
-# The most that is told of an error.
-_TEXT = 2000
+# How much of an error's text is sent to other ranks.
+_MOST_LETTERS = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that a rank does or waits for, prepared once; `peer` is the rank that it needs."""
+    """An action or phase of a rank, encoded once; `peer` is the rank that it waits for."""
 
     doing: Doing
     encoded: bytes
@@ -29,7 +29,7 @@ class Note:
 
     @classmethod
     def of(cls, doing: Doing, peer: int | None = None) -> "Note":
-        """A note of an action or phase."""
+        """Return the note of an action or phase."""
         return cls(doing, FlightWriter.encode(doing), peer)
 
 
@@ -37,55 +37,55 @@ AGREEMENT, FLUSH, OUTCOME = map(Note.of, (Phase.AGREEMENT, Phase.FLUSH, Phase.OU
 
 
 class Log(Protocol):
-    """Takes notes of what a rank does."""
+    """Notes of what a rank does."""
 
     def begin_step(self) -> None:
-        """Another step begins."""
+        """Begin another step."""
 
     def start(self, note: Note) -> None:
-        """Begin with this."""
+        """Note that this begins."""
 
     def wait(self, note: Note) -> None:
-        """What was begun now waits for this message."""
+        """Note that the current action waits for this message."""
 
     def arrived(self) -> None:
-        """The message is there."""
+        """Note that the message has arrived."""
 
     def end(self) -> None:
-        """What was begun is done."""
+        """Note that the current action is done."""
 
     def fail(self, text: str) -> None:
-        """This rank's part of the step has failed."""
+        """Note that this rank's part of the step has failed."""
 
 
 class NoLog:
-    """Takes no notes, where all ranks are in one process."""
+    """No notes, where all ranks are in one process."""
 
     def begin_step(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def start(self, note: Note) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def wait(self, note: Note) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def arrived(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
     def fail(self, text: str) -> None:
-        """Nothing to note."""
+        """Do nothing."""
 
 
 class ProgressLog:
-    """The notes of one rank, in memory and in its flight record; rings where others must know."""
+    """The notes of one rank, in memory and in its flight record; errors wake the heartbeat."""
 
-    def __init__(self, flight: FlightWriter, bell: Waker) -> None:
+    def __init__(self, flight: FlightWriter, waker: Waker) -> None:
         self._flight = flight
-        self._bell = bell
+        self._waker = waker
         self._call = 0
         self._is_inside = False
         self._steps = 0
@@ -97,13 +97,13 @@ class ProgressLog:
         self._broken: str | None = None
 
     def enter(self) -> None:
-        """A call of all ranks begins."""
+        """Note that a call of all ranks begins."""
         self._failure = self._broken = None
         self._call += 1
         self._is_inside = True
 
     def leave(self) -> None:
-        """The call has ended, well or not."""
+        """Note that the call has ended, with or without an error."""
         self._is_inside = False
 
     @property
@@ -117,44 +117,44 @@ class ProgressLog:
         return self._call
 
     def begin_step(self) -> None:
-        """Another step begins; steps are counted from 0."""
+        """Begin another step; steps are counted from 0."""
         self._awaited = None
         self._flight.begin_step(self._steps)
         self._steps += 1
 
     def start(self, note: Note) -> None:
-        """Begin with this."""
+        """Note that this begins."""
         self._note = note
         self._since = perf_counter()
         self._flight.start(note.encoded)
 
     def wait(self, note: Note) -> None:
-        """What was begun now waits for this message."""
+        """Note that the current action waits for this message."""
         self._awaited = note
         self._flight.wait(note.encoded)
 
     def arrived(self) -> None:
-        """The message is there."""
+        """Note that the message has arrived."""
         self._awaited = None
         self._flight.arrived()
 
     def end(self) -> None:
-        """What was begun is done."""
+        """Note that the current action is done."""
         self._done += 1
         self._flight.end()
 
     def fail(self, text: str) -> None:
-        """This rank's part of the step has failed."""
-        self._failure = text[:_TEXT]
-        self._bell.ring()
+        """Note that this rank's part of the step has failed."""
+        self._failure = text[:_MOST_LETTERS]
+        self._waker.wake()
 
-    def break_off(self, text: str) -> None:
-        """A connection of this rank broke."""
-        self._broken = text[:_TEXT]
-        self._bell.ring()
+    def note_broken_link(self, text: str) -> None:
+        """Note that a connection of this rank broke."""
+        self._broken = text[:_MOST_LETTERS]
+        self._waker.wake()
 
-    def place(self) -> RankStatus:
-        """Where this rank is now."""
+    def status(self) -> RankStatus:
+        """Return what this rank is doing now."""
         note, awaited = self._note, self._awaited
         if note is None:
             return RankStatus(

@@ -1,20 +1,20 @@
-"""What a rank says of itself when it is asked how it is."""
+"""What a rank tells the others about itself with every heartbeat."""
 
 from dataclasses import astuple, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
-__all__ = ["NOWHERE", "RankStatus"]
+__all__ = ["INITIAL_STATUS", "RankStatus"]
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Where a rank is.
+    """What a rank is doing.
 
-    All ranks make the same calls in the same order (a step, an evaluation, clipping), each with a
-    number; `is_inside` tells whether the rank is in the last of them still. `done` grows with
-    everything that it finishes. `waits_for` is the rank whose message it needs to get on;
-    `is_meeting` says that it needs all of them. `failure` is an error that it will raise, `broken`
-    one that its connections had, both of the last call.
+    All ranks make the same calls in the same order (a step, an evaluation, clipping), and `call`
+    counts them; `is_inside` says whether the rank is still in the last one. `done` grows with
+    every action that it finishes. `waits_for` is the rank whose message it needs to continue;
+    `is_meeting` says that it needs all of them. `failure` is an error that it will raise, and
+    `broken` an error of its connections, both of the last call.
     """
 
     call: int = 0
@@ -30,21 +30,22 @@ class RankStatus:
 
     @property
     def progress(self) -> tuple[int, bool, int]:
-        """What changes whenever the rank gets on."""
+        """What changes whenever the rank makes progress."""
         return self.call, self.is_inside, self.done
 
     def to_values(self) -> list[Any]:
-        """As plain values, in order."""
+        """Return the fields as plain values, in order."""
         return list(astuple(self))
 
     @classmethod
     def from_values(cls, values: list[Any]) -> "RankStatus":
-        """From plain values; others than a place has are a `ValueError`."""
+        """Return the status of plain values; others than a status has are a `ValueError`."""
         if len(values) != len(_TYPES):
-            raise ValueError(f"a place has {len(_TYPES)} values (got {len(values)})")
+            raise ValueError(f"a rank status must have {len(_TYPES)} values (got {len(values)})")
         for name, value in zip(_TYPES, values, strict=True):
             if type(value) not in _TYPES[name]:
-                raise ValueError(f"a place has no {name} like {value!r}")
+                names = " or ".join(kind.__name__ for kind in _TYPES[name])
+                raise ValueError(f"{name} of a rank status must be {names} (got {value!r})")
         return cls(*values)
 
 
@@ -54,5 +55,5 @@ def _types() -> dict[str, tuple[type, ...]]:
 
 
 _TYPES = _types()
-# Where a rank is that has not told yet.
-NOWHERE = RankStatus()
+# The status of a rank that has not sent one yet.
+INITIAL_STATUS = RankStatus()

@@ -1,4 +1,4 @@
-"""How long a pipeline waits before it gives a rank up, and where it keeps its flight records."""
+"""How long a pipeline waits before it gives up a rank, and where it keeps its flight records."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from penstock.errors import ArgumentError
 
-__all__ = ["DEFAULT_WATCH", "EXIT_CODE", "Timeouts"]
+__all__ = ["DEFAULT_TIMEOUTS", "EXIT_CODE", "Timeouts"]
 
-# How a process ends that did not come out in time after another was lost.
+# The exit code of a process that was ended because it did not stop in time after a loss.
 EXIT_CODE = 83
 
 # Shorter silences are ordinary: the threads of a busy machine pause for tenths of a second.
@@ -20,9 +20,9 @@ class Timeouts:
     """When ranks are given up.
 
     A rank that has not answered for `silence_seconds` is lost. After a loss the others have
-    `stop_seconds` to come out of what they do; a process that does not is ended. A step in which
-    no rank got on for `stall_seconds` is reported in the log, and goes on. Flight records are kept
-    in a new folder inside `folder`, or inside the system's folder for temporary files.
+    `stop_seconds` to leave what they are doing; a process that does not is ended. A step in which
+    no rank made progress for `stall_seconds` is reported in the log and continues. Flight records
+    are kept in a new folder inside `folder`, or inside the system's folder for temporary files.
 
     >>> Timeouts(silence_seconds=60).stop_seconds
     10.0
@@ -40,10 +40,9 @@ class Timeouts:
                 raise ArgumentError(f"{name} must be a positive number of seconds (got {value})")
         if self.silence_seconds < _SHORTEST_SILENCE:
             raise ArgumentError(
-                f"silence_seconds is too short to tell a lost rank from a busy one (got "
-                f"{self.silence_seconds}); use at least {_SHORTEST_SILENCE}"
+                f"silence_seconds must be at least {_SHORTEST_SILENCE} to tell a lost rank from a "
+                f"busy one (got {self.silence_seconds}); use a larger value"
             )
 
 
-# What a pipeline does unless it is told otherwise.
-DEFAULT_WATCH = Timeouts()
+DEFAULT_TIMEOUTS = Timeouts()

@@ -1,4 +1,4 @@
-"""Wakes the thread of the lifeline, from any other."""
+"""Wakes the heartbeat's thread from any other thread."""
 
 import socket
 from contextlib import suppress
@@ -7,28 +7,28 @@ __all__ = ["Waker"]
 
 
 class Waker:
-    """Rung by one thread, heard by another that waits in a selector."""
+    """A pair of sockets: one thread writes, and another waits for it in a selector."""
 
     def __init__(self) -> None:
-        self._ear, self._hand = socket.socketpair()
-        self._ear.setblocking(False)
-        self._hand.setblocking(False)
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
 
     def fileno(self) -> int:
-        """For selectors."""
-        return self._ear.fileno()
+        """Return what a selector waits for."""
+        return self._reader.fileno()
 
-    def ring(self) -> None:
-        """Wake whoever listens; where nobody does any more, nothing happens."""
+    def wake(self) -> None:
+        """Wake the thread that waits; do nothing if there is none any more."""
         with suppress(OSError):
-            self._hand.send(b"!")
+            self._writer.send(b"!")
 
-    def answer(self) -> None:
-        """It was heard, however often it was rung."""
+    def clear(self) -> None:
+        """Take all wake-ups so far."""
         with suppress(OSError):
-            self._ear.recv(4096)
+            self._reader.recv(4096)
 
     def close(self) -> None:
-        """Let go of both ends."""
-        self._ear.close()
-        self._hand.close()
+        """Close both ends."""
+        self._reader.close()
+        self._writer.close()

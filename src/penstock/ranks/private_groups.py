@@ -49,7 +49,7 @@ def open_gloo(
 ) -> PrivateGroup:
     """Connect ranks of a group for host memory; all of these call it, as often as the others."""
     store, rank, size = _meet(group, ranks)
-    with connections.noting():
+    with connections.tracking():
         backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
     # The type stubs leave out what a backend is for.
     return cast("PrivateGroup", backend)

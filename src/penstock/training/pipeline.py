@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
-from penstock.alive.timeouts import DEFAULT_WATCH, Timeouts
+from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.errors import PipelineError
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
@@ -127,7 +127,7 @@ class Pipeline:
         cuda_graphs: bool = False,
         seed: int | None = None,
         compare_data: bool = True,
-        watch: Timeouts = DEFAULT_WATCH,
+        watch: Timeouts = DEFAULT_TIMEOUTS,
         disturbance: FaultInjection | None = None,
     ) -> None:
         self._loss = None if loss is None else with_target(loss)
@@ -164,7 +164,7 @@ class Pipeline:
         self._has_own_names = pipe is not None
         self._parameters = tuple(self.parameters())
         tied = ties if pipe is None else [*ties, *ties_of(pipe)]
-        with self._guard.call(), self._guard.noting():
+        with self._guard.call(), self._guard.tracking():
             self._ties = self._keep_ties(modules, tied, process_group)
         self._shared_names = merge_names(names_of_shared(pipe, modules, ties))
         self._programs: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
@@ -302,7 +302,7 @@ class Pipeline:
         if self._group is None:
             return copy_state(own, self._shared_names)
         connections = Connections()
-        with self._guard.call(connections.abort), self._guard.noting():
+        with self._guard.call(connections.abort), self._guard.tracking():
             return gather_state(own, self._shared_names, self._control, self._group, connections)
 
     @property
