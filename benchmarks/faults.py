@@ -287,7 +287,7 @@ def penstock_step(case: Case, rank: int, trap: Trap) -> Callable[[], object]:
         microbatches=MICROBATCHES,
         loss=nn.MSELoss(),
         group=dist.group.WORLD,
-        watch=Timeouts(silence_seconds=ANSWER_SECONDS, folder=trap.folder),
+        timeouts=Timeouts(silence_seconds=ANSWER_SECONDS, folder=trap.folder),
     )
     # Every rank is given the same batch.
     x = torch.randn(MICROBATCHES, WIDTH, generator=torch.Generator().manual_seed(0))

@@ -81,14 +81,14 @@ class Notes:
 def main() -> None:
     """Train in the folder that is given."""
     folder = Path(sys.argv[1])
-    watch = ps.Timeouts(silence_seconds=60)
+    timeouts = ps.Timeouts(silence_seconds=60)
     ps.train_elastically(
         make_job(),
         folder / "run",
         save_every=5,
         plan_seconds=1.0,
         on_step=Notes(folder),
-        watch=watch,
+        timeouts=timeouts,
     )
 
 

@@ -93,7 +93,7 @@ def train_elastically(
     plan_seconds: float = 10.0,
     on_step: Callable[[ElasticStep], None] = lambda _step: None,
     device: torch.device | str | None = None,
-    watch: Timeouts = DEFAULT_TIMEOUTS,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> Pipeline:
     """Train a job to its last step, from wherever its last checkpoint is; every process calls it.
 
@@ -128,7 +128,7 @@ def train_elastically(
         ranks=None if ranks > 1 else 1,
         device=home,
         seed=job.seed,
-        watch=watch,
+        timeouts=timeouts,
     )
     optimizer = job.optimizer(pipeline.parameters())
     with Checkpoints(place / "checkpoints") as checkpoints:

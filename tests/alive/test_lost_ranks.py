@@ -88,7 +88,7 @@ def make_pipeline(family: str, timeouts: ps.Timeouts, trap: Trap | None, kind: s
         loss=mean_loss,
         group=dist.group.WORLD,
         around={} if trap is None else dict.fromkeys(kinds, trap),
-        watch=timeouts,
+        timeouts=timeouts,
     )
 
 
@@ -244,7 +244,7 @@ def loop_for_ever(rank: int, folder: Path) -> None:
         loss=mean_loss,
         group=dist.group.WORLD,
         around={Kind.FORWARD: act},
-        watch=ps.Timeouts(stop_seconds=2.0, folder=folder),
+        timeouts=ps.Timeouts(stop_seconds=2.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -351,7 +351,7 @@ def hold_up(rank: int, folder: Path) -> str:
         loss=mean_loss,
         group=dist.group.WORLD,
         around={Kind.FORWARD: wait},
-        watch=ps.Timeouts(stall_seconds=2.0, folder=folder),
+        timeouts=ps.Timeouts(stall_seconds=2.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -392,7 +392,7 @@ def fail_in_reduction(rank: int, kind: str, folder: Path) -> None:
         loss=mean_loss,
         group=mesh["pipeline"],
         around={Kind.REDUCE_GRAD: act},
-        watch=ps.Timeouts(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
+        timeouts=ps.Timeouts(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)

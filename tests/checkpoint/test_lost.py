@@ -86,7 +86,7 @@ def make_pipeline(ranks: int | None, timeouts: ps.Timeouts, group: Any) -> ps.Pi
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=group,
-        watch=timeouts,
+        timeouts=timeouts,
     )
 
 

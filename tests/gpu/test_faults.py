@@ -97,8 +97,8 @@ def test_an_error_reaches_all_ranks_and_the_next_step_is_exact(
 
 def train_into_a_kill(rank: int, device: torch.device, folder: Path, step: int) -> str:
     trap = Trap(rank == 1, kill)
-    watch = ps.Timeouts(silence_seconds=20.0, folder=folder)
-    twin, pipeline = make_pipeline("1F1B", device, trap, (Kind.FORWARD,), watch=watch)
+    timeouts = ps.Timeouts(silence_seconds=20.0, folder=folder)
+    twin, pipeline = make_pipeline("1F1B", device, trap, (Kind.FORWARD,), timeouts=timeouts)
     for number in range(4):
         trap.is_set = number == step
         assert twin.step(pipeline, *make_batch((8, EQUAL), number, device)) == {}

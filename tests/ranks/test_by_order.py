@@ -125,7 +125,7 @@ def run_steps(
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        disturbance=FaultInjection(by_order=True),
+        fault_injection=FaultInjection(by_order=True),
     )
     wrong = []
     for number, (rows, fails_in) in enumerate(STEPS):
@@ -268,7 +268,7 @@ def count_steps(rank: int) -> list[int]:
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        disturbance=FaultInjection(by_order=True),
+        fault_injection=FaultInjection(by_order=True),
     )
     step = partial(pipeline.step, batch, target=target)
 
@@ -324,7 +324,7 @@ def swap_receives(rank: int) -> str:
         loss=mean_loss,
         group=dist.group.WORLD,
         around={ps.Kind.RECV_F: SwapFirstTwo()} if rank == 1 else {},
-        disturbance=FaultInjection(by_order=True),
+        fault_injection=FaultInjection(by_order=True),
     )
     with pytest.raises(ps.PeerLostError) as caught:
         pipeline.step(batch, target=target)

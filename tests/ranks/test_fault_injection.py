@@ -311,7 +311,7 @@ Step = tuple[float | None, dict[str, list[float]]]
 
 def train(
     schedule: Schedule,
-    disturbance: FaultInjection | None,
+    fault_injection: FaultInjection | None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Step]:
     """Three steps with two sizes of batch."""
@@ -321,7 +321,7 @@ def train(
         schedule,
         loss=mean_loss,
         group=group,
-        disturbance=disturbance,
+        fault_injection=fault_injection,
     )
     run = pipeline.eval if schedule.is_forward_only else pipeline.step
     steps: list[Step] = []
@@ -338,8 +338,8 @@ def train(
 def test_steps_are_the_same_to_the_last_bit_under_any_disturbance(
     schedule: Schedule, seed: int
 ) -> None:
-    disturbance = FaultInjection(seed, delay_seconds=1e-6, reorders=True)
-    assert train(schedule, disturbance) == train(schedule, None)
+    fault_injection = FaultInjection(seed, delay_seconds=1e-6, reorders=True)
+    assert train(schedule, fault_injection) == train(schedule, None)
 
 
 def train_both_ways(_rank: int, cases: Sequence[tuple[str, int]]) -> list[bool]:
@@ -348,8 +348,8 @@ def train_both_ways(_rank: int, cases: Sequence[tuple[str, int]]) -> list[bool]:
     is_same = []
     for name, seed in cases:
         schedule = build(name, ranks=4, microbatches=8)
-        disturbance = FaultInjection(seed, delay_seconds=1e-4, reorders=True)
-        is_same.append(train(schedule, disturbance, group) == train(schedule, None, group))
+        fault_injection = FaultInjection(seed, delay_seconds=1e-4, reorders=True)
+        is_same.append(train(schedule, fault_injection, group) == train(schedule, None, group))
     return is_same
 
 

@@ -120,7 +120,7 @@ def cross(rank: int, by_order: bool) -> dict[str, Any]:
             microbatches=1,
             loss=distance,
             group=dist.group.WORLD,
-            disturbance=FaultInjection(by_order=by_order),
+            fault_injection=FaultInjection(by_order=by_order),
         )
         twin = deepcopy(model)
         middle = twin[0](batch)
@@ -215,7 +215,7 @@ def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple
         microbatches=2,
         loss=square,
         group=dist.group.WORLD,
-        disturbance=FaultInjection(by_order=by_order),
+        fault_injection=FaultInjection(by_order=by_order),
     )
     batch = torch.ones(4, WIDTH, dtype=torch.float64)
 
@@ -286,7 +286,7 @@ def raise_alarm(rank: int, kind: str, is_after: bool, by_order: bool) -> tuple[s
         loss=square,
         group=dist.group.WORLD,
         around=alarm,
-        disturbance=FaultInjection(by_order=by_order),
+        fault_injection=FaultInjection(by_order=by_order),
     )
     batch = torch.arange(6.0 * WIDTH, dtype=torch.float64).reshape(6, WIDTH)
     with pytest.raises(ps.PipelineError) as caught:

@@ -87,19 +87,19 @@ class FaultInjection:
 class FaultInjectingTransport:
     """Another transport, with trouble: what is sent and received through it may come late."""
 
-    def __init__(self, transport: Transport, disturbance: FaultInjection) -> None:
+    def __init__(self, transport: Transport, fault_injection: FaultInjection) -> None:
         self._transport = transport
-        self._disturbance = disturbance
+        self._fault_injection = fault_injection
         self.ranks = transport.ranks
         self.num_ranks = transport.num_ranks
         # With every rank in this process nobody else waits, so anything may be held back.
         self._runs_all = len(self.ranks) == self.num_ranks
-        if self._runs_all and disturbance.drop is not None:
+        if self._runs_all and fault_injection.drop is not None:
             raise ArgumentError(
                 "a rank that runs in the same process as all others cannot be lost alone; "
                 "leave out drop, or give every rank a process"
             )
-        if self._runs_all and disturbance.by_order:
+        if self._runs_all and fault_injection.by_order:
             raise ArgumentError(
                 "messages between ranks of one process always have names; leave out by_order, or "
                 "give every rank a process"
@@ -120,7 +120,7 @@ class FaultInjectingTransport:
         """Send the packet, now or together with the next ones."""
         if self._is_lost():
             return
-        if not self._disturbance.reorders:
+        if not self._fault_injection.reorders:
             self._deliver(message, packet)
             return
         if not self._may_hold(message):
@@ -138,7 +138,7 @@ class FaultInjectingTransport:
         if not message.is_forward:
             # What a gradient looks like is known from the activation, once that has been sent.
             self._release()
-        if self._disturbance.reorders:
+        if self._fault_injection.reorders:
             self._posted.append(message)
         else:
             self._transport.post_receive(message)
@@ -170,7 +170,7 @@ class FaultInjectingTransport:
 
     def _is_lost(self) -> bool:
         """Count a message, and do not come back from the one at which this rank is dropped."""
-        drop = self._disturbance.drop
+        drop = self._fault_injection.drop
         self._sent += 1
         if drop is None or drop.rank not in self.ranks or self._sent <= drop.after:
             return False
@@ -230,12 +230,12 @@ class FaultInjectingTransport:
 
     def _delay(self, end: str, message: Message) -> None:
         """Half of a message's delay is at its departure and half at its arrival, on average."""
-        mean = self._disturbance.delay_seconds / 2
+        mean = self._fault_injection.delay_seconds / 2
         if mean:
-            link = Random(f"{self._disturbance.seed} {message.source} {message.destination}")
+            link = Random(f"{self._fault_injection.seed} {message.source} {message.destination}")
             times = link.expovariate(1) * self._random(end, message).expovariate(1)
             sleep(mean * min(times, _LONGEST_DELAY))
 
     def _random(self, *place: object) -> Random:
         """Chance that depends on nothing but the seed, the step and the place."""
-        return Random(f"{self._disturbance.seed} {self._step} {place}")
+        return Random(f"{self._fault_injection.seed} {self._step} {place}")

@@ -86,27 +86,27 @@ def gather_crew(
     group: dist.ProcessGroup | None,
     ranks: int | None,
     device: torch.device | str | None,
-    disturbance: FaultInjection | None,
-    watch: Timeouts,
+    fault_injection: FaultInjection | None,
+    timeouts: Timeouts,
 ) -> Assembly:
     """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
     if group is None:
         part = _build(stages, schedule, terms, microbatches, None, ranks, device)
         warn_without_group(ranks, part.stages.values())
-        transport = _disturbed(LocalTransport(part.schedule.num_ranks), disturbance)
+        transport = _with_faults(LocalTransport(part.schedule.num_ranks), fault_injection)
         return _crew(part, transport, LocalControl(), NoGuard())
     control = GroupControl(group)
     with control.together(cannot(BUILDING)):
-        _require_names(group, disturbance)
+        _require_names(group, fault_injection)
         part = _build(stages, schedule, terms, microbatches, group, ranks, device)
         facts, known = _facts(part, terms), _model_facts(stages, part)
     agree(control, facts)
     agree_where_known(control, known)
-    by_order = disturbance is not None and disturbance.by_order
+    by_order = fault_injection is not None and fault_injection.by_order
     members = GroupTransport(group, part.device, by_order=by_order, control=control)
     members.open_channels(_pairs(part.schedule))
-    guard = open_guard(members, part.schedule, watch)
-    return _crew(part, _disturbed(members, disturbance), control, guard)
+    guard = open_guard(members, part.schedule, timeouts)
+    return _crew(part, _with_faults(members, fault_injection), control, guard)
 
 
 def _crew(part: _Part, transport: Transport, control: Control, guard: Guard) -> Assembly:
@@ -177,11 +177,11 @@ def _require_graphs(terms: RankFacts, device: torch.device) -> None:
         )
 
 
-def _require_names(group: dist.ProcessGroup, disturbance: FaultInjection | None) -> None:
-    if disturbance is not None and dist.get_backend(group) != "gloo":
+def _require_names(group: dist.ProcessGroup, fault_injection: FaultInjection | None) -> None:
+    if fault_injection is not None and dist.get_backend(group) != "gloo":
         raise ArgumentError(
-            "a disturbance is for ranks that talk by gloo or share a process, where messages have "
-            f"names (backend: {dist.get_backend(group)}); leave it out"
+            "fault_injection must be used with gloo, or with ranks that share a process, where "
+            f"messages have names (got backend {dist.get_backend(group)}); leave it out"
         )
 
 
@@ -214,8 +214,12 @@ def _model_facts(stages: Pipe | Modules, part: _Part) -> list[Fact]:
     return [model_fact(i, one) for known in (split, given) for i, one in enumerate(known)]
 
 
-def _disturbed(transport: Transport, disturbance: FaultInjection | None) -> Transport:
-    return transport if disturbance is None else FaultInjectingTransport(transport, disturbance)
+def _with_faults(transport: Transport, fault_injection: FaultInjection | None) -> Transport:
+    return (
+        transport
+        if fault_injection is None
+        else FaultInjectingTransport(transport, fault_injection)
+    )
 
 
 def _find_source(

@@ -106,8 +106,8 @@ class Pipeline:
     In the first steps, and whenever the form of the batch is new, ranks compare a sample of what
     they were given for the same argument, and refuse the step if it differs; `compare_data=False`
     leaves that out.
-    `watch` says how long to wait for a rank that does not answer before it is given up.
-    `disturbance` is for tests: it slows down, reorders or cuts off what goes between ranks.
+    `timeouts` says how long to wait for a rank that does not answer before it is given up.
+    `fault_injection` is for tests: it slows down, reorders or cuts off what goes between ranks.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Pipeline:
         cuda_graphs: bool = False,
         seed: int | None = None,
         compare_data: bool = True,
-        watch: Timeouts = DEFAULT_TIMEOUTS,
-        disturbance: FaultInjection | None = None,
+        timeouts: Timeouts = DEFAULT_TIMEOUTS,
+        fault_injection: FaultInjection | None = None,
     ) -> None:
         self._loss = None if loss is None else with_target(loss)
         self._needs_target = loss is None or takes_target(loss)
@@ -145,8 +145,8 @@ class Pipeline:
             group=process_group,
             ranks=ranks,
             device=device,
-            disturbance=disturbance,
-            watch=watch,
+            fault_injection=fault_injection,
+            timeouts=timeouts,
         )
         modules, self._microbatches = crew.modules, crew.microbatches
         self._source, self._schedule = crew.source, crew.schedule

@@ -98,7 +98,7 @@ def test_steps_of_a_case_have_the_gradients_of_the_unsplit_model(number: int) ->
 
 def test_case_says_what_happens_in_it(cases: list[SoakCase]) -> None:
     faulty = {case.fault.kind: case for case in cases if case.fault is not None}
-    drop = faulty["drop"].disturbance.drop
+    drop = faulty["drop"].fault_injection.drop
     assert drop is not None
     assert str(faulty["drop"]).endswith(f", drop on rank {drop.rank} after {drop.after} messages")
     fault = faulty["kill"].fault

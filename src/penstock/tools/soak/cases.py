@@ -43,7 +43,7 @@ class SoakCase:
     model: Model
     batches: tuple[SoakBatch, ...]
     uses_processes: bool
-    disturbance: FaultInjection
+    fault_injection: FaultInjection
     fault: InjectedFault | None
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class SoakCase:
         what += f"{len(self.batches)} steps in {where}"
         if self.fault is None:
             return what
-        fault, drop = self.fault, self.disturbance.drop
+        fault, drop = self.fault, self.fault_injection.drop
         when = f"in step {fault.step} at {fault.action}"
         if drop is not None:
             when = f"after {drop.after} messages"
@@ -74,7 +74,7 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
     # Steps with shapes that were seen before run without headers.
     batches += chance.sample(batches, steps // 2)
     uses_processes = chance.random() < _SHARE_OF_PROCESSES
-    disturbance_seed, delay = chance.getrandbits(32), chance.uniform(0, _LONGEST_DELAY)
+    fault_seed, delay = chance.getrandbits(32), chance.uniform(0, _LONGEST_DELAY)
     model = draw_model(chance, schedule.dataflow.num_parts)
     can_fail = uses_processes and schedule.num_ranks > 1 and not schedule.is_forward_only
     fault = drop = None
@@ -88,7 +88,7 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
         model=model if not schedule.is_forward_only else replace(model, adding_loss=frozenset()),
         batches=tuple(batches),
         uses_processes=uses_processes,
-        disturbance=FaultInjection(disturbance_seed, delay, reorders=True, drop=drop),
+        fault_injection=FaultInjection(fault_seed, delay, reorders=True, drop=drop),
         fault=fault,
     )
 

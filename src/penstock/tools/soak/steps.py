@@ -65,8 +65,8 @@ def run_case(
         reduction=_reduction(case),
         group=group,
         around=trouble.around if around is None else around,
-        watch=Timeouts(_SILENCE_SECONDS, folder=folder),
-        disturbance=case.disturbance,
+        timeouts=Timeouts(_SILENCE_SECONDS, folder=folder),
+        fault_injection=case.fault_injection,
     )
     worst = GradientError(0.0, "")
     for number, given in enumerate(cases):
