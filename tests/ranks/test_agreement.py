@@ -1,4 +1,4 @@
-"""What ranks tell each other as plain data, and what they must have in common."""
+"""Facts on which all ranks must agree."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ def refusal(reason: str) -> str:
     return f"the ranks do not agree: {reason}; give all ranks the same"
 
 
-def test_ranks_are_grouped_by_what_they_have_and_the_fewest_come_first() -> None:
+def test_ranks_are_grouped_by_value_and_the_rarest_value_comes_first() -> None:
     assert group_ranks({0: "a", 1: "b", 2: "a", 3: "b", 4: "a"}) == (
         "ranks 1, 3 have b, ranks 0, 2, 4 have a"
     )
@@ -75,7 +75,7 @@ def agree_on_little(rank: int) -> tuple[list[int], list[str]]:
     return counting.sent[:3], [one, message_of(lambda: agree(counting, both))]
 
 
-def test_nothing_but_digests_travels_until_ranks_differ(four_processes: Processes) -> None:
+def test_ranks_that_agree_exchange_only_digests(four_processes: Processes) -> None:
     messages = [
         refusal("rank 3 has depth 1, ranks 0, 1, 2 have 0"),
         refusal("ranks 0, 2 have height 0, ranks 1, 3 have 1 (and they differ in depth)"),
@@ -97,7 +97,7 @@ def test_different_versions_of_torch_are_refused(four_processes: Processes) -> N
 
 
 class Model(nn.Module):
-    """Two layers that can be made different in every way that counts."""
+    """Two layers whose width and names can differ."""
 
     def __init__(self, width: int = 4, name: str = "middle") -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def fail_to_build(rank: int) -> list[str]:
     with pytest.raises(ps.PenstockError) as caught:
         build(stages, ties=tied)
     messages.append(f"{type(caught.value).__name__}: {caught.value}")
-    # Nothing is left behind that would disturb a pipeline that fits.
+    # A failed build leaves nothing behind that would break the next one.
     build(stages)
     return messages
 
@@ -249,7 +249,7 @@ def change_own_stages(rank: int) -> None:
     build({rank: nn.Linear(4 + rank, 4)})
 
 
-def test_what_ranks_do_to_stages_of_their_own_is_their_own_business(
+def test_ranks_may_change_their_own_stages(
     two_processes: Processes,
 ) -> None:
     assert two_processes.run(change_own_stages, seconds=300) == [None, None]

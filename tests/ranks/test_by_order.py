@@ -1,4 +1,4 @@
-"""The exactness matrix where messages have no names and meet by order alone, as on NCCL.
+"""The exactness matrix where messages have no names and are matched by order alone, as on NCCL.
 
 Over gloo, with a group of two per direction and the same tag for everything: whatever changes
 places is taken for something else. Gradients are compared after every step.
@@ -333,7 +333,7 @@ def swap_receives(rank: int) -> str:
 
 
 @pytest.mark.slow  # it ends its processes
-def test_messages_that_changed_places_are_named_on_every_rank() -> None:
+def test_messages_in_the_wrong_order_are_named_on_every_rank() -> None:
     with Processes(2) as processes:
         found = processes.run(swap_receives)
     for message in found:

@@ -1,4 +1,4 @@
-"""Channels: who is at the other end is known before the first message."""
+"""Channels verify who is at the other end before the first message."""
 
 import torch
 import torch.distributed as dist
@@ -24,7 +24,7 @@ def open_with_wrong_names(rank: int) -> str:
     return ""
 
 
-def test_channel_to_somebody_else_is_found_when_it_is_opened(two_processes: Processes) -> None:
+def test_channel_to_the_wrong_rank_is_found_when_it_is_opened(two_processes: Processes) -> None:
     assert two_processes.run(open_with_wrong_names) == [
         "",
         "the channel from rank 2 to rank 1 must begin with these numbers (got [0, 1])",

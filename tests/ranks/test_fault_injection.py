@@ -1,4 +1,4 @@
-"""Disturbed links: whatever they do, every promise to the transport and to the ranks is kept.
+"""Injected faults: whatever they do, every promise to the transport and to the ranks is kept.
 
 One test starts a process that is lost, one runs in four processes.
 """
@@ -162,7 +162,7 @@ def order_of_sends(seed: int) -> list[Message]:
     return notebook.messages("send")
 
 
-def test_messages_overtake_one_another_as_the_seed_says() -> None:
+def test_seed_decides_which_messages_overtake_one_another() -> None:
     orders = [order_of_sends(seed) for seed in range(20)]
     assert orders == [order_of_sends(seed) for seed in range(20)]
     assert len({tuple(order) for order in orders}) > 10
@@ -180,7 +180,7 @@ def test_receives_from_several_sources_are_posted_in_another_order() -> None:
     assert len(orders) > 3
 
 
-def test_without_a_disturbance_calls_go_through_as_they_are() -> None:
+def test_calls_pass_through_unchanged_without_faults() -> None:
     notebook = Notebook()
     transport = FaultInjectingTransport(notebook, FaultInjection())
     transport.begin_step(b"s")
@@ -205,7 +205,7 @@ def test_without_a_disturbance_calls_go_through_as_they_are() -> None:
     ]
 
 
-def test_send_that_fails_later_is_told_to_its_receiver_and_holds_up_no_other() -> None:
+def test_send_that_fails_later_is_announced_and_delays_no_other() -> None:
     notebook = Notebook(refused=[outgoing(1)])
     transport = FaultInjectingTransport(notebook, FaultInjection(reorders=True))
     for number in range(3):
@@ -250,7 +250,7 @@ print("goes on", flush=True)
 """
 
 
-def test_lost_rank_ends_on_the_spot() -> None:
+def test_dropped_rank_ends_at_once() -> None:
     result = subprocess.run(
         [sys.executable, "-c", LOST],
         capture_output=True,
@@ -267,45 +267,45 @@ def test_lost_rank_ends_on_the_spot() -> None:
     [
         (
             lambda: FaultInjection(delay_seconds=-1.0),
-            "delay_seconds is a number from 0 up (got -1.0)",
+            "delay_seconds must be 0 or more (got -1.0)",
         ),
         (
             lambda: FaultInjection(delay_seconds=float("nan")),
-            "delay_seconds is a number from 0 up (got nan)",
+            "delay_seconds must be 0 or more (got nan)",
         ),
         (
             lambda: FaultInjection(by_order=True, reorders=True),
-            "messages that meet by order must not overtake one another (by_order: True, "
-            "reorders: True); leave out one of them",
+            "messages that are matched by order must not overtake one another (got by_order and "
+            "reorders); leave out one of them",
         ),
         (
             lambda: FaultInjectingTransport(LocalTransport(2), FaultInjection(by_order=True)),
-            "messages between ranks of one process always have names; leave out by_order, or give "
-            "every rank a process",
+            "by_order must be used with a process for each rank (got all ranks in one process); "
+            "leave it out, or give every rank a process",
         ),
         (
             lambda: Drop(rank=0, after=-1),
-            "ranks and messages are numbered from 0 (rank: 0, after: -1)",
+            "rank and after must be 0 or more (got 0 and -1)",
         ),
         (
             lambda: Drop(rank=0, after=0, how="loudly"),  # type: ignore[arg-type]  # the error tested
-            "a rank is dropped by 'exit' or 'silence' (got 'loudly')",
+            "how must be 'exit' or 'silence' (got 'loudly')",
         ),
         (
             lambda: FaultInjectingTransport(LocalTransport(2), FaultInjection(drop=Drop(1, 0))),
-            "a rank that runs in the same process as all others cannot be lost alone; "
-            "leave out drop, or give every rank a process",
+            "drop must be used with a process for each rank (got all ranks in one process); "
+            "leave it out, or give every rank a process",
         ),
     ],
 )
-def test_disturbances_that_make_no_sense_are_refused(make: object, message: str) -> None:
+def test_invalid_faults_are_refused(make: object, message: str) -> None:
     assert callable(make)
     with pytest.raises(ArgumentError) as caught:
         make()
     assert str(caught.value) == message
 
 
-# What a step gave: its loss, and the gradients by name.
+# The loss of a step, and its gradients by name.
 Step = tuple[float | None, dict[str, list[float]]]
 
 
@@ -314,7 +314,7 @@ def train(
     fault_injection: FaultInjection | None,
     group: dist.ProcessGroup | None = None,
 ) -> list[Step]:
-    """Three steps with two sizes of batch."""
+    """Train three steps with two sizes of batch."""
     blocks = make_blocks(schedule.dataflow.num_parts)
     pipeline = Pipeline(
         [blocks[part] for part in schedule.dataflow.parts],
@@ -335,15 +335,13 @@ def train(
 
 @settings(max_examples=30)
 @given(schedule=schedules(max_ranks=4, max_microbatches=6), seed=st.integers(0, 1000))
-def test_steps_are_the_same_to_the_last_bit_under_any_disturbance(
-    schedule: Schedule, seed: int
-) -> None:
+def test_steps_are_bitwise_equal_under_any_faults(schedule: Schedule, seed: int) -> None:
     fault_injection = FaultInjection(seed, delay_seconds=1e-6, reorders=True)
     assert train(schedule, fault_injection) == train(schedule, None)
 
 
 def train_both_ways(_rank: int, cases: Sequence[tuple[str, int]]) -> list[bool]:
-    """Whether the steps over disturbed links are those over quiet ones."""
+    """Return whether steps with faults equal those without."""
     group = dist.group.WORLD
     is_same = []
     for name, seed in cases:
@@ -353,7 +351,7 @@ def train_both_ways(_rank: int, cases: Sequence[tuple[str, int]]) -> list[bool]:
     return is_same
 
 
-def test_processes_get_the_same_to_the_last_bit_over_disturbed_links(
+def test_processes_get_bitwise_equal_results_under_faults(
     four_processes: Processes,
 ) -> None:
     cases = [("GPipe", 0), ("InterleavedZeroBubble", 1), ("DualPipe", 2)]

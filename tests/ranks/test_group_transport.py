@@ -76,7 +76,7 @@ def exchange_tree(rank: int, by_order: bool) -> list[Any]:
 
 
 @both_ways
-def test_tree_of_anything_arrives_as_it_was_sent(by_order: bool, two_processes: Processes) -> None:
+def test_any_tree_of_tensors_arrives_unchanged(by_order: bool, two_processes: Processes) -> None:
     first, second = two_processes.run(exchange_tree, by_order)[1]
     for received in (first, second):
         assert list(received) == list(TREE)
@@ -109,7 +109,7 @@ def exchange_gradients(rank: int, by_order: bool) -> list[Any]:
 
 
 @both_ways
-def test_gradients_come_back_for_what_requires_one(
+def test_gradients_come_back_for_tensors_that_require_them(
     by_order: bool, two_processes: Processes
 ) -> None:
     assert two_processes.run(exchange_gradients, by_order) == [
@@ -141,7 +141,7 @@ def receive_in_another_order(rank: int, by_order: bool) -> list[float]:
 
 
 @both_ways
-def test_messages_may_be_taken_in_any_order(by_order: bool, two_processes: Processes) -> None:
+def test_messages_may_be_received_in_any_order(by_order: bool, two_processes: Processes) -> None:
     assert two_processes.run(receive_in_another_order, by_order)[1] == [
         2.0,
         1.0,
@@ -207,7 +207,7 @@ def discard_messages(rank: int, by_order: bool) -> str:
 
 
 @both_ways
-def test_messages_that_nobody_wants_are_taken_off_the_wire(
+def test_messages_that_are_no_longer_needed_are_received_and_dropped(
     by_order: bool, two_processes: Processes
 ) -> None:
     assert two_processes.run(discard_messages, by_order) == ["", "[2.0, 2.0]"]
@@ -256,9 +256,7 @@ def remember_many(rank: int, by_order: bool) -> list[int]:
 
 
 @both_ways
-def test_forms_that_were_forgotten_are_learned_again(
-    by_order: bool, two_processes: Processes
-) -> None:
+def test_forgotten_forms_are_learned_again(by_order: bool, two_processes: Processes) -> None:
     assert two_processes.run(remember_many, by_order)[1] == [*range(1, 101), 1, 100]
 
 
@@ -289,7 +287,7 @@ def mix_both_kinds(rank: int, by_order: bool) -> list[list[float]]:
 
 
 @both_ways
-def test_gradient_behind_an_activation_is_not_taken_for_it(
+def test_gradient_behind_an_activation_is_not_mistaken_for_it(
     by_order: bool, two_processes: Processes
 ) -> None:
     # A gradient's receive was started at once, an activation's when somebody waited for it: by
@@ -322,7 +320,7 @@ def swap_in_step(rank: int, swapped: int) -> str:
 
 
 @pytest.mark.parametrize("swapped", [0, 1])
-def test_messages_that_changed_places_are_named(swapped: int, two_processes: Processes) -> None:
+def test_messages_in_the_wrong_order_are_named(swapped: int, two_processes: Processes) -> None:
     number = 2 * swapped
     assert re.fullmatch(
         f"the next message from rank 0 to rank 1 must be number {number}, the activation of "

@@ -1,4 +1,4 @@
-"""All ranks in one process."""
+"""The transport with all ranks in one process."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def start() -> LocalTransport:
     return transport
 
 
-def test_message_arrives_as_it_was_sent_in_memory_of_its_own() -> None:
+def test_message_arrives_unchanged_in_its_own_memory() -> None:
     transport = start()
     sent = torch.arange(3.0, requires_grad=True)
     mask = torch.tensor([True, False])
@@ -30,7 +30,7 @@ def test_message_arrives_as_it_was_sent_in_memory_of_its_own() -> None:
     assert sent.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_message_can_be_taken_once() -> None:
+def test_message_can_be_received_once() -> None:
     transport = start()
     transport.send(MESSAGE, Packet("T", [torch.ones(1)]))
     transport.receive(MESSAGE)
@@ -38,7 +38,7 @@ def test_message_can_be_taken_once() -> None:
         transport.receive(MESSAGE)
 
 
-def test_new_step_knows_nothing_of_the_messages_of_the_last() -> None:
+def test_new_step_starts_without_the_messages_of_the_last() -> None:
     transport = start()
     transport.send(MESSAGE, Packet("T", [torch.ones(1)]))
     transport.begin_step(b"")
@@ -46,7 +46,7 @@ def test_new_step_knows_nothing_of_the_messages_of_the_last() -> None:
         transport.receive(MESSAGE)
 
 
-def test_discarded_message_is_gone_and_one_that_never_came_is_no_error() -> None:
+def test_discarding_removes_a_message_and_accepts_one_that_never_came() -> None:
     transport = start()
     transport.send(MESSAGE, Packet("T", [torch.ones(1)]))
     transport.discard(MESSAGE)

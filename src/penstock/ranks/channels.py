@@ -24,9 +24,9 @@ __all__ = ["Channels", "OrderedChannels", "TaggedChannels", "header_tag", "open_
 # Connects two ranks, source first.
 OpenPair: TypeAlias = Callable[[tuple[int, int]], PrivateGroup]
 
-# Who is who in the group of a channel, which has two members.
+# The ranks within the group of a channel, which has two members.
 _SENDER, _RECEIVER = 0, 1
-# The only tag on a channel where messages meet by order.
+# The only tag on a channel where messages are matched by order.
 _NO_TAG = 0
 
 
@@ -35,14 +35,14 @@ class Channels(Protocol):
 
     @property
     def has_tags(self) -> bool:
-        """Whether messages find their receives by name; otherwise by order."""
+        """Whether messages are matched with receives by name; otherwise by order."""
 
     @property
     def device(self) -> torch.device:
         """Where tensors must be to be sent or received."""
 
     def open(self, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Connect what is to talk; every rank gives the same pairs in the same order."""
+        """Connect pairs of ranks; every rank gives the same pairs in the same order."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> dist.Work:
         """Start to send a tensor."""
@@ -57,7 +57,7 @@ class Channels(Protocol):
         """Return how many receives were started on this message's channel since it was opened."""
 
     def abort(self) -> None:
-        """End what is under way, as far as hanging up does not; any thread may call this."""
+        """End operations that aborted connections do not end; any thread may call this."""
 
 
 class TaggedChannels:
@@ -69,7 +69,7 @@ class TaggedChannels:
         self.device = torch.device("cpu")
 
     def open(self, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Nothing to do: the group is connected."""
+        """Do nothing, because the group is connected."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> dist.Work:
         """Start to send a tensor."""
@@ -86,17 +86,17 @@ class TaggedChannels:
             raise LinkLostError(str(error)) from error
 
     def number_to_send(self, message: Message) -> int:
-        """Return 0: nobody counts where messages have names."""
+        """Return 0, because messages with names are not counted."""
         del message
         return 0
 
     def number_to_receive(self, message: Message) -> int:
-        """Return 0: nobody counts where messages have names."""
+        """Return 0, because messages with names are not counted."""
         del message
         return 0
 
     def abort(self) -> None:
-        """Nothing that hanging up does not end."""
+        """Do nothing, because aborted connections end every operation of gloo."""
 
 
 class OrderedChannels:
@@ -111,9 +111,9 @@ class OrderedChannels:
         self.device = device
 
     def open(self, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Connect each pair and let its source say who it is.
+        """Connect each pair and let its source send its numbers.
 
-        Backends connect when the first tensor goes over a channel, and hold the host up until the
+        Backends connect when the first tensor goes over a channel, and block the host until the
         other end does the same. So that happens here, in one order on all ranks.
         """
         for pair in pairs:
@@ -167,10 +167,10 @@ class OrderedChannels:
         return self._received[message.source]
 
     def abort(self) -> None:
-        """End what is under way; hanging up ends gloo, but not NCCL.
+        """End pending operations of NCCL, which aborted connections do not end.
 
-        All at once: the end of a communicator waits for the device, and so for receives of the
-        others that nobody will answer, unless these have been told to end as well.
+        All at once: aborting a communicator waits for the device, and so for receives of the
+        others that will never be answered, unless these are aborted as well.
         """
         if self.device.type == "cpu":
             return
@@ -191,7 +191,7 @@ def open_pairs(
 
 
 def header_tag(message: Message) -> int:
-    """Return the tag of what is told of a message in a group where tensors may go too."""
+    """Return the tag of a message's header, in a group that carries tensors too."""
     return _data_tag(message) + 2
 
 
@@ -200,5 +200,5 @@ def _data_tag(message: Message) -> int:
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same memory as bytes, since not every backend knows every dtype."""
+    """Return the same memory as bytes, because some backends do not support every dtype."""
     return tensor.view(-1).view(torch.uint8)

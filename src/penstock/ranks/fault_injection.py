@@ -1,14 +1,14 @@
-"""A transport with trouble on the way, for tests: slow links, messages out of order, a lost rank.
+"""A transport with injected faults, for tests: slow links, reordered messages, a lost rank.
 
-Values are never changed. The same seed gives the same trouble at every run. What is held back goes
-out before this rank waits for anything, so that a schedule that finishes still does:
+Values are never changed. The same seed gives the same faults in every run. What is held back is
+sent before this rank waits for anything, so that a schedule that finishes still does:
 
     asked of us      send a   send b   post c   post d   receive c
     the transport                                        post d  post c  send b  send a  receive c
 
 Two limits keep that a legal order. Sends that are held back together have one destination and are
 few: a transport may make the next send to a peer wait for an older one, and the peer takes older
-ones first. Receives from one source stay in order, for that is how their shapes are learned.
+ones first. Receives from one source stay in order, because their shapes are learned in that order.
 """
 
 import os
@@ -24,9 +24,9 @@ from penstock.tensors.packet import Packet
 
 __all__ = ["Drop", "FaultInjectingTransport", "FaultInjection"]
 
-# So many sends to one peer may be held back; transports let as many go ahead without waiting.
+# How many sends to one peer may be held back; transports start as many without waiting.
 _MOST_HELD = 4
-# No delay is longer than so many average ones.
+# The longest delay, in average ones.
 _LONGEST_DELAY = 10.0
 # The exit code of a rank that is dropped.
 _EXIT_CODE = 75
@@ -38,7 +38,7 @@ _How: TypeAlias = Literal["exit", "silence"]
 class Drop:
     """A rank that is lost at its `after`-th message, counted from 0 over all steps.
 
-    "exit" ends its process on the spot, without a word; with "silence" it never sends again.
+    "exit" ends its process at once, without a goodbye; with "silence" it never sends again.
     """
 
     rank: int
@@ -48,19 +48,19 @@ class Drop:
     def __post_init__(self) -> None:
         if self.rank < 0 or self.after < 0:
             raise ArgumentError(
-                f"ranks and messages are numbered from 0 (rank: {self.rank}, after: {self.after})"
+                f"rank and after must be 0 or more (got {self.rank} and {self.after})"
             )
         if self.how not in ("exit", "silence"):
-            raise ArgumentError(f"a rank is dropped by 'exit' or 'silence' (got {self.how!r})")
+            raise ArgumentError(f"how must be 'exit' or 'silence' (got {self.how!r})")
 
 
 @dataclass(frozen=True, slots=True)
 class FaultInjection:
-    """What is wrong with the links between the ranks; the same for the same seed.
+    """Faults of the links between the ranks; the same for the same seed.
 
     Messages take `delay_seconds` longer on average: every link is drawn fast or slow, and so is
     every message. `reorders` lets messages overtake one another wherever that is legal. With
-    `by_order` messages have no names and meet by order alone, as they do on NCCL.
+    `by_order` messages have no names and are matched by order alone, as they are on NCCL.
 
     >>> FaultInjection(seed=7, delay_seconds=0.001, reorders=True).drop is None
     True
@@ -75,34 +75,32 @@ class FaultInjection:
     def __post_init__(self) -> None:
         if self.by_order and self.reorders:
             raise ArgumentError(
-                "messages that meet by order must not overtake one another (by_order: True, "
-                "reorders: True); leave out one of them"
+                "messages that are matched by order must not overtake one another (got by_order "
+                "and reorders); leave out one of them"
             )
         if not (self.delay_seconds >= 0 and isfinite(self.delay_seconds)):
-            raise ArgumentError(
-                f"delay_seconds is a number from 0 up (got {self.delay_seconds!r})"
-            )
+            raise ArgumentError(f"delay_seconds must be 0 or more (got {self.delay_seconds!r})")
 
 
 class FaultInjectingTransport:
-    """Another transport, with trouble: what is sent and received through it may come late."""
+    """Another transport with faults: what is sent and received through it may be late."""
 
-    def __init__(self, transport: Transport, fault_injection: FaultInjection) -> None:
+    def __init__(self, transport: Transport, faults: FaultInjection) -> None:
         self._transport = transport
-        self._fault_injection = fault_injection
+        self._faults = faults
         self.ranks = transport.ranks
         self.num_ranks = transport.num_ranks
-        # With every rank in this process nobody else waits, so anything may be held back.
+        # With every rank in this process no other one waits, so anything may be held back.
         self._runs_all = len(self.ranks) == self.num_ranks
-        if self._runs_all and fault_injection.drop is not None:
+        if self._runs_all and faults.drop is not None:
             raise ArgumentError(
-                "a rank that runs in the same process as all others cannot be lost alone; "
-                "leave out drop, or give every rank a process"
+                "drop must be used with a process for each rank (got all ranks in one process); "
+                "leave it out, or give every rank a process"
             )
-        if self._runs_all and fault_injection.by_order:
+        if self._runs_all and faults.by_order:
             raise ArgumentError(
-                "messages between ranks of one process always have names; leave out by_order, or "
-                "give every rank a process"
+                "by_order must be used with a process for each rank (got all ranks in one "
+                "process); leave it out, or give every rank a process"
             )
         self._step = 0
         self._sent = 0
@@ -110,7 +108,7 @@ class FaultInjectingTransport:
         self._posted: list[Message] = []
 
     def begin_step(self, signature: bytes) -> None:
-        """Start with nothing held back, even if the last step failed half-way."""
+        """Start with nothing held back, even if the last step failed."""
         self._step += 1
         self._held.clear()
         self._posted.clear()
@@ -120,7 +118,7 @@ class FaultInjectingTransport:
         """Send the packet, now or together with the next ones."""
         if self._is_lost():
             return
-        if not self._fault_injection.reorders:
+        if not self._faults.reorders:
             self._deliver(message, packet)
             return
         if not self._may_hold(message):
@@ -128,17 +126,17 @@ class FaultInjectingTransport:
         self._held[message] = packet
 
     def send_failure(self, message: Message) -> None:
-        """Pass on the news, after all that came before."""
+        """Announce the failure, after everything that came before."""
         self._release()
         if not self._is_lost():
             self._transport.send_failure(message)
 
     def post_receive(self, message: Message) -> None:
-        """Be ready for a message, at the latest when this rank waits for something."""
+        """Prepare to receive a message, at the latest when this rank waits for something."""
         if not message.is_forward:
-            # What a gradient looks like is known from the activation, once that has been sent.
+            # The form of a gradient is known from its activation, once that has been sent.
             self._release()
-        if self._fault_injection.reorders:
+        if self._faults.reorders:
             self._posted.append(message)
         else:
             self._transport.post_receive(message)
@@ -151,26 +149,26 @@ class FaultInjectingTransport:
         return packet
 
     def discard(self, message: Message) -> None:
-        """Take a message that nobody wants any more, if it is on its way."""
+        """Take a message that is no longer needed, if it is on its way."""
         self._release_for(message)
         self._transport.discard(message)
 
     def end_step(self) -> None:
-        """Nothing is held back any longer."""
+        """Send what is held back, and end the step."""
         self._release()
         self._transport.end_step()
 
     def remember_shapes(self) -> None:
-        """Shapes are the transport's own business."""
+        """Leave the shapes to the transport."""
         self._transport.remember_shapes()
 
     def forget_shapes(self) -> None:
-        """Shapes are the transport's own business."""
+        """Leave the shapes to the transport."""
         self._transport.forget_shapes()
 
     def _is_lost(self) -> bool:
-        """Count a message, and do not come back from the one at which this rank is dropped."""
-        drop = self._fault_injection.drop
+        """Count a message, and say whether this rank is dropped by now."""
+        drop = self._faults.drop
         self._sent += 1
         if drop is None or drop.rank not in self.ranks or self._sent <= drop.after:
             return False
@@ -185,7 +183,7 @@ class FaultInjectingTransport:
         return is_same_way and len(self._held) < _MOST_HELD
 
     def _release_for(self, message: Message) -> None:
-        """Let go of what is held back: of all, or until this message is on its way."""
+        """Send what is held back: all of it, or until this message is on its way."""
         if self._runs_all:
             self._post_held()
             for held in self._shuffled(self._held) if message in self._held else ():
@@ -196,14 +194,14 @@ class FaultInjectingTransport:
             self._release()
 
     def _release(self) -> None:
-        """Let go of all that is held back; receives first, for a peer may wait for them."""
+        """Send all that is held back; receives first, because a peer may wait for them."""
         self._post_held()
         errors: list[Exception] = []
         for message in self._shuffled(self._held):
             try:
                 self._deliver(message, self._held.pop(message))
             except Exception as error:
-                # Its sender is past it, so that nobody else would tell the receiver.
+                # Its sender is past it, so that nothing else would tell the receiver.
                 self._transport.send_failure(message)
                 errors.append(error)
         if errors:
@@ -230,12 +228,12 @@ class FaultInjectingTransport:
 
     def _delay(self, end: str, message: Message) -> None:
         """Half of a message's delay is at its departure and half at its arrival, on average."""
-        mean = self._fault_injection.delay_seconds / 2
+        mean = self._faults.delay_seconds / 2
         if mean:
-            link = Random(f"{self._fault_injection.seed} {message.source} {message.destination}")
+            link = Random(f"{self._faults.seed} {message.source} {message.destination}")
             times = link.expovariate(1) * self._random(end, message).expovariate(1)
             sleep(mean * min(times, _LONGEST_DELAY))
 
-    def _random(self, *place: object) -> Random:
-        """Chance that depends on nothing but the seed, the step and the place."""
-        return Random(f"{self._fault_injection.seed} {self._step} {place}")
+    def _random(self, *what: object) -> Random:
+        """Return a generator that depends on the seed, the step and what is drawn alone."""
+        return Random(f"{self._faults.seed} {self._step} {what}")

@@ -1,4 +1,4 @@
-"""What a rank tells the others when its part of a step has failed."""
+"""Errors of a step, and how a rank describes its own to the others."""
 
 from dataclasses import dataclass
 from time import time
@@ -14,14 +14,14 @@ class LinkLostError(PipelineError):
 
 
 class PeerFailedError(PipelineError):
-    """Another rank failed, so that what it should have sent does not come."""
+    """Another rank failed, so that its message will not come."""
 
 
 class StepFailedError(PipelineError):
-    """This rank's part of a step failed, at a time that tells who failed first."""
+    """This rank's part of a step failed; the time shows which rank failed first."""
 
-    def __init__(self, place: str, cause: Exception) -> None:
-        super().__init__(f"{place}: {type(cause).__name__}: {cause}")
+    def __init__(self, where: str, cause: Exception) -> None:
+        super().__init__(f"{where}: {type(cause).__name__}: {cause}")
         self.time = time()
         self.follows_another = isinstance(cause, PeerFailedError)
 
@@ -37,6 +37,6 @@ class Fault:
 
     @classmethod
     def of(cls, error: StepFailedError) -> "Fault":
-        """What to tell of an error, with its traceback."""
+        """Return the fault of an error, with its traceback."""
         trace = "".join(format_exception(error.__cause__ or error))
         return cls(error.follows_another, error.time, str(error), trace)

@@ -15,8 +15,8 @@ after a failure. Labels are compared before a tensor is used:
     channel (tensors)    activation            gradient              activation
     beside it (labels)   0, F0 along edge 0    1, B0 along edge 1    2, F1 along edge 0
 
-All of it goes over connections that are the transport's own. Another thread can hang them up; then
-every wait ends with a `LinkLostError`, as it does when a connection breaks.
+All of it uses the transport's own connections. Another thread can abort them; then every wait ends
+with a `LinkLostError`, as it does when a connection breaks.
 """
 
 from collections import deque
@@ -103,7 +103,7 @@ class GroupTransport:
         self._channels.open(self._rank, pairs)
 
     def abort(self) -> None:
-        """End all communication, whoever waits for it; any thread may call this."""
+        """End all communication and every wait for it; any thread may call this."""
         self.control.abort()
         self._channels.abort()
 

@@ -1,7 +1,7 @@
-"""What is told of a message before it comes: its number on its channel, its name and its form.
+"""Labels that are sent ahead of messages: number on the channel, name and form.
 
-Where messages meet by order alone, the receiver compares the label with what it has started to
-receive under that number. So two messages that changed places are found before they are used.
+Where messages are matched by order alone, the receiver compares the label with what it has started
+to receive under that number. So two messages in the wrong order are found before they are used.
 """
 
 from dataclasses import dataclass, replace
@@ -19,12 +19,12 @@ from penstock.tensors.wire_format import Format
 
 __all__ = ["NO_PACKET", "Label", "MessageLabels", "digest_of_form"]
 
-# The length of the form in a label that says: there will be no packet.
+# The length of the form in a label that announces that there will be no packet.
 NO_PACKET = -1
 
-# How many numbers a label is.
+# How many numbers make up a label.
 _FIELDS = 6
-# The tag of all labels between two ranks where these meet by order.
+# The tag of all labels between two ranks where they are matched by order.
 _ANY_LABEL = 2
 _DIGEST_BYTES = 7
 
@@ -55,7 +55,7 @@ class Label:
         return cls(number, message, digest, form_bytes)
 
     def require(self, expected: "Label") -> None:
-        """Refuse a label that does not name what its receiver has made ready for."""
+        """Refuse a label that does not match what its receiver has prepared for."""
         if (self.number, self.message, self.digest) != (
             expected.number,
             expected.message,
@@ -64,7 +64,7 @@ class Label:
             ends = f"rank {expected.message.source} to rank {expected.message.destination}"
             raise LinkLostError(
                 f"the next message from {ends} must be {expected} (got {self}); the two ranks "
-                "do not have one order of messages, which is a defect of penstock: report it"
+                "have different orders of messages, which is a defect of penstock: report it"
             )
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class MessageLabels:
     def start(self, label: Label, form: bytes) -> tuple[list[dist.Work], list[torch.Tensor]]:
         """Start to send a label, and the form that follows it if there is one.
 
-        What is returned goes on, and must live, until it has left.
+        What is returned must be kept until the sends are done.
         """
         parts = [label.to_tensor()]
         if form:
@@ -97,9 +97,9 @@ class MessageLabels:
             raise LinkLostError(str(error)) from error
 
     def receive(self, message: Message) -> Label:
-        """Wait for the label of a message, or for the next of its channel if these meet by order.
+        """Wait for the label of a message, or for the next on its channel if there are no tags.
 
-        It may be another than expected; see `Label.require`.
+        It may differ from what is expected; see `Label.require`.
         """
         numbers = torch.empty(_FIELDS, dtype=torch.int64)
         self._fill(message, numbers)
@@ -112,7 +112,7 @@ class MessageLabels:
         try:
             form = Format.from_bytes(bytes(text.tolist()))
         except BoundaryError as error:
-            # Its tensors are on their way, and nobody could take them.
+            # Its tensors are on their way, and could not be received.
             raise LinkLostError(str(error)) from error
         label.require(replace(label, digest=digest_of_form(form)))
         return form

@@ -1,9 +1,9 @@
-"""Groups of our own between some or all ranks of a process group.
+"""Private groups between some or all ranks of a process group.
 
-They are nobody else's, so that their connections can be hung up; and they are not in torch's list
-of groups, which would keep them open as long as the program runs. A rank need not know of groups
-that it is no member of: a group is found by its members, in their order, and by how often these
-have met.
+Nobody else uses them, so that their connections can be aborted. They are not in torch's list of
+groups either, which would keep them open as long as the program runs. A rank need not know of
+groups that it does not belong to: a group is identified by its members, in order, and by how many
+groups these members have opened before.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ __all__ = ["PrivateGroup", "open_gloo", "open_like", "open_nccl"]
 
 
 class PrivateGroup(Protocol):
-    """What a backend of torch does for us; peers are numbered within the group."""
+    """The methods of torch's backends that we use; peers are numbered within the group."""
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> dist.Work:
         """Start to send; messages of one tag arrive in order."""
@@ -41,22 +41,22 @@ class PrivateGroup(Protocol):
         """Start to give one rank's tensor to all."""
 
     def abort(self) -> None:
-        """End what is under way; NCCL does, gloo must be hung up."""
+        """End pending operations; NCCL does, but for gloo its connections must be aborted."""
 
 
 def open_gloo(
     group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int] | None = None
 ) -> PrivateGroup:
-    """Connect ranks of a group for host memory; all of these call it, as often as the others."""
+    """Connect ranks of a group for host memory; all of them call it, equally often."""
     store, rank, size = _meet(group, ranks)
     with connections.tracking():
         backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
-    # The type stubs leave out what a backend is for.
+    # The type stubs leave out a backend's operations.
     return cast("PrivateGroup", backend)
 
 
 def open_nccl(group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> PrivateGroup:
-    """Connect ranks of a group for device memory; all of these call it, as often as the others."""
+    """Connect ranks of a group for device memory; all of them call it, equally often."""
     store, rank, size = _meet(group, ranks)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _timeout(group)
@@ -66,25 +66,25 @@ def open_nccl(group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> P
 def open_like(
     group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int]
 ) -> PrivateGroup:
-    """Connect ranks of a group for the memory that the group is for."""
+    """Connect ranks of a group for the kind of memory that the group's backend handles."""
     if dist.get_backend(group) == "gloo":
         return open_gloo(group, connections, ranks)
     return open_nccl(group, ranks)
 
 
 def _meet(group: dist.ProcessGroup, ranks: Sequence[int] | None) -> tuple[PrefixStore, int, int]:
-    """Where the members find each other; this rank's number among them, and how many they are."""
+    """Return the store in which the members meet, this rank's number and their count."""
     everyone = dist.get_process_group_ranks(group)
     members = everyone if ranks is None else [everyone[rank] for rank in ranks]
     number = members.index(dist.get_rank())
     store = _get_default_store()
     name = "penstock/" + sha256(repr(members).encode()).hexdigest()[:16]
-    meeting = store.add(f"{name}/{number}", 1)
-    return PrefixStore(f"{name}/group{meeting}", store), number, len(members)
+    opened = store.add(f"{name}/{number}", 1)
+    return PrefixStore(f"{name}/group{opened}", store), number, len(members)
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:
-    """How long a wait may take: as long as in the user's group, where that is of the same kind."""
+    """Return how long a wait may take: as in the user's group, if that has the same backend."""
     if dist.get_backend(group) != "gloo":
         return default_pg_timeout
     return group._get_backend(torch.device("cpu")).options._timeout

@@ -1,4 +1,4 @@
-"""How values get from rank to rank: the interface, and all ranks in one process.
+"""How values get from rank to rank: the interface, and one for all ranks in one process.
 
 A transport carries the packets (activations) and gradients of a step, each named by a `Message`.
 Small values that ranks exchange beside them travel by `ranks/control.py`.
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carries messages between the ranks of a schedule, of which this process runs some."""
+    """A carrier of messages between the ranks of a schedule, of which this process runs some."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ class Transport(Protocol):
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks there are in all."""
+        """The number of ranks of the schedule."""
 
     def begin_step(self, signature: bytes) -> None:
         """Start a step; a signature seen before promises the shapes that it had then."""
@@ -42,29 +42,29 @@ class Transport(Protocol):
         """Send a packet; its tensors must not be written to afterwards."""
 
     def send_failure(self, message: Message) -> None:
-        """Send, in place of a packet, the news that there will be none; nothing if it was sent."""
+        """Announce that a packet will not come; do nothing if it was sent."""
 
     def post_receive(self, message: Message) -> None:
-        """Be ready for a message; doing so again changes nothing."""
+        """Prepare to receive a message; doing so again changes nothing."""
 
     def receive(self, message: Message) -> Packet:
-        """Wait for a message that was posted, and take it."""
+        """Wait for a message that was posted, and return it."""
 
     def discard(self, message: Message) -> None:
-        """Take a message that nobody wants any more, if it is on its way."""
+        """Take a message that is no longer needed, if it is on its way."""
 
     def end_step(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until everything has been sent."""
 
     def remember_shapes(self) -> None:
-        """All ranks have ended this step well: its shapes are known from now on."""
+        """Remember the shapes of this step, which has succeeded on all ranks."""
 
     def forget_shapes(self) -> None:
-        """The step has failed on some rank: its shapes are no longer known."""
+        """Forget the shapes of this step, which has failed on some rank."""
 
 
 class LocalTransport:
-    """Every rank of the schedule in this process: messages are copied, nothing else happens."""
+    """A transport with every rank of the schedule in this process, which copies messages."""
 
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
@@ -81,13 +81,13 @@ class LocalTransport:
         self._inbox[message] = Packet(packet.structure, [_copy(t) for t in packet.tensors])
 
     def send_failure(self, message: Message) -> None:
-        """Nobody waits in one process: whoever fails ends the step."""
+        """Do nothing: in one process a failure ends the step."""
 
     def post_receive(self, message: Message) -> None:
-        """Nothing to do: the inbox takes any message."""
+        """Do nothing: the inbox takes any message."""
 
     def receive(self, message: Message) -> Packet:
-        """Take a message that was sent."""
+        """Return a message that was sent."""
         return self._inbox.pop(message)
 
     def discard(self, message: Message) -> None:
@@ -95,13 +95,13 @@ class LocalTransport:
         self._inbox.pop(message, None)
 
     def end_step(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: messages arrive at once."""
 
     def remember_shapes(self) -> None:
-        """Nothing to remember: packets carry their structure."""
+        """Do nothing: packets carry their structure."""
 
     def forget_shapes(self) -> None:
-        """Nothing to forget either."""
+        """Do nothing: packets carry their structure."""
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
