@@ -1,4 +1,4 @@
-"""What tests of checkpoints share: a model, trainings of it in every layout, and jobs."""
+"""What tests of checkpoints share: a model, its training in every layout, and jobs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,14 +61,14 @@ MakeOptimizer = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
 
 
 def make_model(seed: int) -> nn.Module:
-    """The model in float64; another seed gives other numbers."""
+    """Return the model in float64; another seed gives other numbers."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Tied().double()
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam, with groups of their own for what is decayed and what is not."""
+    """Return Adam with two groups: with and without weight decay."""
     decayed = [p for p in parameters.values() if p.dim() > 1]
     others = [p for p in parameters.values() if p.dim() <= 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 2e-3}]
@@ -76,14 +76,14 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimi
 
 
 def make_tokens(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The batch of a step."""
+    """Return the batch of a step."""
     generator = torch.Generator().manual_seed(100 + step)
     both = torch.randint(_WORDS, (2, _ROWS), generator=generator)
     return both[0].clone(), both[1].clone()
 
 
 def whole_state(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A state dict with every tensor put together from its shards, and copied."""
+    """Return a copy of a state dict with every tensor gathered from its shards."""
     return {
         name: (v.full_tensor() if isinstance(v, DTensor) else v).detach().clone()
         for name, v in state.items()
@@ -99,7 +99,7 @@ class TrainedModel:
 
 
 def train_plain(steps: int, make: MakeOptimizer = make_optimizer) -> TrainedModel:
-    """What plain torch has after so many steps."""
+    """Train the unsplit model with plain torch."""
     model = make_model(0)
     optimizer = make(dict(model.named_parameters()))
     for step in range(steps):
@@ -116,7 +116,7 @@ class Training:
 
     pipeline: ps.Pipeline
     optimizer: torch.optim.Optimizer
-    # Which part of the rows this process trains on, of how many.
+    # The part of the rows that this process trains on, and the number of parts.
     part: tuple[int, int] = (0, 1)
 
     def step(self, number: int) -> None:
@@ -134,7 +134,7 @@ def num_stages(family: str, ranks: int) -> int:
 def train_alone(
     family: str, ranks: int, *, seed: int = 0, make: MakeOptimizer = make_optimizer
 ) -> Training:
-    """A training with every rank in this process."""
+    """Return a training with every rank in this process."""
     pipe = ps.split(make_model(seed), layers="layers", stages=num_stages(family, ranks))
     pipeline = ps.Pipeline(
         pipe,
@@ -147,7 +147,7 @@ def train_alone(
 
 
 def train_in_group(family: str, ranks: int, copying: str, seed: int) -> Training:
-    """A training in which this process is one of `ranks`, and several have the same stages."""
+    """Return a training in which this process is one of `ranks`, in several copies."""
     copies = dist.get_world_size() // ranks
     mesh = init_device_mesh("cpu", (copies, ranks), mesh_dim_names=("data", "pipeline"))
     pipe = ps.split(make_model(seed), layers="layers", stages=num_stages(family, ranks))
@@ -176,7 +176,7 @@ def train_in_group(family: str, ranks: int, copying: str, seed: int) -> Training
 def save_in_processes(
     rank: int, folder: Path, family: str, ranks: int, copying: str, steps: int
 ) -> tuple[int, ...]:
-    """Train so many steps and save; the steps that this rank then sees."""
+    """Train and save; return the steps that this rank then sees."""
     del rank
     training = train_in_group(family, ranks, copying, seed=0)
     with ps.Checkpoints(folder) as checkpoints:
@@ -189,7 +189,7 @@ def save_in_processes(
 def continue_in_processes(
     rank: int, folder: Path, family: str, ranks: int, copying: str
 ) -> dict[str, torch.Tensor]:
-    """Load and take one step; the state of this rank's stages."""
+    """Load and take one step; return the state of this rank's stages."""
     del rank
     training = train_in_group(family, ranks, copying, seed=5)
     restored = ps.Checkpoints(folder).load(training.pipeline, training.optimizer)
@@ -200,10 +200,10 @@ def continue_in_processes(
 
 
 def disagree_in_processes(rank: int, folder: Path) -> list[str]:
-    """Save what differs, and load a model that differs on one rank; what this rank is told."""
+    """Save and load what differs on one rank; return the errors of this rank."""
     training = train_in_group("1F1B", 2, "alone", seed=0)
     checkpoints = ps.Checkpoints(folder)
-    told = []
+    errors = []
     attempts: list[Callable[[], object]] = [
         lambda: checkpoints.save(7 + rank, training.pipeline),
         lambda: checkpoints.save(7, training.pipeline, data={"place": rank}),
@@ -213,16 +213,16 @@ def disagree_in_processes(rank: int, folder: Path) -> list[str]:
         try:
             attempt()
         except ps.CheckpointError as error:
-            told.append(str(error))
+            errors.append(str(error))
     checkpoints.save(7, training.pipeline, wait=True)
     if rank == 1:
-        # Another model than the one that was saved, on this rank only.
+        # On this rank only, the model differs from the one that was saved.
         training.pipeline.modules[1].get_submodule("norm").weight = nn.Parameter(torch.ones(2))
     for tensor in training.pipeline.state_dict().values():
         tensor.fill_(1)
     try:
         checkpoints.load(training.pipeline)
     except ps.CheckpointError as error:
-        told.append(str(error))
+        errors.append(str(error))
     assert all(bool((v == 1).all()) for v in training.pipeline.state_dict().values())
-    return told
+    return errors

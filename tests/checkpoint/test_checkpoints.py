@@ -1,4 +1,4 @@
-"""Checkpoints in one process: saved by one layout, loaded by another; kept, refused, in order."""
+"""Checkpoints in one process: saved by one layout, loaded by another, kept and refused."""
 
 import resource
 from collections.abc import Callable, Iterator, Mapping
@@ -57,7 +57,7 @@ def save_once(folder: Path, step: int = 3, family: str = "1F1B") -> Training:
 
 
 @pytest.mark.parametrize(("saver", "loader"), list(pairwise(LAYOUTS)))
-def test_next_step_is_that_of_plain_torch_whatever_layout_saves_and_loads(
+def test_next_step_equals_plain_torch_whatever_layout_saves_and_loads(
     saver: tuple[str, int], loader: tuple[str, int], tmp_path: Path
 ) -> None:
     training = train_alone(*saver)
@@ -73,7 +73,7 @@ def test_next_step_is_that_of_plain_torch_whatever_layout_saves_and_loads(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_goes_on_as_if_it_had_not_been_saved(name: str, tmp_path: Path) -> None:
+def test_any_optimizer_continues_as_if_it_had_not_been_saved(name: str, tmp_path: Path) -> None:
     def make(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         return OPTIMIZERS[name](list(parameters.values()))
 
@@ -88,7 +88,7 @@ def test_any_optimizer_goes_on_as_if_it_had_not_been_saved(name: str, tmp_path: 
     assert differences(state_of(other), state_of(training)) == {}
 
 
-def test_settings_of_groups_go_by_parameter_and_not_by_group(tmp_path: Path) -> None:
+def test_settings_of_groups_are_saved_by_parameter(tmp_path: Path) -> None:
     training = save_once(tmp_path)
     parameters = dict(training.pipeline.named_parameters())
     # One group per parameter, in reverse: not the groups that were saved.
@@ -106,7 +106,7 @@ def test_settings_of_groups_go_by_parameter_and_not_by_group(tmp_path: Path) -> 
     }
 
 
-def test_parameters_of_one_group_must_have_been_saved_with_the_same_settings(
+def test_parameters_of_one_group_must_be_saved_with_the_same_settings(
     tmp_path: Path,
 ) -> None:
     training = save_once(tmp_path)
@@ -114,13 +114,12 @@ def test_parameters_of_one_group_must_have_been_saved_with_the_same_settings(
     with pytest.raises(ps.CheckpointError) as caught:
         ps.Checkpoints(tmp_path).load(training.pipeline, other)
     assert str(caught.value) == (
-        "cannot load step 3: 'embed.weight' and 'layers.0.0.bias' are in one group of the "
-        "optimizer, but were saved with 'weight_decay' 0.1 and 0; put them in different groups; "
-        "no other step"
+        "cannot load step 3: parameters of one group must be saved with the same 'weight_decay' "
+        "('embed.weight': 0.1, 'layers.0.0.bias': 0); put them in different groups; no other step"
     )
 
 
-def test_a_learning_rate_scheduler_goes_with_the_data(tmp_path: Path) -> None:
+def test_learning_rate_scheduler_is_saved_with_the_data(tmp_path: Path) -> None:
     training = train_alone("1F1B", 2)
     scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, step_size=1)
     training.step(0)
@@ -133,7 +132,7 @@ def test_a_learning_rate_scheduler_goes_with_the_data(tmp_path: Path) -> None:
     assert restored.data == data
 
 
-def test_random_numbers_and_the_seeded_step_go_on_where_they_were(tmp_path: Path) -> None:
+def test_random_numbers_and_the_seeded_step_are_restored(tmp_path: Path) -> None:
     training = train_alone("1F1B", 2)
     training.pipeline.random_step = 41
     torch.manual_seed(3)
@@ -146,7 +145,7 @@ def test_random_numbers_and_the_seeded_step_go_on_where_they_were(tmp_path: Path
     assert training.pipeline.random_step == 41
 
 
-def test_what_is_trained_while_a_step_is_written_is_not_in_it(tmp_path: Path) -> None:
+def test_changes_while_a_step_is_written_are_not_saved(tmp_path: Path) -> None:
     training = train_alone("1F1B", 2)
     training.step(0)
     expected = state_of(training)
@@ -178,7 +177,7 @@ def test_newest_steps_are_kept_and_any_of_them_can_be_loaded(tmp_path: Path) -> 
         assert differences(state_of(training), states[step], limit=0) == {}
 
 
-def test_names_and_shapes_that_do_not_fit_are_named_and_nothing_is_changed(
+def test_wrong_names_and_shapes_are_named_and_change_nothing(
     tmp_path: Path,
 ) -> None:
     save_once(tmp_path)
@@ -204,20 +203,20 @@ def test_names_and_shapes_that_do_not_fit_are_named_and_nothing_is_changed(
         messages[name] = str(caught.value)
         assert differences(whole_state(pipeline.state_dict()), before, limit=0) == {}
     assert messages == {
-        "fewer": "cannot load step 3: the checkpoint has no 0.weight (shape [2, 2]); it has "
+        "fewer": "cannot load step 3: the checkpoint must have 0.weight of shape [2, 2] (it has "
         "'embed.weight', 'gain', 'layers.0.0.bias', 'layers.0.0.weight', 'layers.1.0.bias' and "
-        "15 more; no other step",
-        "other": "cannot load step 3: norm.weight has shape [3, 6], and was saved with [6]; "
-        "no other step",
-        "less": "cannot load step 3: the checkpoint has 'layers.6.0.bias', 'layers.6.0.weight', "
-        "'layers.7.0.bias', 'layers.7.0.weight', which the model does not have; it was saved with "
-        "20 parameters and buffers; no other step",
+        "15 more); load it into the model that saved it; no other step",
+        "other": "cannot load step 3: norm.weight must have the shape [6] that was saved (got "
+        "[3, 6]); no other step",
+        "less": "cannot load step 3: the model must have every name of the checkpoint (it lacks "
+        "'layers.6.0.bias', 'layers.6.0.weight', 'layers.7.0.bias', 'layers.7.0.weight'; there "
+        "are 20 parameters and buffers in it); no other step",
     }
 
 
 @contextmanager
 def files_up_to(length: int) -> Iterator[None]:
-    """No file may grow longer, as on a full disk."""
+    """Let no file grow longer, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (length, before[1]))
     try:
@@ -226,7 +225,7 @@ def files_up_to(length: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_failed_write_is_told_at_the_next_call_and_leaves_the_step_before(
+def test_failed_write_is_raised_and_leaves_the_last_complete_step(
     tmp_path: Path,
 ) -> None:
     training = train_alone("1F1B", 2)
@@ -239,12 +238,12 @@ def test_a_failed_write_is_told_at_the_next_call_and_leaves_the_step_before(
     assert str(caught.value) == (
         "step 3 was not saved: rank 0: OSError: [Errno 27] File too large; complete steps: [1, 2]"
     )
-    # The error was told; what comes after it starts anew, and clears up.
+    # The error was raised; the next save starts afresh and cleans up.
     checkpoints.save(4, training.pipeline, wait=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
 
 
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_invalid_saves_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     training = train_alone("1F1B", 2)
     checkpoints = ps.Checkpoints(tmp_path)
     pipeline, optimizer = training.pipeline, training.optimizer
@@ -253,9 +252,9 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Pa
         "data must be what JSON can hold: Object of type Tensor is not JSON serializable": (
             lambda: checkpoints.save(1, pipeline, data={"place": torch.zeros(1)})
         ),
-        "a step is counted from 0 (step: -1)": lambda: checkpoints.save(-1, pipeline),
-        "group 0 of the optimizer has a parameter of shape [2, 3] that the pipeline does not "
-        "have; make the optimizer for pipeline.parameters()": (
+        "step must be 0 or more (got -1)": lambda: checkpoints.save(-1, pipeline),
+        "the optimizer must hold parameters of the pipeline only (group 0 has another one of "
+        "shape [2, 3]); make the optimizer for pipeline.parameters()": (
             lambda: checkpoints.save(1, pipeline, foreign)
         ),
     }
@@ -268,20 +267,20 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Pa
     with pytest.raises(ps.CheckpointError) as caught:
         checkpoints.save(5, pipeline, optimizer)
     assert str(caught.value) == (
-        f"step 5 cannot be saved: {tmp_path} has step 5 already, and step 5 is not newer; save to "
-        "another folder, or remove the later steps from this one"
+        f"step 5 cannot be saved: step must be newer than the last step in {tmp_path} (got 5, "
+        "last step 5); save to another folder, or remove the later steps from this one"
     )
 
 
-def test_an_optimizer_needs_one_in_the_checkpoint(tmp_path: Path) -> None:
+def test_loading_an_optimizer_needs_one_in_the_checkpoint(tmp_path: Path) -> None:
     training = train_alone("1F1B", 2)
     checkpoints = ps.Checkpoints(tmp_path)
     checkpoints.save(1, training.pipeline, wait=True)
     with pytest.raises(ps.CheckpointError) as caught:
         checkpoints.load(training.pipeline, training.optimizer)
     assert str(caught.value) == (
-        "cannot load step 1: the checkpoint was saved without an optimizer; load it without one, "
-        "too; no other step"
+        "cannot load step 1: the checkpoint must have the state of an optimizer (it was saved "
+        "without one); load it without the optimizer; no other step"
     )
     with pytest.raises(ps.ArgumentError, match="keep must be at least 1"):
         ps.Checkpoints(tmp_path, keep=0)

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, mixed or made to do harm: refused, with nothing changed."""
+"""Damaged, mixed and malicious checkpoints are refused and change nothing."""
 
 import hashlib
 import json
@@ -51,7 +51,7 @@ def refuse(folder: Path, training: Training, step: int | None = None) -> str:
     return str(caught.value)
 
 
-def test_every_file_of_a_checkpoint_is_one_that_is_checked(copied: Path) -> None:
+def test_every_file_of_a_checkpoint_is_checked(copied: Path) -> None:
     folder = copied / "step-00000002"
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     assert sorted(read_manifest(folder).files) == sorted(FILES[:2])
@@ -68,7 +68,7 @@ def test_missing_short_changed_and_foreign_files_are_named(
     assert refuse(copied, training) == f"{start}{file} is missing{end}"
     file.write_bytes(content[:-1])
     assert refuse(copied, training) == (
-        f"{start}{file} has {len(content) - 1} bytes, and was saved with {len(content)}{end}"
+        f"{start}{file} must have {len(content)} bytes (got {len(content) - 1}){end}"
     )
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert refuse(copied, training) == (
@@ -83,7 +83,7 @@ def test_missing_short_changed_and_foreign_files_are_named(
     assert ps.Checkpoints(copied).load(training.pipeline, training.optimizer) is not None
 
 
-def test_a_manifest_that_is_missing_foreign_or_of_another_format_is_named(
+def test_missing_foreign_or_newer_manifest_is_named(
     copied: Path, saved: tuple[Path, Training]
 ) -> None:
     training, file = saved[1], copied / "step-00000002" / "penstock.json"
@@ -94,25 +94,25 @@ def test_a_manifest_that_is_missing_foreign_or_of_another_format_is_named(
         "[" * 100_000: " is damaged: it is not JSON; load another step",
         '{"kind": "plan"}': " is not the manifest of a checkpoint of Penstock",
         "[1, 2]": " is not the manifest of a checkpoint of Penstock",
-        json.dumps(whole | {"format": 2}): f" has format 2, and this version of Penstock reads "
-        f"format {FORMAT}; load it with the version that wrote it",
+        json.dumps(whole | {"format": 2}): f" must have format {FORMAT} for this version of "
+        "Penstock (got 2); load it with the version that wrote it",
         json.dumps(whole | {"content": whole["content"] | {"step": 3}}): " is damaged: its "
-        "content does not have its SHA-256; load another step",
+        "content does not match its SHA-256; load another step",
     }
     for text, message in cases.items():
         file.write_text(text)
         assert refuse(copied, training) == f"{start}{message}{end}"
     file.unlink()
-    # Without its manifest a step is not complete any more.
+    # Without its manifest a step is no longer complete.
     restored = ps.Checkpoints(copied).load(training.pipeline, training.optimizer)
     assert restored == ps.Restored(1, {}, has_generator_states=True)
     assert refuse(copied, training, step=2) == (
-        f"{start} is missing, so that this is no checkpoint of Penstock{end}"
+        f"{start} is missing, so this is not a checkpoint of Penstock{end}"
     )
 
 
 def sign(content: dict[str, Any]) -> str:
-    """A manifest with this content that looks as if we had written it."""
+    """Return a manifest with this content and a correct digest."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     whole = {"kind": "penstock checkpoint", "format": FORMAT, "sha256": digest}
     return json.dumps(whole | {"content": content})
@@ -121,7 +121,7 @@ def sign(content: dict[str, Any]) -> str:
 Change = Callable[[dict[str, Any]], object]
 KEY = "model.layers.0.0.weight"
 CHANGES: dict[str, Change] = {
-    "'../step-00000001/.metadata' is no name of a file": lambda c: c["files"].update(
+    "not a file name: '../step-00000001/.metadata'": lambda c: c["files"].update(
         {"../step-00000001/.metadata": c["files"][".metadata"]}
     ),
     f"a part of '{KEY}' lies outside of the files": lambda c: c["tensors"][KEY]["chunks"][
@@ -133,19 +133,19 @@ CHANGES: dict[str, Change] = {
     f"the parts of '{KEY}' do not make up its shape [6, 6]": lambda c: c["tensors"][KEY].update(
         chunks=[]
     ),
-    "'load' is no type of torch": lambda c: c["tensors"][KEY].update(dtype="load"),
-    "'\\x1b[2J' is no type of torch": lambda c: c["tensors"][KEY].update(dtype="\x1b[2J"),
-    f"'{'9' * 76}... is no count": lambda c: c.update(processes="9" * 10**6),
-    "'\\x07.distcp' is no name of a file": lambda c: c["files"].update(
+    "not a type of torch: 'load'": lambda c: c["tensors"][KEY].update(dtype="load"),
+    "not a type of torch: '\\x1b[2J'": lambda c: c["tensors"][KEY].update(dtype="\x1b[2J"),
+    f"not a count: '{'9' * 76}...": lambda c: c.update(processes="9" * 10**6),
+    "not a file name: '\\x07.distcp'": lambda c: c["files"].update(
         {"\a.distcp": c["files"][".metadata"]}
     ),
-    "-1 is no count": lambda c: c["tensors"][KEY].update(shape=[-1, 6]),
-    "True is no count": lambda c: c.update(step=True),
+    "not a count: -1": lambda c: c["tensors"][KEY].update(shape=[-1, 6]),
+    "not a count: True": lambda c: c.update(step=True),
 }
 
 
 @pytest.mark.parametrize("message", CHANGES)
-def test_a_manifest_that_says_what_cannot_be_is_refused(
+def test_manifest_with_impossible_content_is_refused(
     message: str, copied: Path, saved: tuple[Path, Training]
 ) -> None:
     file = copied / "step-00000002" / "penstock.json"
@@ -196,7 +196,7 @@ JSON = st.recursive(
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_a_manifest_with_any_part_replaced_is_refused_or_right(
+def test_manifest_with_any_part_replaced_is_refused_or_correct(
     data: st.DataObject, saved: tuple[Path, Training], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("replaced")

@@ -1,48 +1,38 @@
 """Processes that are killed while they save: the last complete step can always be loaded."""
 
-import multiprocessing
 import random
 import signal
-from multiprocessing.connection import Connection
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
+from penstock.tools.launcher import Ended, Reported, Workers
 from tests.checkpoint.victim import Point, make_pipeline, save_until_killed
 
-# A save makes about so many calls on files, and writes so many bytes to one of them.
+# About how many calls on files a save makes, and how many bytes it writes to one of them.
 _CALLS, _BYTES = 27, 24_000
 
 
 def kill_while_saving(folder: Path, point: Point) -> int | None:
-    """The last step that a process has completed before it was killed, as it said itself."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["penstock.checkpoint.checkpoints"])
-    ours, theirs = context.Pipe(duplex=False)
-    victim = context.Process(target=save_until_killed, args=(folder, point, theirs), daemon=True)
-    victim.start()
-    theirs.close()
-    victim.join(timeout=300)
-    is_killed = victim.exitcode in (-signal.SIGKILL, -signal.SIGXFSZ)
-    victim.kill()
-    victim.join()
-    assert is_killed
-    return _last(ours)
-
-
-def _last(results: Connection) -> int | None:
+    """Return the last step that a process reported as complete before it was killed."""
     last = None
-    with results:
+    with Workers(1, preload=["penstock.checkpoint.checkpoints"]) as workers:
+        workers.give(0, partial(save_until_killed, folder, point))
         while True:
-            try:
-                last = results.recv()
-            except EOFError:
-                return last
+            match workers.listen([0], 300.0):
+                case [(_, Reported(step))]:
+                    last = step
+                case [(_, Ended(code))]:
+                    assert code in (-signal.SIGKILL, -signal.SIGXFSZ)
+                    return last
+                case other:
+                    raise AssertionError(other)
 
 
 def kill_many(folder: Path, times: int) -> set[bool]:
-    """Kill so many processes, one after the other; whether each left something half-written."""
+    """Kill processes one after the other; return whether each left a partial step."""
     generator = random.Random(times)
     pipeline, complete = make_pipeline(), 0
     left = set()
@@ -56,7 +46,7 @@ def kill_many(folder: Path, times: int) -> set[bool]:
         if restored is None:
             assert complete == 0
             continue
-        # It may have been killed between the completion of a step and the news of it.
+        # It may have been killed between the completion of a step and its report.
         assert restored.step - complete in (0, 1)
         complete = restored.step
         numbers = {
@@ -67,11 +57,11 @@ def kill_many(folder: Path, times: int) -> set[bool]:
     return left
 
 
-def test_a_process_killed_while_saving_leaves_the_last_complete_step(tmp_path: Path) -> None:
+def test_process_killed_while_saving_leaves_the_last_complete_step(tmp_path: Path) -> None:
     kill_many(tmp_path / "run", 6)
 
 
 @pytest.mark.slow
 def test_fifty_kills_at_random_points_leave_the_last_complete_step(tmp_path: Path) -> None:
-    # Points inside of a save and between two of them are both among so many.
+    # Among fifty points, some are inside of a save and some between two saves.
     assert kill_many(tmp_path / "run", 50) == {True, False}

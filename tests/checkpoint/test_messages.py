@@ -1,4 +1,4 @@
-"""What processes tell each other of a save goes through JSON and comes out as it was."""
+"""Messages about a save survive JSON unchanged, and background work can be abandoned."""
 
 import json
 from threading import Event
@@ -33,7 +33,7 @@ def tensors(draw: st.DrawFn) -> dict[str, torch.Tensor]:
 
 
 @given(held=tensors())
-def test_a_plan_comes_out_as_torch_has_made_it(held: dict[str, torch.Tensor]) -> None:
+def test_plan_survives_json_unchanged(held: dict[str, torch.Tensor]) -> None:
     planner = HostCopies()
     planner.set_up_planner({"model": held})
     plan = planner.create_local_plan()
@@ -44,16 +44,16 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 
 
 @given(setting=SCALARS | st.lists(SCALARS) | st.lists(SCALARS).map(tuple))
-def test_a_setting_of_an_optimizer_keeps_its_type(setting: object) -> None:
+def test_setting_of_an_optimizer_keeps_its_type(setting: object) -> None:
     value = json.loads(json.dumps(setting_to_value(setting)))
     assert repr(setting_from_value(value)) == repr(setting)
 
 
 @pytest.mark.parametrize("offset", [None, torch.Size([]), torch.Size([2, 0])])
-def test_what_was_written_comes_out_as_torch_has_told_it(
+def test_written_item_survives_json_unchanged(
     offset: torch.Size | None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # A place in a file, as torch's writer makes them.
+    # A position in a file, as torch's writer makes them.
     planner = HostCopies()
     planner.set_up_planner({"model": {"weight": torch.ones(2, 3)}})
     writer = FileSystemWriter(tmp_path_factory.mktemp("save"))
@@ -64,24 +64,24 @@ def test_what_was_written_comes_out_as_torch_has_told_it(
     assert Written.from_values(json.loads(json.dumps(item.to_values()))) == item
 
 
-def test_work_beside_the_training_tells_how_it_ended() -> None:
+def test_waiting_for_background_work_raises_its_error() -> None:
     def fail() -> None:
-        raise ValueError("out of luck")
+        raise ValueError("a mistake")
 
-    Background(lambda: None, "well", fail).wait()
-    with pytest.raises(ValueError, match="out of luck"):
-        Background(fail, "badly", fail).wait()
+    Background(lambda: None, "succeeds", fail).wait()
+    with pytest.raises(ValueError, match="a mistake"):
+        Background(fail, "fails", fail).wait()
 
 
-def test_work_that_was_given_up_is_waited_for_no_longer() -> None:
+def test_waiting_for_abandoned_work_raises() -> None:
     may_end = Event()
 
     def work() -> None:
         may_end.wait()
 
     background = Background(work, "slow", may_end.set)
-    background.give_up()
-    with pytest.raises(LinkLostError, match="given up"):
+    background.abandon()
+    with pytest.raises(LinkLostError, match="abandoned"):
         background.wait()
     may_end.set()
     background.end()

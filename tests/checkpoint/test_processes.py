@@ -1,4 +1,4 @@
-"""Checkpoints of real processes: sharded, copied and alone, saved by some and loaded by others."""
+"""Checkpoints of real processes: sharded, copied and single, in every combination."""
 
 import subprocess
 import sys
@@ -104,7 +104,7 @@ def check_continuations(folder: Path, two_processes: Processes, scratch: Path) -
 
 
 @pytest.mark.parametrize("copying", ["sharded", "replicated"])
-def test_interleaved_copies_with_adam_go_on_in_two_processes_in_one_and_in_plain_torch(
+def test_interleaved_copies_with_adam_continue_in_two_processes_in_one_and_in_plain_torch(
     copying: str, four_processes: Processes, two_processes: Processes, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -116,7 +116,7 @@ def test_interleaved_copies_with_adam_go_on_in_two_processes_in_one_and_in_plain
 
 
 @pytest.mark.slow
-def test_four_interleaved_ranks_of_sharded_stages_go_on_in_every_other_layout(
+def test_four_interleaved_ranks_of_sharded_stages_continue_in_every_other_layout(
     two_processes: Processes, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -132,7 +132,7 @@ def test_four_interleaved_ranks_of_sharded_stages_go_on_in_every_other_layout(
     ("family", "ranks", "copying"),
     [("Interleaved1F1B", 2, "sharded"), ("ZBV", 2, "replicated"), ("Interleaved1F1B", 4, "alone")],
 )
-def test_a_step_saved_by_one_process_goes_on_in_four(
+def test_step_saved_by_one_process_continues_in_four(
     family: str, ranks: int, copying: str, four_processes: Processes, tmp_path: Path
 ) -> None:
     training = train_alone("DualPipeV", 2)
@@ -168,17 +168,17 @@ def manifest_of(folder: Path) -> dict[str, SavedTensor]:
     return read_manifest(folder / "step-00000001").tensors
 
 
-def test_ranks_that_differ_are_told_on_every_rank_and_nothing_is_changed(
+def test_ranks_that_differ_are_named_on_every_rank_and_change_nothing(
     two_processes: Processes, tmp_path: Path
 ) -> None:
-    told = two_processes.run(disagree_in_processes, tmp_path, seconds=240)
+    errors = two_processes.run(disagree_in_processes, tmp_path, seconds=240)
     expected = [
-        "step 7 cannot be saved: the ranks differ in their step (rank 0: 7, rank 1: 8); give the "
-        "same on all",
-        'step 7 cannot be saved: the ranks differ in their data (rank 0: {"place": 0}, rank 1: '
-        '{"place": 1}); give the same on all',
+        "step 7 cannot be saved: step must be the same on all ranks (rank 0: 7, rank 1: 8); give "
+        "all ranks the same",
+        'step 7 cannot be saved: data must be the same on all ranks (rank 0: {"place": 0}, rank '
+        '1: {"place": 1}); give all ranks the same',
         "rank 1: data must be what JSON can hold: Object of type set is not JSON serializable",
-        "cannot load step 7: rank 1: norm.weight has shape [2], and was saved with [6]; no other "
-        "step",
+        "cannot load step 7: rank 1: norm.weight must have the shape [6] that was saved (got "
+        "[2]); no other step",
     ]
-    assert told == [expected, expected]
+    assert errors == [expected, expected]

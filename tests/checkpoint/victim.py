@@ -1,22 +1,21 @@
-"""A process that saves one step after the other until it is killed, at a point it is told."""
+"""A process that saves one step after the other until it is killed at a given point."""
 
 import os
 import resource
 import signal
 import sys
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import nn
 
 import penstock as ps
+from penstock.tools.launcher import WorkerContext
 
 __all__ = ["Point", "fill", "make_pipeline", "save_until_killed"]
 
-# Calls that the system is told of, and which of their arguments is a path.
+# Audited calls on files, and which of their arguments is the path.
 _FILE_CALLS = {
     "open": 0,
     "os.mkdir": 0,
@@ -30,27 +29,26 @@ _FILE_CALLS = {
 
 @dataclass(frozen=True)
 class Point:
-    """Before the call of this number on files, or at the byte of this number in any file."""
+    """A call on files, by number, or a byte in any file, by position."""
 
     kind: Literal["call", "byte"]
     number: int
 
 
 def make_pipeline() -> ps.Pipeline:
-    """Four stages of the same size."""
+    """Return a pipeline of four stages of the same size."""
     stages = [nn.Linear(16, 16) for _ in range(4)]
     return ps.Pipeline(stages, "1F1B", microbatches=2, loss=nn.MSELoss())
 
 
 def fill(pipeline: ps.Pipeline, step: int) -> None:
-    """Make every number of the model that of the step, so that a mixture would show."""
+    """Set every number of the model to the step, so that a mixture would be visible."""
     for tensor in pipeline.state_dict().values():
         tensor.fill_(step)
 
 
-def save_until_killed(folder: Path, point: Point, results: Connection) -> None:
-    """Save, and tell which steps are complete; die at the point."""
-    torch.set_num_threads(1)
+def save_until_killed(folder: Path, point: Point, context: WorkerContext) -> None:
+    """Save, and report which steps are complete; die at the point."""
     pipeline = make_pipeline()
     checkpoints = ps.Checkpoints(folder)
     restored = checkpoints.load(pipeline)
@@ -63,17 +61,17 @@ def save_until_killed(folder: Path, point: Point, results: Connection) -> None:
         step += 1
         fill(pipeline, step)
         checkpoints.save(step, pipeline, wait=True)
-        results.send(step)
+        context.report(step)
 
 
 def _die_at_call(folder: Path, after: int) -> None:
-    """End this process, without a chance to clear up, right before a call on files."""
+    """Kill this process right before a call on files."""
     calls = 0
 
     def count(event: str, arguments: tuple[object, ...]) -> None:
         nonlocal calls
-        place = _FILE_CALLS.get(event)
-        if place is not None and str(arguments[place]).startswith(str(folder)):
+        position = _FILE_CALLS.get(event)
+        if position is not None and str(arguments[position]).startswith(str(folder)):
             calls += 1
             if calls > after:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -82,7 +80,7 @@ def _die_at_call(folder: Path, after: int) -> None:
 
 
 def _die_at_byte(number: int) -> None:
-    """Let the system end this process when a file grows beyond so many bytes."""
+    """Let the system kill this process when a file grows beyond this number of bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (number, number))

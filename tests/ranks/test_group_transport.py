@@ -325,7 +325,7 @@ def test_messages_in_the_wrong_order_are_named(swapped: int, two_processes: Proc
     assert re.fullmatch(
         f"the next message from rank 0 to rank 1 must be number {number}, the activation of "
         rf"microbatch 1 on edge 0 with form \w+ \(got number {number}, the activation of "
-        r"microbatch 0 on edge 0 with form \w+\); the two ranks do not have one order of "
+        r"microbatch 0 on edge 0 with form \w+\); the two ranks have different orders of "
         "messages, which is a defect of penstock: report it",
         two_processes.run(swap_in_step, swapped)[1],
     )

@@ -1,4 +1,4 @@
-"""Work beside the training: done in a thread of its own, waited for, or given up."""
+"""Work in a thread beside the training, which can be waited for or abandoned."""
 
 import atexit
 from collections.abc import Callable
@@ -15,17 +15,17 @@ _GRACE_SECONDS = 10.0
 
 
 class Background:
-    """Work that has begun; `interrupt` ends its waits for other processes.
+    """Work that has started; `interrupt` ends its waits for other processes.
 
     A program may end without waiting for it.
     """
 
     def __init__(self, work: Callable[[], None], name: str, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
-        # How it ended; if somebody has given it up before, that comes first.
+        # How it ended; if it was abandoned before, that comes first.
         self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._thread = Thread(target=self._run, args=(work,), name=name, daemon=True)
-        # A thread that comes back from native code after Python has ended takes the process down.
+        # A thread that returns from native code after Python has ended crashes the process.
         atexit.register(self.end)
         self._thread.start()
 
@@ -40,17 +40,17 @@ class Background:
             atexit.unregister(self.end)
 
     def wait(self) -> None:
-        """Wait for the end, once, and raise what went wrong."""
+        """Wait for the end, once, and raise the error if there was one."""
         outcome = self._outcomes.get()
         if outcome is not None:
             raise outcome
 
-    def give_up(self) -> None:
-        """Let whoever waits wait no longer; any thread may call this."""
-        self._outcomes.put(LinkLostError("it was given up, for another rank is lost"))
+    def abandon(self) -> None:
+        """End `wait` with an error; any thread may call this."""
+        self._outcomes.put(LinkLostError("it was abandoned because another rank is lost"))
 
     def end(self) -> None:
-        """Wait for the end, whatever it is, but not for long."""
+        """Wait for the end for a short time, and interrupt the work if that is not enough."""
         self._thread.join(_GRACE_SECONDS)
         if self._thread.is_alive():
             self._interrupt()

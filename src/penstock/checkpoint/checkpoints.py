@@ -1,7 +1,7 @@
 """Checkpoints of a run: saved by any layout in the background, loaded by any other.
 
-save    agree who writes what, copy it to host memory  |  write, make complete, tell all
-                      the caller waits                 |          a thread of its own
+save    agree who writes what, copy it to host memory  |  write, make complete, tell all ranks
+                      the caller waits                 |           in the background
 """
 
 import json
@@ -45,9 +45,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was loaded: the step, and the data that was saved with it.
+    """The step that was loaded, and the data that was saved with it.
 
-    Torch's generators have their states again if as many processes load as have saved.
+    Torch's generators are restored if as many processes load as have saved.
     """
 
     step: int
@@ -57,25 +57,25 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
-    """A save that was not waited for yet, and the pipeline whose ranks make it."""
+    """A save that was not waited for yet, and its pipeline."""
 
     writing: Background
     pipeline: Pipeline
 
 
 class Checkpoints:
-    """The checkpoints of a run, in a folder that all its processes see.
+    """The checkpoints of a run, in a folder that all its processes can access.
 
     All processes that train together make one and call the same methods: those of `group`, or all
-    that there are. The `keep` newest complete steps are kept. If a rank of the pipeline is lost
-    in one of them, the others raise `PeerLostError`, as in a step.
+    processes. The `keep` newest complete steps are kept. If a rank of the pipeline is lost during
+    a call, the others raise `PeerLostError`, as in a step.
     """
 
     def __init__(
         self, folder: Path | str, *, keep: int = 2, group: dist.ProcessGroup | None = None
     ) -> None:
         if keep < 1:
-            raise ArgumentError(f"keep must be at least 1 (keep: {keep}), or nothing would remain")
+            raise ArgumentError(f"keep must be at least 1 (got {keep}); use 1 or more")
         self._folders = StepFolders(Path(folder).absolute())
         self._keep = keep
         self._control = open_control(group)
@@ -105,11 +105,11 @@ class Checkpoints:
         data: Mapping[str, Any] | None = None,
         wait: bool = False,
     ) -> None:
-        """Save the state after a step; returns when it is copied, and writes in the background.
+        """Save the state after a step; return once it is copied, and write in the background.
 
-        `data` is what else the run needs to go on, such as its place in the data and the state of
-        a learning rate scheduler: anything that JSON can hold, the same on all ranks. A save
-        before this one is waited for, and what went wrong with it is raised here.
+        `data` is what else the run needs to continue, such as its position in the data and the
+        state of a learning rate scheduler: anything that JSON can hold, the same on all ranks.
+        This waits for the save before it, and raises the error of that save if it failed.
         """
         with self._guarded(pipeline):
             self._wait()
@@ -118,13 +118,13 @@ class Checkpoints:
                 self._wait()
 
     def finish(self) -> None:
-        """Wait until what was saved is complete; what went wrong with it is raised here."""
+        """Wait until the last save is complete, and raise its error if it failed."""
         if self._save is not None:
             with self._guarded(self._save.pipeline):
                 self._wait()
 
     def steps(self) -> tuple[int, ...]:
-        """The steps that are complete now, oldest first."""
+        """Return the steps that are complete now, oldest first."""
         return self._folders.steps()
 
     def load(
@@ -133,10 +133,10 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None = None,
         step: int | None = None,
     ) -> Restored | None:
-        """Load a step, else the newest; nothing if there is none.
+        """Load a step, or the newest one; return None if there is none.
 
-        Every process gets what it holds, whatever layout has saved it. Files, names and shapes
-        are checked on all processes before anything is changed on one of them.
+        Every process loads its own part, whatever layout has saved it. Files, names and shapes are
+        checked on all processes before anything is changed on one of them.
         """
         with self._guarded(pipeline):
             self._wait()
@@ -153,28 +153,28 @@ class Checkpoints:
 
     @contextmanager
     def _guarded(self, pipeline: Pipeline) -> Iterator[None]:
-        """What all processes do together; no rank waits for one that is lost."""
+        """Guard something that all processes do together, so that no rank waits for a lost one."""
         try:
             with pipeline.guarded(self._abort), self._naming():
                 yield
         except LinkLostError as error:
-            # A pipeline that is in one process watches over nobody, and so has no verdict.
+            # A pipeline in one process has no guard, so that nobody knows which rank is lost.
             raise CheckpointError(str(error)) from error
 
     @contextmanager
     def _naming(self) -> Iterator[None]:
-        """Say of a lost connection that it is one of those that save, which may be more ranks."""
+        """Say that a lost connection is one of those that save, which may be more processes."""
         try:
             yield
         except LinkLostError as error:
             raise LinkLostError(f"saving and loading need all processes: {error}") from error
 
     def _abort(self) -> None:
-        """End all waits of this process for another, or for the thread that may do so."""
+        """End all waits of this process for another, and for the thread that may wait for one."""
         self._control.abort()
         save = self._save
         if save is not None:
-            save.writing.give_up()
+            save.writing.abandon()
 
     def _wait(self) -> None:
         if self._save is not None:
@@ -219,7 +219,7 @@ class Checkpoints:
         is_alike = manifest.processes == control.size
         states = generator_targets(manifest, pipeline, control.rank) if is_alike else {}
         fresh = states if part is None else states | part.targets
-        # Nothing is changed before all processes have read what is not in the model.
+        # The model is changed last, when all processes have read everything else.
         with control.together(refuse):
             read_tensors(folder, manifest, fresh)
         with control.together(refuse):
@@ -244,9 +244,9 @@ def _checked_content(
     optimizer: torch.optim.Optimizer | None,
     rank: int,
 ) -> Content:
-    """What this process has to save, if it can be saved."""
+    """Return what this process has to save, or refuse it if it cannot be saved."""
     if step < 0:
-        raise ArgumentError(f"a step is counted from 0 (step: {step})")
+        raise ArgumentError(f"step must be 0 or more (got {step})")
     try:
         json.dumps(data)
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""What a process has to save: tensors and plain values by key, in the model's own names.
+"""What a process has to save: tensors and plain values by key, with the model's own names.
 
-Optimizer state goes by the name of its parameter, as torch's `get_optimizer_state_dict` gives it
-with `flatten_optimizer_state_dict`; so it does not matter which rank, or group, a parameter is in.
+Optimizer state is named after its parameter, as in torch's `get_optimizer_state_dict` with
+`flatten_optimizer_state_dict`, so that the rank and the group of a parameter do not matter.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,14 +34,14 @@ class Content:
 def collect_content(
     pipeline: Pipeline, optimizer: torch.optim.Optimizer | None, rank: int
 ) -> Content:
-    """What this process holds; the tensors are the live ones."""
+    """Return what this process holds, without copying tensors."""
     shared = pipeline.shared_names
     items: dict[str, Any] = {"pipeline.random_step": pipeline.random_step}
     for name, value in pipeline.state_dict().items():
         if not isinstance(value, torch.Tensor) or name.endswith("_extra_state"):
             raise CheckpointError(
-                f"{name} is not a parameter or buffer, but {type(value).__name__} that its module "
-                "makes up; keep it in a buffer, or save it as part of data"
+                f"{name} must be a parameter or a buffer (got {type(value).__name__}, made by its "
+                "module); keep it in a buffer, or save it as part of data"
             )
         items[f"model.{shared.get(name, name)}"] = value
     if optimizer is not None:
@@ -57,7 +57,7 @@ def collect_content(
 def name_parameters(
     pipeline: Pipeline, optimizer: torch.optim.Optimizer
 ) -> dict[torch.Tensor, str]:
-    """The names under which the optimizer's parameters are saved."""
+    """Return the names under which the optimizer's parameters are saved."""
     shared = pipeline.shared_names
     names: dict[torch.Tensor, str] = {
         p: shared.get(name, name) for name, p in pipeline.named_parameters()
@@ -66,15 +66,15 @@ def name_parameters(
         for parameter in group["params"]:
             if parameter not in names:
                 raise CheckpointError(
-                    f"group {number} of the optimizer has a parameter of shape "
-                    f"{list(parameter.shape)} that the pipeline does not have; make the optimizer "
-                    "for pipeline.parameters()"
+                    f"the optimizer must hold parameters of the pipeline only (group {number} has "
+                    f"another one of shape {list(parameter.shape)}); make the optimizer for "
+                    "pipeline.parameters()"
                 )
     return names
 
 
 def generator_states(pipeline: Pipeline) -> dict[str, torch.Tensor]:
-    """The states of torch's generators on the host and on the pipeline's devices."""
+    """Return the states of torch's generators on the host and on the pipeline's devices."""
     states = {"cpu": torch.get_rng_state()}
     devices = {parameter.device for parameter in pipeline.parameters()}
     if any(device.type == "cuda" for device in devices):
@@ -106,15 +106,15 @@ def _optimizer_items(
 
 
 def _plain(value: Any) -> Any:
-    """A setting as a plain value: a learning rate may be a tensor of one number."""
+    """Return a setting as a plain value; a learning rate may be a tensor of one number."""
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def _one_word(key: object) -> str:
-    """A key of an optimizer; a dot in it could not be told from those of a name."""
+    """Return a key of an optimizer, which must not have a dot, because names have dots."""
     if not isinstance(key, str) or "." in key:
         raise CheckpointError(
-            f"the optimizer keeps something as {key!r}; a checkpoint needs text without dots"
+            f"a key of the optimizer must be text without dots (got {key!r}); rename it"
         )
     return key
 
@@ -123,6 +123,6 @@ def _check_plain(key: str, value: object) -> None:
     items = value if isinstance(value, list | tuple) else [value]
     if not all(item is None or isinstance(item, bool | int | float | str) for item in items):
         raise CheckpointError(
-            f"{key} is {type(value).__name__}, which a checkpoint cannot hold; tensors, numbers, "
-            "text, truth values and lists of them can be saved"
+            f"{key} must be a tensor, number, text, bool, None or a list of them (got "
+            f"{type(value).__name__}); convert it"
         )

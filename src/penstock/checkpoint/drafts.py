@@ -1,6 +1,6 @@
 """The first half of a save: all processes agree who writes what, and each copies its part.
 
-After this the training may go on, for nothing that is still to be written can change.
+After this the training may continue, because the copies no longer change.
 """
 
 import io
@@ -31,7 +31,7 @@ __all__ = ["Draft", "HostCopies", "Whole", "draft_save", "refuse_save"]
 
 
 class HostCopies(SavePlanner):
-    """Plans as torch does by default, and copies this process's part when the plan is final."""
+    """Torch's default planner, which copies this process's part when the plan is final."""
 
     def __init__(self) -> None:
         self._planner = DefaultSavePlanner()
@@ -43,15 +43,15 @@ class HostCopies(SavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the state that is to be saved."""
+        """Take the state to be saved."""
         self._planner.set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:
-        """All that this process could write."""
+        """Return everything that this process could write."""
         return self._planner.create_local_plan()
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Everything once: who writes what of which several processes have copies."""
+        """Return who writes what, so that copies on several processes are written once."""
         return self._planner.create_global_plan(all_plans)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -62,12 +62,12 @@ class HostCopies(SavePlanner):
         return plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
-        """The copy of one item."""
+        """Return the copy of one item."""
         return self._copies[write_item.index]
 
     @property
     def num_bytes(self) -> int:
-        """How much memory the copies take."""
+        """The bytes of all copies."""
         return sum(
             copy.nbytes if isinstance(copy, torch.Tensor) else copy.getbuffer().nbytes
             for copy in self._copies.values()
@@ -76,7 +76,7 @@ class HostCopies(SavePlanner):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A save that is agreed on, and this process's part of it; `whole` is the first one's."""
+    """A save that all agree on, and this process's part; only the first process has `whole`."""
 
     step: int
     plan: SavePlan
@@ -87,9 +87,9 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """What all processes save: torch's index of it, the plain values, and names of one thing.
+    """What all processes save: torch's index, the plain values, and further names.
 
-    `same` gives keys whose values are saved under another key.
+    `same` has keys whose values are saved under another key.
     """
 
     metadata: Metadata
@@ -101,7 +101,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What a process tells the first one."""
+    """What a process offers to save, for the first process."""
 
     step: int
     data: str
@@ -110,7 +110,7 @@ class _Offer:
     aliases: dict[str, str]
 
     def to_values(self) -> dict[str, Any]:
-        """As plain values, by name."""
+        """Return the fields as plain values, by name."""
         settings = {key: setting_to_value(value) for key, value in self.values.items()}
         return {
             "step": self.step,
@@ -121,11 +121,11 @@ class _Offer:
         }
 
     @classmethod
-    def from_values(cls, told: Mapping[str, Any]) -> "_Offer":
-        """From plain values."""
-        settings = {key: setting_from_value(value) for key, value in told["values"].items()}
-        plan = plan_from_values(told["plan"])
-        return cls(told["step"], told["data"], plan, settings, told["aliases"])
+    def from_values(cls, values: Mapping[str, Any]) -> "_Offer":
+        """Return the offer of plain values."""
+        settings = {key: setting_from_value(value) for key, value in values["values"].items()}
+        plan = plan_from_values(values["plan"])
+        return cls(values["step"], values["data"], plan, settings, values["aliases"])
 
 
 def draft_save(
@@ -136,13 +136,13 @@ def draft_save(
     copies.set_up_planner(_nested(content.tensors))
     plan = copies.create_local_plan()
     offer = _Offer(step, json.dumps(data, sort_keys=True), plan, content.values, content.aliases)
-    told = control.collect(offer.to_values())
+    collected = control.collect(offer.to_values())
     whole: Whole | None = None
-    # What each process writes: its own items by their numbers, or why nobody writes anything.
+    # What each process writes: its own items by number, or why nothing can be saved.
     answers: list[list[int] | str] = []
     if control.rank == 0:
         try:
-            offers = [_Offer.from_values(values) for values in told]
+            offers = [_Offer.from_values(values) for values in collected]
             _check_agreement(offers)
             folders.begin(step)
             plan, answers, whole = _join(copies, content, offers)
@@ -178,15 +178,15 @@ def _check_agreement(offers: Sequence[_Offer]) -> None:
         ):
             if own != first:
                 raise CheckpointError(
-                    f"the ranks differ in their {what} (rank 0: {first}, rank {rank}: {own}); "
-                    "give the same on all"
+                    f"{what} must be the same on all ranks (rank 0: {first}, rank {rank}: {own}); "
+                    "give all ranks the same"
                 )
 
 
 def _join(
     copies: HostCopies, content: Content, offers: Sequence[_Offer]
 ) -> tuple[SavePlan, list[list[int] | str], Whole]:
-    """The first process's plan, which has the plain values too, each once, and who writes what."""
+    """Return the first process's plan, which includes all plain values, and who writes what."""
     values = {key: value for offer in offers for key, value in offer.values.items()}
     firsts: dict[str, str] = {}
     same = {key: firsts.setdefault(repr(value), key) for key, value in values.items()}
@@ -201,13 +201,13 @@ def _join(
 
 
 def _find_items(some: SavePlan, plan: SavePlan) -> list[int]:
-    """The numbers that some items of a plan have in it."""
+    """Return the positions of some items in a plan."""
     numbers = {item.index: number for number, item in enumerate(plan.items)}
     return [numbers[item.index] for item in some.items]
 
 
 def _nested(items: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys in the sections that their first words name, as a user of torch has them."""
+    """Return items in the sections that their first words name, as in torch's state."""
     nested: dict[str, Any] = {}
     for key, value in items.items():
         section, rest = section_of(key)
@@ -216,7 +216,7 @@ def _nested(items: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _writer(folders: StepFolders, step: int) -> FileSystemWriter:
-    """Torch's own writer: one file per process, waited for until it is on the disk."""
+    """Return torch's own writer: one file per process, complete when it is on the disk."""
     return FileSystemWriter(folders.partial(step), per_thread_copy_ahead=0)
 
 

@@ -1,7 +1,7 @@
-"""The folder of a run's checkpoints: one folder per step, there as a whole or not at all.
+"""The folder of a run's checkpoints: one folder per step, complete or not there at all.
 
 step-00000020.partial   being written, or left by a crash: never read
-step-00000020           complete: renamed when all that is in it was on the disk
+step-00000020           complete: renamed when everything in it was on the disk
 """
 
 import os
@@ -19,21 +19,21 @@ _PARTIAL = ".partial"
 
 
 class StepFolders:
-    """The steps that a folder has, and how they come and go."""
+    """The steps in a folder: written, published and pruned."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def complete(self, step: int) -> Path:
-        """Where a complete step lies."""
+        """Return the folder of a complete step."""
         return self.path / f"step-{step:08}"
 
     def partial(self, step: int) -> Path:
-        """Where a step is written."""
+        """Return the folder in which a step is written."""
         return self.path / f"step-{step:08}{_PARTIAL}"
 
     def steps(self) -> tuple[int, ...]:
-        """The complete steps, oldest first."""
+        """Return the complete steps, oldest first."""
         if not self.path.is_dir():
             return ()
         names = (path.parent.name for path in self.path.glob(f"step-*/{MANIFEST}"))
@@ -41,11 +41,11 @@ class StepFolders:
         return tuple(sorted(int(match[1]) for match in matches if match is not None))
 
     def begin(self, step: int) -> Path:
-        """An empty folder to write a step to; what crashes have left is removed."""
+        """Return an empty folder to write a step to; remove what crashes have left."""
         if newer := [other for other in self.steps() if other >= step]:
             raise CheckpointError(
-                f"{self.path} has step {max(newer)} already, and step {step} is not newer; save "
-                "to another folder, or remove the later steps from this one"
+                f"step must be newer than the last step in {self.path} (got {step}, last step "
+                f"{max(newer)}); save to another folder, or remove the later steps from this one"
             )
         self.path.mkdir(parents=True, exist_ok=True)
         for entry in self.path.glob(f"step-*{_PARTIAL}"):
@@ -55,13 +55,13 @@ class StepFolders:
         return path
 
     def publish(self, step: int) -> None:
-        """Make a step complete, all at once; its files are on the disk already."""
+        """Make a step complete, atomically; its files are already on the disk."""
         _sync(self.partial(step))
         self.partial(step).rename(self.complete(step))
         _sync(self.path)
 
     def prune(self, keep: int) -> None:
-        """Remove all complete steps but the newest; each stops being complete first."""
+        """Remove all complete steps but the newest; each one is renamed first."""
         for step in self.steps()[:-keep]:
             self.complete(step).rename(self.partial(step))
             shutil.rmtree(self.partial(step))

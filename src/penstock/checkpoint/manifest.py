@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: what it holds and where, as JSON that is checked and never run.
+"""The manifest of a checkpoint: what it holds and where, as JSON that is checked when it is read.
 
-The files beside it are what `torch.distributed.checkpoint` writes and reads. Their index is a
-pickle; this one says the same, so that nothing has to be unpickled: for every tensor the shape,
-the type and the place of its raw numbers, and for every file its length and SHA-256.
+The files beside it are those of `torch.distributed.checkpoint`. Their index is a pickle; the
+manifest says the same, so that nothing has to be unpickled: the shape, the type and the position
+of the raw numbers of every tensor, and the length and SHA-256 of every file.
 """
 
 import hashlib
@@ -34,17 +34,17 @@ __all__ = [
 MANIFEST = "penstock.json"
 FORMAT = 1
 _KIND = "penstock checkpoint"
-# A manifest of a million tensors has about this size; anything larger is not one.
+# The largest manifest: one of a million tensors has about this size.
 _MOST_BYTES = 2**30
-# What fits into torch's own sizes.
+# The largest count that fits into torch's sizes.
 _MOST_ITEMS = 2**62
-# Of the name of a file, on any file system.
+# The longest file name on any file system.
 _MOST_LETTERS = 255
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a tensor: where in the tensor, and where its numbers lie, row by row."""
+    """A part of a tensor: its position in the tensor, and where its numbers are stored."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -54,7 +54,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A tensor of the checkpoint; the type is named as torch names it."""
+    """A tensor of the checkpoint; `dtype` is torch's name of the type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -62,13 +62,13 @@ class SavedTensor:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The type, as torch's own value."""
+        """The type as a value of torch."""
         return find_dtype(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """What a file must be."""
+    """The length and the digest that a file must have."""
 
     bytes: int
     sha256: str
@@ -76,11 +76,11 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All that a checkpoint holds.
+    """Everything that a checkpoint holds.
 
     Keys are `model.NAME`, `optim.state.NAME.KEY`, `optim.param_groups.NAME.KEY`,
-    `random.RANK.DEVICE` and `pipeline.random_step`; `aliases` gives further names of parameters
-    that are saved once.
+    `random.RANK.DEVICE` and `pipeline.random_step`; `aliases` has further names of parameters that
+    are saved once.
     """
 
     step: int
@@ -94,8 +94,8 @@ class Manifest:
     byte_order: str = sys.byteorder
 
     def write(self, folder: Path) -> None:
-        """Write it to a folder, and wait until it is on the disk."""
-        # What is read back: JSON has no tuples, and no keys but text.
+        """Write the manifest to a folder, and wait until it is on the disk."""
+        # As it will be read back: JSON has no tuples, and keys are text.
         content = json.loads(json.dumps(asdict(self)))
         whole = {"kind": _KIND, "format": FORMAT, "sha256": _digest(content), "content": content}
         with (folder / MANIFEST).open("w", encoding="utf-8") as file:
@@ -105,13 +105,13 @@ class Manifest:
 
 
 def describe_file(path: Path) -> File:
-    """The length and SHA-256 of a file."""
+    """Return the length and SHA-256 of a file."""
     with path.open("rb") as file:
         return File(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a complete checkpoint, or an error that says what is wrong with it."""
+    """Return the manifest of a complete checkpoint, or raise what is wrong with it."""
     path = folder / MANIFEST
     content = _read_content(path)
     try:
@@ -122,16 +122,16 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     if manifest.byte_order != sys.byteorder:
         raise CheckpointError(
-            f"{path} was saved on a machine of byte order {quote(manifest.byte_order)}, and this "
-            f"one has {sys.byteorder!r}; load it on one like that"
+            f"{path} must have the byte order of this machine, {sys.byteorder!r} (got "
+            f"{quote(manifest.byte_order)}); load it on a machine like the one that saved it"
         )
     return manifest
 
 
 def _read_content(path: Path) -> dict[str, Any]:
-    """What the manifest holds, if it is one, of a format that is known, and whole."""
+    """Return the content of the manifest, if it has a known format and is undamaged."""
     if not path.is_file():
-        raise CheckpointError(f"{path} is missing, so that this is no checkpoint of Penstock")
+        raise CheckpointError(f"{path} is missing, so this is not a checkpoint of Penstock")
     if path.stat().st_size > _MOST_BYTES:
         raise CheckpointError(f"{path} is too large for a manifest ({path.stat().st_size} bytes)")
     try:
@@ -142,27 +142,27 @@ def _read_content(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not the manifest of a checkpoint of Penstock")
     if whole.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {quote(whole.get('format'))}, and this version of Penstock reads "
-            f"format {FORMAT}; load it with the version that wrote it"
+            f"{path} must have format {FORMAT} for this version of Penstock (got "
+            f"{quote(whole.get('format'))}); load it with the version that wrote it"
         )
     content = whole.get("content")
     if not isinstance(content, dict) or whole.get("sha256") != _digest(content):
         raise CheckpointError(
-            f"{path} is damaged: its content does not have its SHA-256; load another step"
+            f"{path} is damaged: its content does not match its SHA-256; load another step"
         )
     return content
 
 
 def find_dtype(name: object) -> torch.dtype:
-    """A type of torch by its name.
+    """Return a type of torch by its name.
 
     >>> find_dtype("bfloat16")
     torch.bfloat16
     """
-    # Not by `getattr`, at which torch loads modules that it was not asked for before.
+    # Not by `getattr`, because that makes torch import modules lazily.
     dtype = vars(torch).get(name) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{quote(name)} is no type of torch")
+        raise ValueError(f"not a type of torch: {quote(name)}")
     return dtype
 
 
@@ -213,8 +213,8 @@ def _parse_tensor(key: str, content: dict[str, Any], files: dict[str, File]) -> 
 def _check_chunk(
     key: str, chunk: Chunk, shape: tuple[int, ...], itemsize: int, files: dict[str, File]
 ) -> None:
-    places = zip(chunk.offsets, chunk.sizes, shape, strict=True)
-    if any(offset + size > length for offset, size, length in places):
+    dimensions = zip(chunk.offsets, chunk.sizes, shape, strict=True)
+    if any(offset + size > length for offset, size, length in dimensions):
         raise ValueError(f"a part of {quote(key)} lies outside of its shape {quote(list(shape))}")
     end = chunk.position + math.prod(chunk.sizes) * itemsize
     if chunk.file not in files or end > files[chunk.file].bytes:
@@ -223,13 +223,13 @@ def _check_chunk(
 
 def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST_ITEMS:
-        raise ValueError(f"{quote(value)} is no count")
+        raise ValueError(f"not a count: {quote(value)}")
     return value
 
 
 def _file_name(name: str) -> str:
-    """A name that stays in its folder, and can be shown."""
-    is_shown = name.isprintable() and 0 < len(name) <= _MOST_LETTERS
-    if not is_shown or Path(name).name != name or name in (".", ".."):
-        raise ValueError(f"{quote(name)} is no name of a file")
+    """Return a name that stays inside its folder and can be printed."""
+    is_printable = name.isprintable() and 0 < len(name) <= _MOST_LETTERS
+    if not is_printable or Path(name).name != name or name in (".", ".."):
+        raise ValueError(f"not a file name: {quote(name)}")
     return name

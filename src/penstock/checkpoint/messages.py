@@ -1,6 +1,6 @@
-"""What processes tell each other of a save, as values that JSON has: nothing is ever unpickled.
+"""What processes tell each other about a save, as plain values: nothing is ever unpickled.
 
-Torch's own objects are taken apart where they leave a process, and made anew where they arrive.
+Torch's own objects are taken apart where they leave a process, and rebuilt where they arrive.
 """
 
 from collections.abc import Iterable
@@ -36,33 +36,33 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What torch has put in a file; `position` is where a tensor's numbers lie in it."""
+    """An item that torch has written to a file; `position` is where a tensor's numbers begin."""
 
     result: WriteResult
     position: int | None
 
     def to_values(self) -> list[Any]:
-        """As plain values, in order."""
+        """Return the fields as plain values, in order."""
         index, stored = self.result.index, self.result.storage_data
         offset = None if index.offset is None else list(index.offset)
-        place = [stored.relative_path, stored.offset, stored.length]
-        return [index.fqn, offset, self.result.size_in_bytes, *place, self.position]
+        where = [stored.relative_path, stored.offset, stored.length]
+        return [index.fqn, offset, self.result.size_in_bytes, *where, self.position]
 
     @classmethod
     def from_values(cls, values: Iterable[Any]) -> "Written":
-        """From plain values."""
+        """Return the item of plain values."""
         key, offset, size, file, start, length, position = values
         index = MetadataIndex(key, None if offset is None else torch.Size(offset))
         return cls(WriteResult(index, size, _StorageInfo(file, start, length)), position)
 
 
 def plan_to_values(plan: SavePlan) -> list[list[Any]]:
-    """The tensors that a process could write: key, kind, whole shape, type, and its part."""
+    """Return the tensors that a process could write: key, kind, whole shape, type and part."""
     return [_item_to_values(item) for item in plan.items]
 
 
 def plan_from_values(values: Iterable[list[Any]]) -> SavePlan:
-    """The plan of a process, as torch's planner has made it there."""
+    """Return the plan of a process, as torch's planner has made it there."""
     items = [_item_from_values(*item) for item in values]
     return SavePlan(
         items, planner_data={item.index.fqn: section_of(item.index.fqn) for item in items}
@@ -70,7 +70,7 @@ def plan_from_values(values: Iterable[list[Any]]) -> SavePlan:
 
 
 def section_of(key: str) -> tuple[str, str]:
-    """Where a key stands in the nested state that a user of torch has.
+    """Return the section and the rest of a key, as in the nested state of torch.
 
     >>> section_of("model.layers.0.weight")
     ('model', 'layers.0.weight')
@@ -105,7 +105,7 @@ def _item_from_values(
 
 
 def setting_to_value(setting: Any) -> Any:
-    """A plain value of a checkpoint as JSON has it, which knows no tuples.
+    """Return a plain value of a checkpoint for JSON, which has no tuples.
 
     >>> setting_to_value((0.9, 0.999))
     {'tuple': [0.9, 0.999]}
@@ -114,5 +114,5 @@ def setting_to_value(setting: Any) -> Any:
 
 
 def setting_from_value(value: Any) -> Any:
-    """The plain value itself."""
+    """Return the plain value of one from JSON."""
     return tuple(value["tuple"]) if isinstance(value, dict) else value

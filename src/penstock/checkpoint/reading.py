@@ -1,7 +1,7 @@
 """From the files of a checkpoint to tensors in memory: checked first, then read.
 
-Which parts of which files make up a tensor, or a shard of it, is worked out by torch's planner,
-from an index that is built from the manifest.
+Torch's planner works out which parts of which files make up a tensor or a shard of it, from an
+index that is built from the manifest.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,14 +31,14 @@ __all__ = ["check_files", "read_tensors"]
 def check_files(
     folder: Path, manifest: Manifest, names: Iterable[str], others: Iterable[Path]
 ) -> None:
-    """Refuse files that are not those that were saved; `others` are where they may come from."""
+    """Refuse files that differ from what was saved; `others` are where they may come from."""
     for name in names:
         path, expected = folder / name, manifest.files[name]
         if not path.is_file():
             raise CheckpointError(f"{path} is missing")
         if path.stat().st_size != expected.bytes:
             raise CheckpointError(
-                f"{path} has {path.stat().st_size} bytes, and was saved with {expected.bytes}"
+                f"{path} must have {expected.bytes} bytes (got {path.stat().st_size})"
             )
         found = describe_file(path)
         if found != expected:
@@ -50,7 +50,7 @@ def check_files(
 
 
 def _find_origin(sha256: str, folders: Iterable[Path]) -> str | None:
-    """The file of another checkpoint that has this SHA-256."""
+    """Return the file of another checkpoint that has this SHA-256."""
     for folder in folders:
         try:
             files = read_manifest(folder).files
@@ -65,9 +65,9 @@ def _find_origin(sha256: str, folders: Iterable[Path]) -> str | None:
 def read_tensors(
     folder: Path, manifest: Manifest, targets: Mapping[str, tuple[str, torch.Tensor]]
 ) -> None:
-    """Read the numbers of tensors in place: the target, and the key that it is saved under.
+    """Read tensors into their targets, each with the key under which it is saved.
 
-    Targets go by names of their own, since several of them may be saved as one.
+    Targets have names of their own, because several of them may be saved as one.
     """
     saved = {name: manifest.tensors[key] for name, (key, _) in targets.items()}
     planner = DefaultLoadPlanner(flatten_state_dict=False)
@@ -80,9 +80,9 @@ def read_tensors(
         (name, chunk.offsets): chunk for name, tensor in saved.items() for chunk in tensor.chunks
     }
     for item in planner.create_local_plan().items:
-        place = item.storage_index
-        assert place.offset is not None, "a tensor's part has its place in it"
-        chunk, dtype = chunks[place.fqn, tuple(place.offset)], saved[place.fqn].torch_dtype
+        index = item.storage_index
+        assert index.offset is not None, "a part of a tensor has an offset in it"
+        chunk, dtype = chunks[index.fqn, tuple(index.offset)], saved[index.fqn].torch_dtype
         if 0 not in item.lengths:
             numbers = read_rows(folder, chunk, dtype, item.storage_offsets, item.lengths)
             planner.resolve_tensor(item).detach().copy_(numbers)

@@ -1,4 +1,4 @@
-"""What of a checkpoint goes where in this process: the model, the optimizer and the generators."""
+"""Where the parts of a checkpoint go in this process: model, optimizer and generators."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,38 +25,39 @@ __all__ = [
 
 # How many names an error lists.
 _LISTED = 5
-# Settings of an optimizer that say how it computes, not what.
+# Settings of an optimizer that select an implementation.
 _MACHINERY = frozenset({"capturable", "differentiable", "foreach", "fused"})
-# Where to read to, and the key of what is read; by a name of its own.
+# The key to read, and the tensor to read it into; by names of their own.
 Targets: TypeAlias = dict[str, tuple[str, torch.Tensor]]
 
 
 def model_targets(manifest: Manifest, pipeline: Pipeline) -> Targets:
-    """This process's parameters and buffers, each with what it is to be filled from."""
+    """Return this process's parameters and buffers, each with the key to read."""
     targets: Targets = {}
     for name, tensor in pipeline.state_dict().items():
         key = f"model.{_saved_name(manifest, pipeline, name)}"
         if key not in manifest.tensors:
             raise CheckpointError(
-                f"the checkpoint has no {name} (shape {list(tensor.shape)}); "
-                f"it has {_some(_model_names(manifest))}"
+                f"the checkpoint must have {name} of shape {list(tensor.shape)} (it has "
+                f"{_some(_model_names(manifest))}); load it into the model that saved it"
             )
         shape = manifest.tensors[key].shape
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                f"{name} has shape {list(tensor.shape)}, and was saved with {quote(list(shape))}"
+                f"{name} must have the shape {quote(list(shape))} that was saved (got "
+                f"{list(tensor.shape)})"
             )
         targets[f"model.{name}"] = key, tensor
     return targets
 
 
 def check_names(manifest: Manifest, pipeline: Pipeline, held: Iterable[Sequence[str]]) -> None:
-    """Refuse a checkpoint with parts that no process of the model holds."""
+    """Refuse a checkpoint with names that no process of the model holds."""
     known = {_saved_name(manifest, pipeline, name) for name in chain.from_iterable(held)}
     if extra := [name for name in _model_names(manifest) if name not in known]:
         raise CheckpointError(
-            f"the checkpoint has {_some(extra)}, which the model does not have; "
-            f"it was saved with {len(_model_names(manifest))} parameters and buffers"
+            f"the model must have every name of the checkpoint (it lacks {_some(extra)}; there "
+            f"are {len(_model_names(manifest))} parameters and buffers in it)"
         )
 
 
@@ -67,7 +68,7 @@ def _model_names(manifest: Manifest) -> list[str]:
 
 
 def _saved_name(manifest: Manifest, pipeline: Pipeline, name: str) -> str:
-    """The name that a parameter was saved under, which may be one that it shares."""
+    """Return the name under which a parameter was saved, which may be another of its names."""
     shared = pipeline.shared_names
     same = [name, shared.get(name, name)]
     same += [other for other, first in shared.items() if first == same[1]]
@@ -86,9 +87,9 @@ def _some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerPart:
-    """The state that the optimizer of this process will have; its tensors are still to be read.
+    """The future state of this process's optimizer; its tensors are still to be read.
 
-    `exact` has parameters that are of the type that they were saved with, by their numbers.
+    `exact` has the parameters that have the type with which they were saved, by number.
     """
 
     optimizer: torch.optim.Optimizer
@@ -98,9 +99,9 @@ class OptimizerPart:
     exact: dict[int, torch.Tensor]
 
     def apply(self) -> None:
-        """Hand over the state; torch moves it to where its parameters are."""
+        """Give the state to the optimizer; torch moves it to the devices of its parameters."""
         self.optimizer.load_state_dict({"state": self.state, "param_groups": self.groups})
-        # Torch gives state the type of its parameter, which not all of it had.
+        # Torch casts state to the type of its parameter, which not all of it had.
         for number, parameter in self.exact.items():
             kept = self.optimizer.state[parameter]
             for key, value in self.state[number].items():
@@ -111,7 +112,7 @@ class OptimizerPart:
 def optimizer_part(
     manifest: Manifest, pipeline: Pipeline, optimizer: torch.optim.Optimizer
 ) -> OptimizerPart:
-    """What the checkpoint has for the parameters of this optimizer."""
+    """Return what the checkpoint has for the parameters of this optimizer."""
     names = {
         parameter: _saved_name(manifest, pipeline, name)
         for parameter, name in name_parameters(pipeline, optimizer).items()
@@ -120,7 +121,8 @@ def optimizer_part(
     settings = _by_parameter("optim.param_groups.", [*manifest.tensors, *manifest.values])
     if not settings:
         raise CheckpointError(
-            "the checkpoint was saved without an optimizer; load it without one, too"
+            "the checkpoint must have the state of an optimizer (it was saved without one); load "
+            "it without the optimizer"
         )
     part = OptimizerPart(optimizer, {}, [], {}, {})
     for group in optimizer.param_groups:
@@ -129,8 +131,8 @@ def optimizer_part(
             name, number = names[parameter], len(part.state)
             if name not in settings:
                 raise CheckpointError(
-                    f"the optimizer did not have {quote(name)} when the checkpoint was saved; "
-                    "load without the optimizer, or leave the parameter out of it"
+                    f"the checkpoint must have optimizer state for {quote(name)} (it was saved "
+                    "without); load without the optimizer, or leave the parameter out of it"
                 )
             numbers.append(number)
             if manifest.tensors[f"model.{name}"].torch_dtype == parameter.dtype:
@@ -145,7 +147,7 @@ def optimizer_part(
 
 
 def _by_parameter(prefix: str, keys: Iterable[str]) -> dict[str, list[str]]:
-    """The last words of keys with this prefix, by the parameter that they are about."""
+    """Return the last words of keys with this prefix, by parameter."""
     found: dict[str, list[str]] = {}
     for key in keys:
         if key.startswith(prefix):
@@ -155,23 +157,23 @@ def _by_parameter(prefix: str, keys: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _state_value(manifest: Manifest, key: str, parameter: torch.Tensor, targets: Targets) -> Any:
-    """A plain value, or memory for a tensor, which becomes a target."""
+    """Return a plain value, or memory for a tensor, which becomes a target."""
     if key in manifest.values:
         return manifest.values[key]
     target = _memory(manifest.tensors[key], key, parameter)
-    # A parameter that is held twice has state twice, from one key.
+    # A parameter that is held twice has two states, which are read from one key.
     targets[f"{key}.{len(targets)}"] = key, target
     return target
 
 
 def _memory(saved: SavedTensor, key: str, parameter: torch.Tensor) -> torch.Tensor:
-    """Memory for optimizer state: laid out as its parameter if it has the same shape."""
+    """Return memory for optimizer state, sharded like its parameter if that has its shape."""
     if not isinstance(parameter, DTensor) or not saved.shape:
         return torch.empty(saved.shape, dtype=saved.torch_dtype)
     if saved.shape != tuple(parameter.shape):
         raise CheckpointError(
-            f"{quote(key)} has shape {quote(list(saved.shape))}, but its parameter, which is "
-            f"sharded, has {list(parameter.shape)}; load it where the parameter is not sharded"
+            f"{quote(key)} must have the shape {list(parameter.shape)} of its sharded parameter "
+            f"(got {quote(list(saved.shape))}); load it where the parameter is not sharded"
         )
     return torch.empty_like(parameter, dtype=saved.torch_dtype)
 
@@ -182,7 +184,7 @@ def _group_settings(
     names: Sequence[str],
     settings: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """What the checkpoint says of the parameters of a group, if it says the same of all."""
+    """Return the settings of a group, which must be saved alike for all of its parameters."""
     result = {key: value for key, value in group.items() if key != "params"}
     for key in () if not names else settings[names[0]]:
         keys = [f"optim.param_groups.{name}.{key}" for name in names]
@@ -192,8 +194,8 @@ def _group_settings(
         for name, value in zip(names, values, strict=True):
             if value != values[0]:
                 raise CheckpointError(
-                    f"{quote(names[0])} and {quote(name)} are in one group of the optimizer, but "
-                    f"were saved with {quote(key)} {quote(values[0])} and {quote(value)}; put "
+                    f"parameters of one group must be saved with the same {quote(key)} "
+                    f"({quote(names[0])}: {quote(values[0])}, {quote(name)}: {quote(value)}); put "
                     "them in different groups"
                 )
         result[key] = _like(values[0], result.get(key))
@@ -201,14 +203,14 @@ def _group_settings(
 
 
 def _like(value: Any, current: Any) -> Any:
-    """A value of a setting, of the type that it has: JSON has no tuples, and no tensors."""
+    """Return a value with the type of the current one: JSON has no tuples or tensors."""
     if isinstance(current, torch.Tensor):
         return torch.tensor(value, dtype=current.dtype, device=current.device)
     return tuple(value) if isinstance(current, tuple) else value
 
 
 def generator_targets(manifest: Manifest, pipeline: Pipeline, rank: int) -> Targets:
-    """Memory for the states of torch's generators, if the checkpoint has such for this rank."""
+    """Return memory for the states of torch's generators, if they were saved for this rank."""
     targets: Targets = {}
     for device, state in generator_states(pipeline).items():
         key = f"random.{rank}.{device}"

@@ -1,7 +1,7 @@
-"""Where the numbers of a tensor lie in a file that torch has written, and how they are read.
+"""Where a tensor's numbers are stored in a file that torch has written, and how to read them.
 
-`torch.save` makes a zip archive in which the numbers are one record that is stored as it is; its
-place is noted when the checkpoint is saved, so that loading reads numbers and nothing else.
+`torch.save` makes a zip archive in which the numbers are one uncompressed record. Its position is
+noted when the checkpoint is saved, so that loading reads numbers and nothing else.
 """
 
 import math
@@ -24,12 +24,12 @@ _HEADER = struct.Struct("<26xHH")
 
 
 def find_numbers(file: BinaryIO, start: int, length: int) -> int:
-    """Return the position in the file of the numbers of the tensor whose archive lies there."""
-    # Python's reader refuses an archive that begins further on than it says itself.
+    """Return the position of a tensor's numbers, given the part of the file with its archive."""
+    # Python's reader refuses an archive that begins in the middle of a file.
     window = BufferedReader(_Window(file, start, length))
     with ZipFile(window) as archive:
         (record,) = [r for r in archive.infolist() if r.filename.endswith(_RECORD)]
-        assert record.compress_type == ZIP_STORED, "torch stores numbers as they are"
+        assert record.compress_type == ZIP_STORED, "torch does not compress numbers"
         window.seek(record.header_offset)
         name, extra = _HEADER.unpack(window.read(_HEADER.size))
     return int(start + record.header_offset + _HEADER.size + name + extra)
@@ -42,21 +42,21 @@ class _Window(RawIOBase):
         self._file, self._start, self._length, self._position = file, start, length, 0
 
     def readable(self) -> bool:
-        """Whether it can be read."""
+        """Return that it can be read."""
         return True
 
     def seekable(self) -> bool:
-        """Whether it can be read from any position."""
+        """Return that it can be read from any position."""
         return True
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
-        """Go on from another position."""
+        """Continue from another position."""
         base = {SEEK_SET: 0, SEEK_CUR: self._position, SEEK_END: self._length}[whence]
         self._position = max(0, base + offset)
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the part goes."""
+        """Fill a buffer as far as the part reaches."""
         count = max(0, min(len(buffer), self._length - self._position))
         self._file.seek(self._start + self._position)
         data = self._file.read(count)
@@ -68,7 +68,7 @@ class _Window(RawIOBase):
 def read_rows(
     folder: Path, chunk: Chunk, dtype: torch.dtype, offsets: torch.Size, lengths: torch.Size
 ) -> torch.Tensor:
-    """A box out of a chunk; only the rows (along dimension 0) that it spans are read."""
+    """Return a box of a chunk; read only the rows (along dimension 0) that it spans."""
     row, first, count = math.prod(chunk.sizes[1:]) * dtype.itemsize, 0, 1
     if chunk.sizes:
         first, count = offsets[0], lengths[0]
@@ -76,7 +76,9 @@ def read_rows(
     with (folder / chunk.file).open("rb") as file:
         file.seek(chunk.position + first * row)
         if file.readinto(numbers) != len(numbers):
-            raise CheckpointError(f"{folder / chunk.file} ends before its time; load another step")
+            raise CheckpointError(
+                f"{folder / chunk.file} is shorter than when it was saved; load another step"
+            )
     rows = torch.frombuffer(numbers, dtype=torch.uint8).view(dtype)
     box = rows.view(count, *chunk.sizes[1:]) if chunk.sizes else rows.view(())
     for dimension in range(1, len(chunk.sizes)):

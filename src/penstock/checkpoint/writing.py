@@ -1,4 +1,4 @@
-"""The second half of a save: every process writes its file, and the first one makes it count."""
+"""The second half of a save: every process writes its file, and the first makes it complete."""
 
 import logging
 from collections.abc import Iterable, Sequence
@@ -28,32 +28,32 @@ _TORCH_INDEX = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one process has written, or why it has not."""
+    """What one process has written, or why it could not."""
 
     items: list[Written]
     files: dict[str, File]
     error: str | None = None
 
     def to_values(self) -> list[Any]:
-        """As plain values, in order."""
+        """Return the fields as plain values, in order."""
         items = [item.to_values() for item in self.items]
         return [items, {name: astuple(file) for name, file in self.files.items()}, self.error]
 
     @classmethod
-    def from_values(cls, told: Iterable[Any]) -> "_Part":
-        """From plain values."""
-        items, files, error = told
+    def from_values(cls, values: Iterable[Any]) -> "_Part":
+        """Return the part of plain values."""
+        items, files, error = values
         described = {name: File(*file) for name, file in files.items()}
         return cls([Written.from_values(item) for item in items], described, error)
 
 
 def write_draft(control: Control, folders: StepFolders, draft: Draft, keep: int) -> None:
-    """Write a draft; the step is complete on return, or an error tells every process why not."""
-    told = control.collect(_write_part(folders.partial(draft.step), draft).to_values())
+    """Write a draft; the step is complete on return, or every process raises why not."""
+    collected = control.collect(_write_part(folders.partial(draft.step), draft).to_values())
     message: str | None = None
     if draft.whole is not None:
         try:
-            parts = [_Part.from_values(values) for values in told]
+            parts = [_Part.from_values(values) for values in collected]
             _complete(folders, draft, draft.whole, parts)
             folders.prune(keep)
         except Exception as error:
@@ -68,7 +68,7 @@ def write_draft(control: Control, folders: StepFolders, draft: Draft, keep: int)
 
 
 def _write_part(folder: Path, draft: Draft) -> _Part:
-    """Write this process's file; what goes wrong is part of the answer, so that all learn it."""
+    """Write this process's file; an error is part of the result, so that all learn of it."""
     _logger.debug("writing %d bytes of step %d", draft.copies.num_bytes, draft.step)
     try:
         results = draft.writer.write_data(draft.plan, draft.copies).wait()
@@ -82,8 +82,8 @@ def _write_part(folder: Path, draft: Draft) -> _Part:
 
 
 def _find_position(folder: Path, result: WriteResult) -> int | None:
-    """Where the numbers of a tensor lie in the file."""
-    # Plain values have no place in a tensor; torch reads them, and we have them in JSON.
+    """Return where the numbers of a tensor begin in the file."""
+    # Plain values have no offset in a tensor; torch reads them, and we have them in JSON.
     if result.index.offset is None:
         return None
     stored = result.storage_data
@@ -100,7 +100,8 @@ def _complete(folders: StepFolders, draft: Draft, whole: Whole, parts: Sequence[
     for name, file in files.items():
         if not (folder / name).is_file() or (folder / name).stat().st_size != file.bytes:
             raise CheckpointError(
-                f"{folder / name} is not there as it was written; use a folder that all ranks see"
+                f"{folder / name} must be visible to rank 0 as it was written; use a folder that "
+                "all ranks share"
             )
     written = {item.result.index: item for part in parts for item in part.items}
     tensors = _list_tensors(whole, written)
@@ -124,7 +125,7 @@ def _list_tensors(whole: Whole, written: dict[MetadataIndex, Written]) -> dict[s
             for chunk in kept.chunks:
                 item = written[MetadataIndex(key, chunk.offsets)]
                 file = item.result.storage_data.relative_path
-                assert item.position is not None, "a tensor has its numbers somewhere"
+                assert item.position is not None, "a tensor has a position"
                 chunks.append(Chunk(tuple(chunk.offsets), tuple(chunk.sizes), file, item.position))
             dtype = str(kept.properties.dtype).removeprefix("torch.")
             found[key] = SavedTensor(tuple(kept.size), dtype, tuple(chunks))
@@ -132,7 +133,7 @@ def _list_tensors(whole: Whole, written: dict[MetadataIndex, Written]) -> dict[s
 
 
 def _add_aliases(whole: Whole, results: dict[MetadataIndex, WriteResult]) -> None:
-    """Let torch find what is saved once under every key that it has."""
+    """Let torch find what is saved once under all of its keys."""
     index = whole.metadata.state_dict_metadata
     stored: dict[str, list[WriteResult]] = {}
     for result in results.values():
@@ -149,7 +150,7 @@ def _add_aliases(whole: Whole, results: dict[MetadataIndex, WriteResult]) -> Non
 
 
 def _aliased_keys(aliases: dict[str, str], keys: dict[str, Any]) -> dict[str, str]:
-    """The keys of parameters under their further names, and the keys that they are saved under."""
+    """Return the keys of parameters under further names, with the keys that were saved."""
     others: dict[str, list[str]] = {}
     for name, saved in aliases.items():
         others.setdefault(saved, []).append(name)
