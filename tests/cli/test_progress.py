@@ -23,8 +23,8 @@ def test_sparkline_has_a_bar_per_value_or_is_as_wide_as_asked() -> None:
 
 def test_log_gets_a_line_now_and_then() -> None:
     console = Console(width=80, force_terminal=False)
-    lesson = Task(ranks=2, steps=12)
-    with console.capture() as captured, show_training(console, "pipeline", lesson) as display:
+    task = Task(ranks=2, steps=12)
+    with console.capture() as captured, show_training(console, "pipeline", task) as display:
         display.show(HeldBytes(1, 3 * 2**20))
         display.show(HeldBytes(0, 2 * 2**20))
         for number in range(1, 13):
@@ -41,8 +41,8 @@ def test_log_gets_a_line_now_and_then() -> None:
 
 def test_terminal_gets_figures_that_stay() -> None:
     console = Console(width=80, force_terminal=True, color_system=None)
-    lesson = Task(ranks=1, steps=2)
-    with console.capture() as captured, show_training(console, "pipeline", lesson) as display:
+    task = Task(ranks=1, steps=2)
+    with console.capture() as captured, show_training(console, "pipeline", task) as display:
         display.show(HeldBytes(0, 2**20))
         for number in (1, 2):
             display.show(TrainedStep(number, loss=5.0 - number, seconds=0.5, bubble=0.25))

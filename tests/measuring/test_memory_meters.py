@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.measuring.memory_meters import Reading, gauge_for
+from penstock.measuring.memory_meters import Reading, meter_for
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # The allocator of CUDA deals in pieces of 512 bytes.
@@ -19,12 +19,12 @@ def test_what_is_kept_and_what_was_needed_are_told_apart(device: str) -> None:
             temporary = torch.zeros(UNIT * 4, dtype=torch.uint8, device=device)
             kept.append(temporary[:UNIT].clone())
 
-    gauge = gauge_for(torch.device(device))
-    first, second = gauge.watch(work), gauge.watch(work)
+    meter = meter_for(torch.device(device))
+    first, second = meter.measure(work), meter.measure(work)
     assert first.left == second.left == 3 * UNIT
     # The third round begins while the second one's temporary is still there.
     assert first.workspace == second.workspace == 7 * UNIT
-    let_go = gauge.watch(kept.clear)
+    let_go = meter.measure(kept.clear)
     assert (let_go.left, let_go.workspace) == (-6 * UNIT, 0)
 
 

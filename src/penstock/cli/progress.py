@@ -43,7 +43,7 @@ def sparkline(values: Sequence[float], *, width: int = _SPARKLINE_WIDTH) -> str:
 class Display:
     """Takes all that is heard of a training, keeps it, and shows it by `draw`."""
 
-    lesson: Task
+    task: Task
     draw: Callable[[Display], None]
     steps: list[TrainedStep] = field(default_factory=list)
     held: dict[int, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Display:
     @property
     def speed(self) -> str:
         """How many tokens a second the last step saw."""
-        return f"{self.lesson.tokens_per_step / self.steps[-1].seconds:,.0f} tokens/s"
+        return f"{self.task.tokens_per_step / self.steps[-1].seconds:,.0f} tokens/s"
 
     @property
     def memory(self) -> str:
@@ -71,20 +71,20 @@ class Display:
 
 
 @contextmanager
-def show_training(console: Console, name: str, lesson: Task) -> Iterator[Display]:
+def show_training(console: Console, name: str, task: Task) -> Iterator[Display]:
     """Show one training while it runs."""
     if not console.is_terminal:
-        yield Display(lesson, _line_drawer(console, name))
+        yield Display(task, _line_drawer(console, name))
         return
     progress = _make_progress(console)
-    task = progress.add_task(name, total=lesson.steps)
+    bar = progress.add_task(name, total=task.steps)
     with Live(progress, console=console) as live:
 
         def draw(display: Display) -> None:
-            progress.update(task, completed=len(display.steps))
+            progress.update(bar, completed=len(display.steps))
             live.update(Group(progress, _figures(display)))
 
-        yield Display(lesson, draw)
+        yield Display(task, draw)
 
 
 def _make_progress(console: Console) -> Progress:
@@ -116,10 +116,10 @@ def _figures(display: Display) -> RenderableType:
 def _line_drawer(console: Console, name: str) -> Callable[[Display], None]:
     def draw(display: Display) -> None:
         if not display.steps:
-            if len(display.held) == display.lesson.ranks:
+            if len(display.held) == display.task.ranks:
                 console.print(f"{name} memory: {display.memory}")
             return
-        step, steps = display.steps[-1], display.lesson.steps
+        step, steps = display.steps[-1], display.task.steps
         if step.number % max(1, steps // _LOG_LINES) == 0 or step.number in (1, steps):
             bubble = f", bubble {format_share(step.bubble)}" if display.held else ""
             console.print(

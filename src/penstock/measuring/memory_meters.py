@@ -8,7 +8,7 @@ import torch
 
 from penstock.measuring.live_memory import LiveMemory
 
-__all__ = ["MemoryMeter", "Reading", "gauge_for"]
+__all__ = ["MemoryMeter", "Reading", "meter_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Reading:
 class MemoryMeter(Protocol):
     """Reads off what work does to the memory of a device."""
 
-    def watch(self, work: Callable[[], None]) -> Reading:
+    def measure(self, work: Callable[[], None]) -> Reading:
         """Do the work, and tell."""
 
 
@@ -43,7 +43,7 @@ class _StorageMeter:
     def __init__(self) -> None:
         self._live = LiveMemory()
 
-    def watch(self, work: Callable[[], None]) -> Reading:
+    def measure(self, work: Callable[[], None]) -> Reading:
         before = self._live.bytes()
         with self._live.watching() as most:
             work()
@@ -57,7 +57,7 @@ class _CudaMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def watch(self, work: Callable[[], None]) -> Reading:
+    def measure(self, work: Callable[[], None]) -> Reading:
         before = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         work()
@@ -65,6 +65,6 @@ class _CudaMeter:
         return Reading(before, after, torch.cuda.max_memory_allocated(self._device))
 
 
-def gauge_for(device: torch.device) -> MemoryMeter:
-    """The gauge that sees most on this device; on CUDA it starts the peak statistics anew."""
+def meter_for(device: torch.device) -> MemoryMeter:
+    """The meter that sees most on this device; on CUDA it starts the peak statistics anew."""
     return _CudaMeter(device) if device.type == "cuda" else _StorageMeter()

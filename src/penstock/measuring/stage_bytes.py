@@ -15,7 +15,7 @@ import torch
 
 from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
-from penstock.measuring.memory_meters import Reading, gauge_for
+from penstock.measuring.memory_meters import Reading, meter_for
 from penstock.step.executor import Around
 
 __all__ = ["ActionBytes"]
@@ -41,7 +41,7 @@ class ActionBytes:
     """Reads off what the actions of the first microbatch of a step do to the memory."""
 
     def __init__(self, device: torch.device) -> None:
-        self._gauge = gauge_for(device)
+        self._meter = meter_for(device)
         self._is_counting = False
         self._readings: dict[_Key, Reading] = {}
 
@@ -62,7 +62,7 @@ class ActionBytes:
     def _run(self, action: Action, run: Callable[[], None]) -> None:
         if self._is_counting and action.microbatch == 0:
             key = _Key(action.kind, action.stage, action.peer)
-            self._readings[key] = self._gauge.watch(run)
+            self._readings[key] = self._meter.measure(run)
         else:
             run()
 

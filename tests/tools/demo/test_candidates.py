@@ -1,4 +1,4 @@
-"""Courses: cuts, predictions and plans from the costs of pieces."""
+"""Candidates: cuts, predictions and plans from the costs of pieces."""
 
 import pytest
 
@@ -6,7 +6,12 @@ pytest.importorskip("torch")
 
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
-from penstock.tools.demo.candidates import family_course, join_costs, plan_course, plan_courses
+from penstock.tools.demo.candidates import (
+    family_candidate,
+    join_costs,
+    plan_candidate,
+    plan_candidates,
+)
 from penstock.tools.demo.task import Task
 
 # An embedding, six layers and a head that takes as long as two.
@@ -22,7 +27,7 @@ COSTS = Costs(
     message_bytes=(0, 2, 2, 2, 2, 2, 2, 2),
     workspace_bytes=(1, 2, 2, 2, 2, 2, 2, 5),
 )
-LESSON = Task(ranks=2, steps=1)
+TASK = Task(ranks=2, steps=1)
 
 
 def test_costs_of_joined_pieces_add_up_but_for_what_is_needed_once() -> None:
@@ -41,16 +46,16 @@ def test_costs_of_joined_pieces_add_up_but_for_what_is_needed_once() -> None:
 def test_family_gets_the_cut_with_the_fastest_slowest_stage(
     family: str, sizes: tuple[int, ...]
 ) -> None:
-    course = family_course(family, LESSON, COSTS)
-    assert (course.name, course.sizes) == (family, sizes)
-    assert course.predicted.schedule == course.schedule
-    assert len(course.sizes) == course.schedule.dataflow.num_parts
+    candidate = family_candidate(family, TASK, COSTS)
+    assert (candidate.name, candidate.sizes) == (family, sizes)
+    assert candidate.predicted.schedule == candidate.schedule
+    assert len(candidate.sizes) == candidate.schedule.dataflow.num_parts
 
 
 def test_plans_keep_the_limit_and_the_fastest_comes_first() -> None:
-    rival = family_course("1F1B", LESSON, COSTS)
+    rival = family_candidate("1F1B", TASK, COSTS)
     limit = rival.predicted.peak_bytes
-    found = plan_courses(LESSON, COSTS, memory=limit, seconds=0.5)
+    found = plan_candidates(TASK, COSTS, memory=limit, seconds=0.5)
     spans = [one.plan.timeline.makespan for one in found]
     assert spans == sorted(spans)
     assert spans[0] <= rival.predicted.makespan
@@ -60,21 +65,21 @@ def test_plans_keep_the_limit_and_the_fastest_comes_first() -> None:
         Placement.loop(2, 2),
         Placement.v(2),
     }
-    course = found[0].course
-    assert (course.schedule, course.sizes) == (found[0].plan.schedule, found[0].sizes)
+    candidate = found[0].candidate
+    assert (candidate.schedule, candidate.sizes) == (found[0].plan.schedule, found[0].sizes)
 
 
 def test_placements_with_more_stages_than_pieces_are_left_out() -> None:
     transfer = [[0.0] * 5] * 5
     costs = Costs.from_mapping(COSTS.to_mapping() | {"transfer": transfer})
-    (found,) = plan_courses(Task(ranks=5, steps=1), costs, memory=1e9, seconds=0.1)
+    (found,) = plan_candidates(Task(ranks=5, steps=1), costs, memory=1e9, seconds=0.1)
     assert found.plan.problem.placement == Placement.loop(5)
 
 
 def test_without_a_limit_a_plan_is_not_slower() -> None:
-    limit = family_course("1F1B", LESSON, COSTS).predicted.peak_bytes
+    limit = family_candidate("1F1B", TASK, COSTS).predicted.peak_bytes
     placement = Placement.loop(2)
-    limited = plan_course(LESSON, COSTS, placement, memory=limit, seconds=1)
-    free = plan_course(LESSON, COSTS, placement, memory=None, seconds=1)
+    limited = plan_candidate(TASK, COSTS, placement, memory=limit, seconds=1)
+    free = plan_candidate(TASK, COSTS, placement, memory=None, seconds=1)
     assert free.plan.timeline.makespan <= limited.plan.timeline.makespan
     assert free.plan.lower_bound <= limited.plan.lower_bound

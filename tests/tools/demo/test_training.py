@@ -1,11 +1,11 @@
-"""Training: any course learns what the unsplit model learns."""
+"""Training: any candidate learns what the unsplit model learns."""
 
 import pytest
 
 pytest.importorskip("torch")
 
 from penstock.costs import Costs
-from penstock.tools.demo.candidates import family_course
+from penstock.tools.demo.candidates import family_candidate
 from penstock.tools.demo.task import Task
 from penstock.tools.demo.training import (
     HeldBytes,
@@ -15,21 +15,21 @@ from penstock.tools.demo.training import (
     train_unsplit,
 )
 
-LESSON = Task(ranks=2, steps=2, rows=16, length=8)
+TASK = Task(ranks=2, steps=2, rows=16, length=8)
 
 
 @pytest.fixture(scope="module")
 def unsplit() -> list[News]:
     news: list[News] = []
-    train_unsplit(LESSON, news.append)
+    train_unsplit(TASK, news.append)
     return news
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["1F1B", "ZBV", "DualPipe"])
-def test_courses_learn_what_the_unsplit_model_learns(family: str, unsplit: list[News]) -> None:
+def test_candidates_learn_what_the_unsplit_model_learns(family: str, unsplit: list[News]) -> None:
     news: list[News] = []
-    train_pipeline(LESSON, family_course(family, LESSON, Costs(forward=[1] * 8)), news.append)
+    train_pipeline(TASK, family_candidate(family, TASK, Costs(forward=[1] * 8)), news.append)
     held = [one for one in news if isinstance(one, HeldBytes)]
     steps = [one for one in news if isinstance(one, TrainedStep)]
     assert news == held + steps

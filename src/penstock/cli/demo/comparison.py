@@ -25,15 +25,15 @@ _MOST_ROUNDS = 12
 
 
 def compare_and_show(
-    console: Console, lesson: Task, courses: Sequence[DemoCandidate], *, memory: float
+    console: Console, task: Task, candidates: Sequence[DemoCandidate], *, memory: float
 ) -> list[Result]:
-    """Run steps of the courses in turns, and show them beside what was predicted."""
-    from penstock.tools.demo.comparison import compare_courses
+    """Run steps of the candidates in turns, and show them beside what was predicted."""
+    from penstock.tools.demo.comparison import compare_candidates
 
-    rounds = min(_MOST_ROUNDS, lesson.steps)
-    title(console, f"Compare: {' against '.join(course.name for course in courses)}")
+    rounds = min(_MOST_ROUNDS, task.steps)
+    title(console, f"Compare: {' against '.join(candidate.name for candidate in candidates)}")
     with show_rounds(console, rounds) as tell:
-        results = compare_courses(lesson, courses, rounds=rounds, tell=tell)
+        results = compare_candidates(task, candidates, rounds=rounds, tell=tell)
     console.print(_time_table(results))
     console.print()
     console.print(_memory_table(results, memory))
@@ -41,9 +41,9 @@ def compare_and_show(
         f"medians of {rounds} steps of each, which took turns; predicted from the measured pieces"
     )
     console.print(describe_race(results))
-    if lesson.device == "cpu" and lesson.ranks >= (cpu_count() or 1):
+    if task.device == "cpu" and task.ranks >= (cpu_count() or 1):
         console.print(
-            f"({lesson.ranks} ranks have {cpu_count()} processor cores, and share them with all "
+            f"({task.ranks} ranks have {cpu_count()} processor cores, and share them with all "
             "else that runs here)"
         )
     return results
@@ -56,9 +56,9 @@ def _time_table(results: Sequence[Result]) -> Table:
     for heading in ("step ms", "spread", "ratio", "predicted ms", "bubble", "predicted"):
         table.add_column(heading, justify="right")
     for result in results:
-        predicted = result.course.predicted
+        predicted = result.candidate.predicted
         table.add_row(
-            result.course.name,
+            result.candidate.name,
             f"{1e3 * result.typical:.1f}",
             f"{result.spread:.0%}",
             f"{result.typical / first.typical:.2f}",
@@ -77,9 +77,9 @@ def _memory_table(results: Sequence[Result], limit: float) -> Table:
     for result in results:
         held = max(result.held)
         table.add_row(
-            result.course.name,
+            result.candidate.name,
             format_bytes(held),
-            format_bytes(result.course.predicted.peak_bytes),
+            format_bytes(result.candidate.predicted.peak_bytes),
             format_share(held / limit),
         )
     return table
@@ -91,8 +91,8 @@ def describe_race(results: Sequence[Result]) -> str:
     fastest = min(results, key=lambda result: result.typical)
     second = min(result.typical for result in results if result is not fastest)
     variation = max(result.spread for result in results)
-    verdict = f"{fastest.course.name} was fastest"
+    verdict = f"{fastest.candidate.name} was fastest"
     if second / fastest.typical - 1 <= variation:
         verdict = f"no clear winner, for steps of one schedule vary by up to {variation:.0%}"
-    ratios = ", ".join(f"{r.course.name} {r.typical / first.typical:.2f}" for r in others)
-    return f"{verdict}; times as long as {first.course.name}: {ratios}"
+    ratios = ", ".join(f"{r.candidate.name} {r.typical / first.typical:.2f}" for r in others)
+    return f"{verdict}; times as long as {first.candidate.name}: {ratios}"

@@ -71,12 +71,12 @@ def demo_command(ranks: int, schedule: str, steps: int, device: str | None, outp
     except MissingDependencyError as error:
         _tour(console, output, error)
         return
-    from penstock.tools.demo.task import make_lesson
+    from penstock.tools.demo.task import make_task
 
     family = None if schedule == _PLAN else schedule
-    lesson = make_lesson(ranks=ranks, steps=steps, device=device, family=family)
+    task = make_task(ranks=ranks, steps=steps, device=device, family=family)
     output.mkdir(parents=True, exist_ok=True)
-    _teach(console, output, lesson, family)
+    _teach(console, output, task, family)
 
 
 def _tour(console: Console, output: Path, missing: MissingDependencyError) -> None:
@@ -93,11 +93,11 @@ def _tour(console: Console, output: Path, missing: MissingDependencyError) -> No
     )
 
 
-def _teach(console: Console, output: Path, lesson: Task, family: str | None) -> None:
-    prospects = look_ahead(console, lesson)
-    courses = _line_up(lesson, prospects, family)
-    training = train_and_compare(console, lesson, courses[0])
-    results = compare_and_show(console, lesson, courses, memory=prospects.memory)
+def _teach(console: Console, output: Path, task: Task, family: str | None) -> None:
+    prospects = look_ahead(console, task)
+    candidates = _line_up(task, prospects, family)
+    training = train_and_compare(console, task, candidates[0])
+    results = compare_and_show(console, task, candidates, memory=prospects.memory)
     _draw(console, results[0])
     _write(output, prospects, results)
     _sum_up(console, output, prospects, training, results)
@@ -107,27 +107,27 @@ def _teach(console: Console, output: Path, lesson: Task, family: str | None) -> 
             f"penstock revise {output / 'plan.json'} {output / 'recorded.json'}": (
                 "plan anew from what happened"
             ),
-            f"penstock plan {output / 'costs.toml'} --ranks {lesson.ranks} "
-            f"--microbatches {lesson.microbatches}": "without the limit",
+            f"penstock plan {output / 'costs.toml'} --ranks {task.ranks} "
+            f"--microbatches {task.microbatches}": "without the limit",
             "penstock demo --ranks 4 --schedule ZBV": "more ranks than this, another order",
         },
     )
 
 
-def _line_up(lesson: Task, prospects: Prospects, family: str | None) -> list[DemoCandidate]:
+def _line_up(task: Task, prospects: Prospects, family: str | None) -> list[DemoCandidate]:
     """What is trained by, first, and what it is compared with."""
-    from penstock.tools.demo.candidates import family_course
+    from penstock.tools.demo.candidates import family_candidate
 
-    courses = [prospects.planned.course, *prospects.rivals]
+    candidates = [prospects.planned.candidate, *prospects.rivals]
     if family is None:
-        return courses
-    chosen = family_course(family, lesson, prospects.costs)
-    return [chosen, *(course for course in courses if course.name != chosen.name)]
+        return candidates
+    chosen = family_candidate(family, task, prospects.costs)
+    return [chosen, *(candidate for candidate in candidates if candidate.name != chosen.name)]
 
 
 def _draw(console: Console, result: Result) -> None:
     title(console, "See: a step as it was predicted, and as it was recorded")
-    timelines = {"predicted": result.course.predicted, "recorded": result.recorded}
+    timelines = {"predicted": result.candidate.predicted, "recorded": result.recorded}
     for name, timeline in timelines.items():
         console.print(f"{name}, in seconds:")
         console.print(picture(console, timeline))
@@ -136,15 +136,15 @@ def _draw(console: Console, result: Result) -> None:
 def _write(output: Path, prospects: Prospects, results: list[Result]) -> None:
     """The page, and what the commands that are suggested read."""
     first = results[0]
-    timelines = {"predicted": first.course.predicted, "recorded": first.recorded}
-    timelines |= {f"{result.course.name}, recorded": result.recorded for result in results[1:]}
-    text = page(timelines, title=f"Penstock demo: {first.course.name}")
+    timelines = {"predicted": first.candidate.predicted, "recorded": first.recorded}
+    timelines |= {f"{result.candidate.name}, recorded": result.recorded for result in results[1:]}
+    text = page(timelines, title=f"Penstock demo: {first.candidate.name}")
     (output / "report.html").write_text(text, encoding="utf-8")
     plan = prospects.planned.plan
     plan.to_file(output / "plan.json")
     plan.problem.costs.to_file(output / "costs.toml")
-    name = prospects.planned.course.name
-    (recorded,) = (result.recorded for result in results if result.course.name == name)
+    name = prospects.planned.candidate.name
+    (recorded,) = (result.recorded for result in results if result.candidate.name == name)
     write_timeline(recorded, output / "recorded.json")
 
 
@@ -163,7 +163,7 @@ def _sum_up(
         "exact": f"within {training.difference:.1e} of the unsplit model, at every step",
         "planned": f"within {format_share(gap)} of the best order that its cut can have, proven",
         "fast": describe_race(results),
-        "small": f"{first.course.name} held {format_bytes(max(first.held))} on a rank, "
+        "small": f"{first.candidate.name} held {format_bytes(max(first.held))} on a rank, "
         f"the limit was {format_bytes(prospects.memory)}",
         "look": f"{output / 'report.html'}",
     }

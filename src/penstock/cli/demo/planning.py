@@ -44,20 +44,20 @@ class Prospects:
     rivals: tuple[DemoCandidate, ...]
 
 
-def look_ahead(console: Console, lesson: Task) -> Prospects:
+def look_ahead(console: Console, task: Task) -> Prospects:
     """Measure the model, choose a limit, and plan for it."""
-    costs = _measure(console, lesson)
-    return _plan(console, lesson, costs)
+    costs = _measure(console, task)
+    return _plan(console, task, costs)
 
 
-def _measure(console: Console, lesson: Task) -> Costs:
-    from penstock.tools.demo.measuring import appraise
+def _measure(console: Console, task: Task) -> Costs:
+    from penstock.tools.demo.measuring import measure_task
 
-    where = "a GPU" if lesson.device == "cuda" else "the processor"
-    title(console, f"Measure: what a small GPT costs on {where}, with {lesson.ranks} ranks at it")
+    where = "a GPU" if task.device == "cuda" else "the processor"
+    title(console, f"Measure: what a small GPT costs on {where}, with {task.ranks} ranks at it")
     with show_busy(console, "starting processes, running microbatches"):
-        found = appraise(lesson)
-    console.print(_cost_table(lesson, found.costs))
+        found = measure_task(task)
+    console.print(_cost_table(task, found.costs))
     console.print(
         f"milliseconds of one microbatch, typically spread over {found.spread:.0%}; F forward, "
         "I and W the backward for inputs and weights, B both at once"
@@ -65,20 +65,20 @@ def _measure(console: Console, lesson: Task) -> Costs:
     return found.costs
 
 
-def _cost_table(lesson: Task, costs: Costs) -> Table:
+def _cost_table(task: Task, costs: Costs) -> Table:
     """The first piece, the layers, which are alike, by their mean, and the last piece."""
     table = Table(box=None, pad_edge=False)
     table.add_column("piece")
     for heading in (*(f"{kind} ms" for kind in _KINDS), "always held", "per microbatch"):
         table.add_column(heading, justify="right")
-    count = len(lesson.pieces)
+    count = len(task.pieces)
     held = np.sum([costs.per_stage(name, count) for name in _KEPT], axis=0)
     columns = [1e3 * costs.per_stage(name, count) for name in _KINDS.values()]
     activations = costs.per_stage("activation_bytes", count)
     rows = {
-        lesson.pieces[0]: slice(0, 1),
-        f"{lesson.layers} layers, each": slice(1, -1),
-        lesson.pieces[-1]: slice(-1, None),
+        task.pieces[0]: slice(0, 1),
+        f"{task.layers} layers, each": slice(1, -1),
+        task.pieces[-1]: slice(-1, None),
     }
     for name, part in rows.items():
         table.add_row(
@@ -90,18 +90,18 @@ def _cost_table(lesson: Task, costs: Costs) -> Table:
     return table
 
 
-def _plan(console: Console, lesson: Task, costs: Costs) -> Prospects:
-    from penstock.tools.demo.candidates import family_course, plan_course, plan_courses
+def _plan(console: Console, task: Task, costs: Costs) -> Prospects:
+    from penstock.tools.demo.candidates import family_candidate, plan_candidate, plan_candidates
 
-    title(console, f"Plan: the fastest order for {lesson.ranks} ranks under a memory limit")
-    rivals = tuple(family_course(name, lesson, costs) for name in _RIVALS)
+    title(console, f"Plan: the fastest order for {task.ranks} ranks under a memory limit")
+    rivals = tuple(family_candidate(name, task, costs) for name in _RIVALS)
     needed = rivals[0].predicted.peak_bytes
     limit = needed * (1 + _ROOM)
     with show_busy(console, "solving"):
-        found = plan_courses(lesson, costs, memory=needed, seconds=_SECONDS_PER_PLAN)
+        found = plan_candidates(task, costs, memory=needed, seconds=_SECONDS_PER_PLAN)
         best = found[0]
-        free = plan_course(
-            lesson,
+        free = plan_candidate(
+            task,
             costs,
             best.plan.problem.placement,
             memory=None,

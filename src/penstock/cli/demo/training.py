@@ -30,10 +30,10 @@ class Training:
     difference: float
 
 
-def train_and_compare(console: Console, lesson: Task, course: DemoCandidate) -> Training:
+def train_and_compare(console: Console, task: Task, candidate: DemoCandidate) -> Training:
     """Train as a pipeline and unsplit on the same data, and compare every loss."""
-    piped = _train(console, lesson, course)
-    alone = _train_alone(console, lesson)
+    piped = _train(console, task, candidate)
+    alone = _train_alone(console, task)
     pairs = list(zip(piped.steps, alone.steps, strict=True))
     difference = max(abs(one.loss - other.loss) for one, other in pairs)
     for name, display in {"pipeline": piped, "unsplit": alone}.items():
@@ -52,24 +52,24 @@ def train_and_compare(console: Console, lesson: Task, course: DemoCandidate) -> 
     return Training(piped.steps[0].loss, piped.steps[-1].loss, difference)
 
 
-def _train(console: Console, lesson: Task, course: DemoCandidate) -> Display:
+def _train(console: Console, task: Task, candidate: DemoCandidate) -> Display:
     from penstock.tools.demo.training import train_pipeline
 
-    schedule = course.schedule
-    title(console, f"Train: {course.name} over {lesson.ranks} processes, on a text")
+    schedule = candidate.schedule
+    title(console, f"Train: {candidate.name} over {task.ranks} processes, on a text")
     console.print(
-        f"{len(lesson.pieces)} pieces in {schedule.num_stages} stages, {schedule.microbatches} "
-        f"microbatches, {lesson.tokens_per_step} tokens a step"
+        f"{len(task.pieces)} pieces in {schedule.num_stages} stages, {schedule.microbatches} "
+        f"microbatches, {task.tokens_per_step} tokens a step"
     )
-    with show_training(console, "pipeline", lesson) as display:
-        train_pipeline(lesson, course, display.show)
+    with show_training(console, "pipeline", task) as display:
+        train_pipeline(task, candidate, display.show)
     return display
 
 
-def _train_alone(console: Console, lesson: Task) -> Display:
+def _train_alone(console: Console, task: Task) -> Display:
     from penstock.tools.demo.training import train_unsplit
 
     title(console, "Exact: the unsplit model, on the same data, in one process")
-    with show_training(console, "unsplit", lesson) as display:
-        train_unsplit(lesson, display.show)
+    with show_training(console, "unsplit", task) as display:
+        train_unsplit(task, display.show)
     return display

@@ -1,6 +1,6 @@
-"""Courses: the ways in which the lesson can be taught, each with what is predicted of it.
+"""Candidates: the ways in which the task can be taught, each with what is predicted of it.
 
-costs of the pieces -> the best cut for a placement -> costs of the stages -> an order -> Course
+costs of the pieces -> the best cut for a placement -> costs of the stages -> an order -> Candidate
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,10 @@ from penstock.tools.demo.task import Task
 __all__ = [
     "DemoCandidate",
     "PlannedCandidate",
-    "family_course",
+    "family_candidate",
     "join_costs",
-    "plan_course",
-    "plan_courses",
+    "plan_candidate",
+    "plan_candidates",
 ]
 
 # What a plan with twice as many messages must be faster by.
@@ -55,39 +55,39 @@ class PlannedCandidate:
     sizes: tuple[int, ...]
 
     @property
-    def course(self) -> DemoCandidate:
+    def candidate(self) -> DemoCandidate:
         """The plan as a way to train."""
         return DemoCandidate("the plan", self.plan.schedule, self.sizes, self.plan.timeline)
 
 
-def family_course(name: str, lesson: Task, costs: Costs) -> DemoCandidate:
+def family_candidate(name: str, task: Task, costs: Costs) -> DemoCandidate:
     """A family with the best cut for it; `costs` are those of the pieces."""
-    schedule = build(name, ranks=lesson.ranks, microbatches=lesson.microbatches)
+    schedule = build(name, ranks=task.ranks, microbatches=task.microbatches)
     flow = schedule.dataflow
     is_chain = flow == Dataflow.chain(schedule.num_stages)
     # Where ranks share the parts of a model, every part is cut as if it had a rank of its own.
     placement = schedule.placement if is_chain else Placement.loop(flow.num_parts)
-    sizes = _cut(lesson, costs, placement)
+    sizes = _cut(task, costs, placement)
     predicted = simulate(schedule, join_costs(costs, sizes).for_parts(flow.parts))
     return DemoCandidate(schedule.name, schedule, sizes, predicted)
 
 
-def plan_courses(
-    lesson: Task, costs: Costs, *, memory: float, seconds: float
+def plan_candidates(
+    task: Task, costs: Costs, *, memory: float, seconds: float
 ) -> list[PlannedCandidate]:
     """A plan for every placement that keeps the limit, the one to train by first: the fastest.
 
     Where ranks hold two stages there are twice as many messages, and what these cost the host is
     not among the costs, so such a plan must be clearly faster to come first.
     """
-    ranks = lesson.ranks
+    ranks = task.ranks
     placements = (Placement.loop(ranks), Placement.loop(ranks, 2), Placement.v(ranks))
     found = []
     for placement in placements:
-        if placement.num_stages > len(lesson.pieces):
+        if placement.num_stages > len(task.pieces):
             continue
         try:
-            found.append(plan_course(lesson, costs, placement, memory=memory, seconds=seconds))
+            found.append(plan_candidate(task, costs, placement, memory=memory, seconds=seconds))
         except MemoryLimitError:
             continue
     return sorted(found, key=_seconds_with_messages)
@@ -99,8 +99,8 @@ def _seconds_with_messages(one: PlannedCandidate) -> float:
     return handicap * one.plan.timeline.makespan
 
 
-def plan_course(
-    lesson: Task,
+def plan_candidate(
+    task: Task,
     costs: Costs,
     placement: Placement,
     *,
@@ -108,11 +108,11 @@ def plan_course(
     seconds: float,
 ) -> PlannedCandidate:
     """The plan for the best cut of a placement; `costs` are those of the pieces."""
-    sizes = _cut(lesson, costs, placement)
+    sizes = _cut(task, costs, placement)
     found = plan(
         join_costs(costs, sizes),
-        ranks=lesson.ranks,
-        microbatches=lesson.microbatches,
+        ranks=task.ranks,
+        microbatches=task.microbatches,
         memory=memory,
         placement=placement,
         seconds=seconds,
@@ -145,9 +145,9 @@ def _join(name: str, values: Sequence[float]) -> float:
             return sum(values)
 
 
-def _cut(lesson: Task, costs: Costs, placement: Placement) -> tuple[int, ...]:
+def _cut(task: Task, costs: Costs, placement: Placement) -> tuple[int, ...]:
     """How many pieces each stage has, so that the slowest stage is as fast as it can be."""
-    names = lesson.pieces
+    names = task.pieces
     columns = {
         name: costs.per_stage(name, len(names)).tolist()
         for name in ("forward", "backward_input", "backward_weight")

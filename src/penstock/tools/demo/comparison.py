@@ -1,4 +1,4 @@
-"""Courses side by side: in the same processes their steps take turns, so that none is favoured.
+"""Candidates side by side: in the same processes their steps take turns, so that none is favoured.
 
 round 0   plan    1F1B    GPipe
 round 1   1F1B    GPipe   plan         who comes first changes from round to round
@@ -23,7 +23,7 @@ from penstock.tools.demo.text import TextBatch
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.training.pipeline import Pipeline
 
-__all__ = ["Result", "compare_courses"]
+__all__ = ["Result", "compare_candidates"]
 
 # Of these recorded steps the middle one is kept.
 _RECORDED = 3
@@ -31,9 +31,9 @@ _RECORDED = 3
 
 @dataclass(frozen=True)
 class Result:
-    """How a course went: seconds of its steps, bytes that each rank held, a recorded step."""
+    """How a candidate went: seconds of its steps, bytes that each rank held, a recorded step."""
 
-    course: DemoCandidate
+    candidate: DemoCandidate
     seconds: tuple[float, ...]
     held: tuple[float, ...]
     recorded: Timeline
@@ -52,40 +52,42 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one rank saw of a course."""
+    """What one rank saw of a candidate."""
 
     seconds: tuple[float, ...]
     held: float
     recorded: Timeline
 
 
-def compare_courses(
-    lesson: Task,
-    courses: Sequence[DemoCandidate],
+def compare_candidates(
+    task: Task,
+    candidates: Sequence[DemoCandidate],
     *,
     rounds: int,
     tell: Callable[[int], None] = lambda _done: None,
 ) -> list[Result]:
-    """Run steps of every course in turns; after every round, how many are done is told."""
+    """Run steps of every candidate in turns; after every round, how many are done is told."""
     seen: list[list[_Seen]] = run_on_ranks(
-        partial(_compete, lesson, tuple(courses), rounds),
-        lesson.ranks,
+        partial(_compete, task, tuple(candidates), rounds),
+        task.ranks,
         seconds=LONGEST_SILENCE,
         on_report=lambda _rank, done: tell(done),
     )
     return [
-        Result(course, first.seconds, (first.held, *(one.held for one in others)), first.recorded)
-        for course, first, *others in zip(courses, *seen, strict=True)
+        Result(
+            candidate, first.seconds, (first.held, *(one.held for one in others)), first.recorded
+        )
+        for candidate, first, *others in zip(candidates, *seen, strict=True)
     ]
 
 
 def _compete(
-    lesson: Task, courses: tuple[DemoCandidate, ...], rounds: int, report: Report
+    task: Task, candidates: tuple[DemoCandidate, ...], rounds: int, report: Report
 ) -> list[_Seen]:
-    device = choose_device(lesson, dist.get_rank())
-    batch = next(draw_batches(lesson, device))
-    pipelines = {course.name: make_pipeline(lesson, course) for course in courses}
-    held = {name: count_held_bytes(lesson, found) for name, found in pipelines.items()}
+    device = choose_device(task, dist.get_rank())
+    batch = next(draw_batches(task, device))
+    pipelines = {candidate.name: make_pipeline(task, candidate) for candidate in candidates}
+    held = {name: count_held_bytes(task, found) for name, found in pipelines.items()}
     seconds: dict[str, list[float]] = {name: [] for name in pipelines}
     for number in range(rounds):
         for name, taken in _run_round(number, pipelines, batch, device).items():

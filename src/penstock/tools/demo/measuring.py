@@ -23,7 +23,7 @@ from penstock.tools.demo.task import (
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.tools.verify.gpt import next_token_loss
 
-__all__ = ["MeasuredTask", "appraise"]
+__all__ = ["MeasuredTask", "measure_task"]
 
 _SAMPLES = 5
 # The kinds of backward are measured one after the other, and a machine may be slower a second
@@ -44,19 +44,19 @@ class MeasuredTask:
     spread: float
 
 
-def appraise(lesson: Task) -> MeasuredTask:
+def measure_task(task: Task) -> MeasuredTask:
     """Measure on one local process per rank."""
     found: MeasuredTask = run_on_ranks(
-        partial(_measure, lesson), lesson.ranks, seconds=LONGEST_SILENCE
+        partial(_measure, task), task.ranks, seconds=LONGEST_SILENCE
     )[0]
     return found
 
 
-def _measure(lesson: Task, _report: Report) -> MeasuredTask:
-    device = choose_device(lesson, dist.get_rank())
-    pieces = [piece.to(device) for piece in make_stages(lesson, [1] * len(lesson.pieces))]
-    batch = next(draw_batches(lesson, device))
-    rows = lesson.rows // lesson.microbatches
+def _measure(task: Task, _report: Report) -> MeasuredTask:
+    device = choose_device(task, dist.get_rank())
+    pieces = [piece.to(device) for piece in make_stages(task, [1] * len(task.pieces))]
+    batch = next(draw_batches(task, device))
+    rows = task.rows // task.microbatches
     found = [
         measure_closely(
             pieces,

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.measuring.memory_meters import gauge_for
+from penstock.measuring.memory_meters import meter_for
 from penstock.measuring.optimizer_state import count_optimizer_bytes
 from penstock.tools.demo.candidates import DemoCandidate
 from penstock.tools.demo.task import (
@@ -23,26 +23,26 @@ __all__ = ["LONGEST_SILENCE", "count_held_bytes", "make_pipeline"]
 LONGEST_SILENCE = 600.0
 
 
-def make_pipeline(lesson: Task, course: DemoCandidate) -> Pipeline:
-    """The lesson's model, cut and run as a course says; this process is one of its ranks."""
+def make_pipeline(task: Task, candidate: DemoCandidate) -> Pipeline:
+    """The task's model, cut and run as a candidate says; this process is one of its ranks."""
     rank = dist.get_rank()
-    device = choose_device(lesson, rank)
-    parts = make_stages(lesson, course.sizes)
-    stages = [parts[part] for part in course.schedule.dataflow.parts]
-    for stage in course.schedule.placement.stages(rank):
+    device = choose_device(task, rank)
+    parts = make_stages(task, candidate.sizes)
+    stages = [parts[part] for part in candidate.schedule.dataflow.parts]
+    for stage in candidate.schedule.placement.stages(rank):
         stages[stage].to(device)
     return Pipeline(
-        stages, course.schedule, loss=next_token_loss, group=dist.group.WORLD, device=device
+        stages, candidate.schedule, loss=next_token_loss, group=dist.group.WORLD, device=device
     )
 
 
-def count_held_bytes(lesson: Task, pipeline: Pipeline) -> float:
+def count_held_bytes(task: Task, pipeline: Pipeline) -> float:
     """The most bytes that this rank holds during a step, its optimizer's state included.
 
     Counted in a step after which the model is as it was; every rank takes part.
     """
-    device = choose_device(lesson, dist.get_rank())
-    batch = next(draw_batches(lesson, device))
+    device = choose_device(task, dist.get_rank())
+    batch = next(draw_batches(task, device))
 
     def step() -> None:
         pipeline.step(batch.tokens, target=batch.target)
@@ -50,7 +50,7 @@ def count_held_bytes(lesson: Task, pipeline: Pipeline) -> float:
     # The first step learns what is sent, and leaves no gradients behind for the second.
     step()
     _forget_gradients(pipeline)
-    reading = gauge_for(device).watch(step)
+    reading = meter_for(device).measure(step)
     _forget_gradients(pipeline)
     return reading.peak - reading.before + _resident_bytes(pipeline)
 

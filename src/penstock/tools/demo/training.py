@@ -1,4 +1,4 @@
-"""Teaches the lesson: as a pipeline over local processes, and unsplit in this one."""
+"""Teaches the task: as a pipeline over local processes, and unsplit in this one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,23 +50,23 @@ class HeldBytes:
 News: TypeAlias = TrainedStep | HeldBytes
 
 
-def train_pipeline(lesson: Task, course: DemoCandidate, tell: Callable[[News], None]) -> None:
+def train_pipeline(task: Task, candidate: DemoCandidate, tell: Callable[[News], None]) -> None:
     """Train over one local process per rank: what each holds, and then every step, is told."""
     run_on_ranks(
-        partial(_train_rank, lesson, course),
-        lesson.ranks,
+        partial(_train_rank, task, candidate),
+        task.ranks,
         seconds=LONGEST_SILENCE,
         on_report=lambda _rank, news: tell(news),
     )
 
 
-def _train_rank(lesson: Task, course: DemoCandidate, report: Report) -> None:
+def _train_rank(task: Task, candidate: DemoCandidate, report: Report) -> None:
     """What one rank does: every rank sees every batch and takes from it what it needs."""
     rank = dist.get_rank()
-    pipeline = make_pipeline(lesson, course)
-    report(HeldBytes(rank, count_held_bytes(lesson, pipeline)))
+    pipeline = make_pipeline(task, candidate)
+    report(HeldBytes(rank, count_held_bytes(task, pipeline)))
     optimizer = make_optimizer(pipeline.parameters())
-    for number, batch in enumerate(draw_batches(lesson, choose_device(lesson, rank)), start=1):
+    for number, batch in enumerate(draw_batches(task, choose_device(task, rank)), start=1):
         begin = perf_counter()
         result = pipeline.step(batch.tokens, target=batch.target, record=True)
         optimizer.step()
@@ -78,22 +78,22 @@ def _train_rank(lesson: Task, course: DemoCandidate, report: Report) -> None:
             report(TrainedStep(number, result.loss, seconds, result.timeline.bubble_rate))
 
 
-def train_unsplit(lesson: Task, tell: Callable[[News], None]) -> None:
+def train_unsplit(task: Task, tell: Callable[[News], None]) -> None:
     """Train the same model on the same batches in this process, without a pipeline."""
     threads = torch.get_num_threads()
     # One, as every rank has.
     torch.set_num_threads(1)
     try:
-        _train_alone(lesson, tell)
+        _train_alone(task, tell)
     finally:
         torch.set_num_threads(threads)
 
 
-def _train_alone(lesson: Task, tell: Callable[[News], None]) -> None:
-    device = choose_device(lesson, 0)
-    model = nn.Sequential(*make_stages(lesson, (len(lesson.pieces),))).to(device)
+def _train_alone(task: Task, tell: Callable[[News], None]) -> None:
+    device = choose_device(task, 0)
+    model = nn.Sequential(*make_stages(task, (len(task.pieces),))).to(device)
     optimizer = make_optimizer(model.parameters())
-    for number, batch in enumerate(draw_batches(lesson, device), start=1):
+    for number, batch in enumerate(draw_batches(task, device), start=1):
         begin = perf_counter()
         loss = next_token_loss(model(batch.tokens), batch.target)
         loss.backward()  # type: ignore[no-untyped-call]  # untyped upstream
