@@ -35,14 +35,14 @@ def test_weights_replace_the_measurement() -> None:
     assert found.balance == 1.0
 
 
-def test_weights_on_a_v() -> None:
+def test_weights_are_balanced_on_a_v_placement() -> None:
     found = balance(
         Uneven(), layers="layers", placement=Placement.v(2), weights=[3, 1, 1, 1, 1, 1, 3]
     )
     assert found.stage_seconds == (3, 3, 2, 3)
 
 
-def test_what_stands_after_the_layers_weighs_with_the_last_one() -> None:
+def test_modules_after_the_layers_count_with_the_last_layer() -> None:
     model = Uneven()
     found = balance(
         model,
@@ -57,7 +57,7 @@ def test_what_stands_after_the_layers_weighs_with_the_last_one() -> None:
     assert [len(list(stage.parameters())) for stage in pipe.stages] == [12, 4]
 
 
-def test_a_cap_on_memory_moves_the_cut() -> None:
+def test_memory_limit_moves_the_cut() -> None:
     model = Uneven()
     example = [torch.randn(16, 64)]
     layer, head = 4 * 64 * 65, 4 * 65 * 40_000
@@ -84,15 +84,15 @@ def test_a_cap_on_memory_moves_the_cut() -> None:
         )
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_loss_and_weights_are_named() -> None:
     placement = Placement.loop(ranks=2)
-    with pytest.raises(ArgumentError, match="there are 7 layers, but 2 weights"):
+    with pytest.raises(ArgumentError, match=r"one value per layer \(got 2 for 7 layers\)"):
         balance(Uneven(), layers="layers", placement=placement, weights=[1, 2])
-    with pytest.raises(ArgumentError, match="give a loss to measure the layers with, or weights"):
+    with pytest.raises(ArgumentError, match="needs a loss to measure the layers, or weights"):
         balance(Uneven(), layers="layers", placement=placement)
 
 
-def test_a_traced_model_is_balanced_by_the_pieces_of_its_graph() -> None:
+def test_traced_model_is_balanced_by_the_pieces_of_its_graph() -> None:
     model, x = Uneven(), torch.randn(16, 64)
     found = balance(model, placement=Placement.loop(ranks=2), example=[x], loss=square)
     # The head alone takes longer than everything before it.

@@ -1,4 +1,4 @@
-"""Links between real ranks, as messages of a step would find them."""
+"""Links between real ranks, measured with messages of a step."""
 
 import pytest
 import torch.distributed as dist
@@ -16,7 +16,7 @@ def find_links(_rank: int) -> Links:
     return measure_links(dist.group.WORLD, large_bytes=LARGE, repeats=3)
 
 
-def test_every_rank_finds_the_same_links(four_processes: Processes) -> None:
+def test_every_rank_measures_the_same_links(four_processes: Processes) -> None:
     found = four_processes.run(find_links)
     links = found[0]
     assert found == [links] * 4
@@ -45,12 +45,12 @@ def refuse(_rank: int) -> str:
     return str(caught.value)
 
 
-def test_a_large_message_that_is_small_is_refused(two_processes: Processes) -> None:
+def test_large_bytes_below_the_small_message_are_refused(two_processes: Processes) -> None:
     message = "large_bytes must be more than 64 and repeats at least 1 (got 64 and 20)"
     assert two_processes.run(refuse) == [message] * 2
 
 
-def test_a_transfer_is_the_latency_and_the_time_of_its_bytes() -> None:
+def test_transfer_is_the_latency_plus_the_time_of_its_bytes() -> None:
     links = Links(((0.0, 1.0), (2.0, 0.0)), ((9.0, 10.0), (5.0, 9.0)))
     assert links.transfer(0) == ((0.0, 1.0), (2.0, 0.0))
     assert links.transfer(20) == ((0.0, 3.0), (6.0, 0.0))

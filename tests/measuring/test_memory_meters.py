@@ -1,4 +1,4 @@
-"""What a piece of work does to the memory, to the byte."""
+"""What a piece of work does to the memory, exact to the byte."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ import torch
 from penstock.measuring.memory_meters import Reading, meter_for
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-# The allocator of CUDA deals in pieces of 512 bytes.
+# CUDA's allocator rounds to multiples of 512 bytes.
 UNIT = 512
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_what_is_kept_and_what_was_needed_are_told_apart(device: str) -> None:
+def test_kept_bytes_and_workspace_are_measured_separately(device: str) -> None:
     kept: list[torch.Tensor] = []
 
     def work() -> None:
@@ -22,13 +22,13 @@ def test_what_is_kept_and_what_was_needed_are_told_apart(device: str) -> None:
     meter = meter_for(torch.device(device))
     first, second = meter.measure(work), meter.measure(work)
     assert first.left == second.left == 3 * UNIT
-    # The third round begins while the second one's temporary is still there.
+    # The third round begins while the second round's temporary is still alive.
     assert first.workspace == second.workspace == 7 * UNIT
-    let_go = meter.measure(kept.clear)
-    assert (let_go.left, let_go.workspace) == (-6 * UNIT, 0)
+    freed = meter.measure(kept.clear)
+    assert (freed.left, freed.workspace) == (-6 * UNIT, 0)
 
 
-def test_a_reading_knows_what_was_needed_on_top() -> None:
+def test_workspace_is_the_peak_above_what_was_in_use() -> None:
     assert Reading(before=10, after=30, peak=35).workspace == 5
     assert Reading(before=30, after=10, peak=35).workspace == 5
     assert Reading(before=30, after=10, peak=30).workspace == 0

@@ -1,4 +1,4 @@
-"""The bytes of optimizers, against their state after a real step."""
+"""The bytes of optimizers, compared with their state after a real step."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ MAKERS: dict[str, MakeOptimizer] = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_bytes_are_those_of_an_optimizer_that_took_a_step(name: str) -> None:
+def test_bytes_equal_those_of_an_optimizer_after_a_step(name: str) -> None:
     module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 5), nn.LayerNorm(5), nn.Linear(5, 5))
     module[1].requires_grad_(False)
     module[3].to(torch.bfloat16)

@@ -63,7 +63,7 @@ def make_plain(stages: int) -> tuple[list[nn.Module], torch.Tensor]:
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
-def test_bytes_of_plain_layers_are_known_to_the_byte(stages: int) -> None:
+def test_bytes_of_plain_layers_are_exact(stages: int) -> None:
     modules, x = make_plain(stages)
     costs = measure(modules, (x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
     one = 4 * ROWS * WIDTH
@@ -80,7 +80,7 @@ def test_bytes_of_plain_layers_are_known_to_the_byte(stages: int) -> None:
 
 
 @pytest.mark.gpu
-def test_bytes_and_seconds_on_a_device_are_those_of_the_device() -> None:
+def test_bytes_and_seconds_on_a_device_are_measured_there() -> None:
     modules, _ = make_plain(3)
     for module in modules:
         module.cuda()
@@ -110,7 +110,7 @@ def test_activations_grow_with_the_width_and_shrink_after_i() -> None:
     assert (stash[:2] > 0).all()
 
 
-def test_gradients_and_optimizer_state_are_those_of_trained_parameters() -> None:
+def test_only_trained_parameters_have_gradients_and_optimizer_state() -> None:
     modules, x = make_plain(2)
     modules[0].requires_grad_(False)
     costs = measure(
@@ -123,13 +123,13 @@ def test_gradients_and_optimizer_state_are_those_of_trained_parameters() -> None
     assert costs.optimizer_bytes == (0, 2 * weights + 2 * 4)
 
 
-def test_without_an_optimizer_there_is_no_state() -> None:
+def test_optimizer_bytes_are_zero_without_an_optimizer() -> None:
     modules, x = make_plain(2)
     costs = measure(modules, (x,), loss=nn.functional.mse_loss, target=x)
     assert costs.optimizer_bytes == (0, 0)
 
 
-def test_a_stage_that_is_fed_by_two_receives_both() -> None:
+def test_stage_with_two_producers_receives_both_messages() -> None:
     class Skip(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             return x + y
@@ -142,7 +142,7 @@ def test_a_stage_that_is_fed_by_two_receives_both() -> None:
     assert costs.message_bytes == (0, one, 2 * one)
 
 
-def test_the_spread_of_every_kind_and_stage_is_told() -> None:
+def test_measurement_has_the_spread_of_every_kind_and_stage() -> None:
     modules, x = make_plain(3)
     found = measure_closely(modules, (x,), loss=nn.functional.mse_loss, target=x)
     assert list(found.spread) == ["forward", "backward_input", "backward_weight", "full_backward"]
@@ -152,7 +152,7 @@ def test_the_spread_of_every_kind_and_stage_is_told() -> None:
         assert (found.costs.per_stage(name, 3) > 0).all()
 
 
-def test_a_measurement_reads_as_a_table() -> None:
+def test_measurement_prints_as_a_table() -> None:
     costs = ps.Costs(
         forward=[1e-3, 2e-3], backward_input=3e-3, backward_weight=4e-3, full_backward=1.25
     )
@@ -165,7 +165,7 @@ def test_a_measurement_reads_as_a_table() -> None:
     )
 
 
-def test_nothing_is_left_behind() -> None:
+def test_measuring_leaves_the_model_unchanged() -> None:
     model, pipe, x = make_pipe()
     model(x).sum().backward()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -192,13 +192,13 @@ def test_measured_costs_price_a_schedule() -> None:
     assert timeline.makespan > 0
 
 
-def test_a_model_with_its_own_loss_needs_no_target() -> None:
+def test_model_with_its_own_loss_needs_no_target() -> None:
     _, pipe, x = make_pipe()
     costs = measure(pipe, (x,), loss=lambda output: output.square().mean(), microbatches=1)
     assert (costs.per_stage("forward", 3) > 0).all()
 
 
-def test_no_microbatch_is_refused() -> None:
+def test_zero_microbatches_are_refused() -> None:
     _, pipe, x = make_pipe()
-    with pytest.raises(ArgumentError, match=r"at least 1 \(microbatches: 0\)"):
+    with pytest.raises(ArgumentError, match=r"at least 1 \(got 0\)"):
         measure(pipe, (x,), loss=nn.functional.mse_loss, target=x, microbatches=0)

@@ -1,4 +1,4 @@
-"""Where to cut a model so that its slowest stage is fastest, by what its layers really cost."""
+"""Where to cut a model so that its slowest stage is fastest, by the measured cost of layers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,12 +33,12 @@ def balance(
     optimizer_bytes: float = 0.0,
     device: torch.device | str | None = None,
 ) -> Partition:
-    """How many layers each stage should get: `split(model, layers=..., stages=found.sizes)`.
+    """Find how many layers each stage gets: `split(model, layers=..., stages=found.sizes)`.
 
-    Without `layers` the model is traced, and the pieces of its graph stand in for them. They are
-    measured on one microbatch, which `example`, `example_kwargs` and `target` give, on
-    the device that the model is on. What stands before and after the layers counts with the first
-    and the last, and so does the loss. `weights`, one per layer, replace the measurement.
+    Without `layers` the model is traced, and the pieces of its graph replace them. They are
+    measured on one microbatch, which is `example`, `example_kwargs` and `target`, on the model's
+    own device. What the model does before and after the layers counts with the first and the
+    last one, and so does the loss. `weights`, one per layer, replace the measurement.
 
     `memory` caps the bytes of each rank: parameters, gradients of those that are trained with
     `optimizer_bytes` for every byte of them, and the activations of `in_flight` microbatches; see
@@ -46,7 +46,9 @@ def balance(
     """
     args, kwargs = tuple(example), dict(example_kwargs or {})
     if weights is None and loss is None:
-        raise ArgumentError("give a loss to measure the layers with, or weights in their place")
+        raise ArgumentError(
+            "balance needs a loss to measure the layers, or weights (got neither); give one"
+        )
     if layers is None:
         names, pipe = split_into_pieces(model, args, kwargs, placement.num_stages)
     else:
@@ -56,7 +58,10 @@ def balance(
         pipe = split_layers(model, lists, [1] * len(names), *known)
     if weights is not None:
         if len(weights) != len(names):
-            raise ArgumentError(f"there are {len(names)} layers, but {len(weights)} weights")
+            raise ArgumentError(
+                f"weights must have one value per layer (got {len(weights)} for {len(names)} "
+                "layers)"
+            )
         pieces = [Piece.of_weight(n, w) for n, w in zip(names, weights, strict=True)]
     else:
         assert loss is not None, "there is a loss, or there are weights"

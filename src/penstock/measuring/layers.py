@@ -1,4 +1,4 @@
-"""What every layer of a model costs, measured: what plans for any number of ranks start from."""
+"""The measured costs of every layer of a model, from which plans for any number of ranks start."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from penstock.splitting.pipe import Pipe
 
 __all__ = ["measure_layers", "measure_pieces"]
 
-# What a piece takes over from the costs of a stage as it is.
+# Costs of a stage that become those of a piece unchanged.
 _COLUMNS = (
     "forward",
     "backward_input",
@@ -44,10 +44,10 @@ def measure_layers(
 ) -> tuple[Piece, ...]:
     """Measure every layer of a model on one microbatch, for `partition` and `search`.
 
-    `layers` names the model's lists of layers, as `split` takes them. What stands before and after
-    them counts with the first and the last, and so does the loss. What the optimizer holds is
-    found out from `optimizer`, as by `measure`, or is `optimizer_bytes` for every byte of
-    parameters that are trained.
+    `layers` names the model's lists of layers, as in `split`. What the model does before and after
+    them counts with the first and the last layer, and so does the loss. The state of the optimizer
+    is found from `optimizer`, as in `measure`, or is `optimizer_bytes` for every byte of trained
+    parameters.
     """
     lists = [layers] if isinstance(layers, str) else list(layers)
     names = find_units(model, lists).layers
@@ -82,7 +82,8 @@ def measure_pieces(
     """Make one piece per stage of a pipe, from what the stage costs."""
     if optimizer is not None and optimizer_bytes:
         raise ArgumentError(
-            f"optimizer says what it holds; leave out optimizer_bytes (got {optimizer_bytes})"
+            f"optimizer_bytes must be 0 if an optimizer is given (got {optimizer_bytes}); "
+            "leave it out"
         )
     costs = measure(
         pipe, args, kwargs, loss=loss, target=target, device=device, optimizer=optimizer

@@ -1,6 +1,6 @@
-"""How long messages take between real ranks: one goes there and back, small and large.
+"""How long messages take between real ranks, from round trips of a small and a large one.
 
-Messages go the way that they go in a step, through the runtime's own transport.
+Messages use the same transport as in a step.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Links:
     bandwidth: _Table
 
     def transfer(self, message_bytes: float) -> _Table:
-        """The seconds that such a message needs on each link: `transfer` of `Costs`."""
+        """Return the seconds that a message needs on each link: `transfer` of `Costs`."""
         seconds = np.array(self.latency) + message_bytes / np.array(self.bandwidth)
         np.fill_diagonal(seconds, 0.0)
         return _freeze(seconds)
@@ -48,31 +48,31 @@ def measure_links(
     large_bytes: int = 4 << 20,
     repeats: int = 20,
 ) -> Links:
-    """Latency and bandwidth between neighbouring ranks; every rank calls it and gets the same.
+    """Measure latency and bandwidth between neighbouring ranks; every rank calls it.
 
-    Each number is the median of half a round trip, so both directions of a link are alike. Ranks
-    that are no neighbours, in a ring, never talk in a loop or V placement: their links are taken
-    to be as slow as the slowest one that was measured. Messages lie on `device`, by default the
-    one that the group's backend is for.
+    Each number is the median of half a round trip, so that both directions of a link are equal.
+    Ranks that are not neighbours in a ring never exchange messages in a loop or V placement:
+    their links are assumed to be as slow as the slowest measured one. Messages are on `device`,
+    by default the one that the group's backend supports. Every rank gets the same result.
     """
     if large_bytes <= _SMALL_BYTES or repeats < 1:
         raise ArgumentError(
             f"large_bytes must be more than {_SMALL_BYTES} and repeats at least 1 "
             f"(got {large_bytes} and {repeats})"
         )
-    place = find_device(device, {}, group)
-    transport = GroupTransport(group, place)
+    chosen = find_device(device, {}, group)
+    transport = GroupTransport(group, chosen)
     ranks = transport.num_ranks
     pairs = sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks)})
     pairs = [(a, b) for a, b in pairs if a != b]
     transport.open_channels([way for a, b in pairs for way in ((a, b), (b, a))])
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for pair in pairs:
-        # One pair at a time, for pairs may share what their messages go through.
+        # One pair at a time, because pairs may share a link.
         mine = None
         if transport.ranks[0] in pair:
             sizes = (_SMALL_BYTES, large_bytes)
-            mine = [_one_way(transport, pair, size, repeats, place) for size in sizes]
+            mine = [_one_way(transport, pair, size, repeats, chosen) for size in sizes]
         small, large = transport.control.gather(mine)[pair[0]]
         found[pair] = small, (large_bytes - _SMALL_BYTES) / max(large - small, 1e-9)
     return _complete(ranks, found)
@@ -85,10 +85,10 @@ def _one_way(
     repeats: int,
     device: torch.device,
 ) -> float:
-    """The median seconds of a message of so many bytes, as the first of the two sees it."""
+    """Return the median seconds of a message of this size, as the first of the two sees it."""
     packet = Packet("T", [torch.zeros(size, dtype=torch.uint8, device=device)])
     clock = clock_for(device)
-    # The first two rounds learn what is sent, and warm up; none of them counts.
+    # The first two rounds learn the shapes and warm up, and do not count.
     seconds = [_round_trip(transport, pair, packet, clock) for _ in range(repeats + 2)]
     return median(seconds[2:]) / 2
 
@@ -114,7 +114,7 @@ def _round_trip(
 
 
 def _complete(ranks: int, found: dict[tuple[int, int], tuple[float, float]]) -> Links:
-    """Both directions of what was measured, and the slowest for the rest."""
+    """Return both directions of what was measured, and the slowest values for the rest."""
     latency = np.full((ranks, ranks), max((seconds for seconds, _ in found.values()), default=0.0))
     bandwidth = np.full((ranks, ranks), min((rate for _, rate in found.values()), default=np.inf))
     for (a, b), (seconds, rate) in found.items():

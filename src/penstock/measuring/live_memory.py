@@ -1,4 +1,4 @@
-"""Which memory is alive: every tensor that is made meanwhile, until its storage is let go of."""
+"""Which memory is alive: every tensor that is made meanwhile, until its storage is freed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ __all__ = ["LiveMemory", "storages_of"]
 
 
 class LiveMemory(TorchDispatchMode):
-    """Holds a weak reference to every storage that an operation makes inside.
+    """Weak references to every storage that an operation makes inside.
 
-    Only what still has an owner counts as alive; nothing is collected for it, so that memory
-    which waits for the garbage collector counts too.
+    A storage is alive while something owns it. Garbage is not collected, so that memory which
+    waits for the garbage collector counts too.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class LiveMemory(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        # A view, and what is written in place, is made of what was given.
+        # A view, and the result of an in-place operation, use a storage that was given.
         given = storages_of(tree_leaves((args, kwargs)))
         for value in tree_leaves(result):
             if isinstance(value, torch.Tensor) and not storages_of([value]) <= given:
@@ -45,10 +45,10 @@ class LiveMemory(TorchDispatchMode):
         return result
 
     @contextmanager
-    def watching(self) -> Iterator[Callable[[], int]]:
-        """Make the storages of what runs inside count, and tell the most bytes alive meanwhile.
+    def counting(self) -> Iterator[Callable[[], int]]:
+        """Count the storages of what runs inside, and yield a function for the peak in bytes.
 
-        That is looked up after every operation, which takes time.
+        The bytes are looked up after every operation, which takes time.
         """
         self._peak = self.bytes()
         try:
@@ -58,18 +58,18 @@ class LiveMemory(TorchDispatchMode):
             self._peak = None
 
     def storages(self) -> set[int]:
-        """The storages that are alive now, by address."""
+        """Return the storages that are alive now, by address."""
         dead = [key for key, (ref, _) in self._made.items() if ref.expired()]  # type: ignore[no-untyped-call]  # upstream
         for key in dead:
             del self._made[key]
         return set(self._made)
 
     def bytes(self) -> int:
-        """The bytes of the storages that are alive now."""
+        """Return the bytes of the storages that are alive now."""
         alive = self.storages()
         return sum(size for key, (_, size) in self._made.items() if key in alive)
 
 
 def storages_of(values: Iterable[object]) -> set[int]:
-    """The storages of those values that are tensors, by address."""
+    """Return the storages of those values that are tensors, by address."""
     return {v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor)}

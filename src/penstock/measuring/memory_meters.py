@@ -1,4 +1,4 @@
-"""How many bytes a piece of work needs: before it, after it, and at most meanwhile."""
+"""How many bytes are in use before, after and at most during a piece of work."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Reading:
 
     @property
     def left(self) -> int:
-        """The bytes that are in use because of the work; below zero if it gave some back."""
+        """The bytes that are in use because of the work; negative if it freed some."""
         return self.after - self.before
 
     @property
@@ -31,28 +31,28 @@ class Reading:
 
 
 class MemoryMeter(Protocol):
-    """Reads off what work does to the memory of a device."""
+    """A meter of what work does to the memory of a device."""
 
     def measure(self, work: Callable[[], None]) -> Reading:
-        """Do the work, and tell."""
+        """Do the work, and return the bytes around it."""
 
 
 class _StorageMeter:
-    """Counts the storages of the tensors that were made in work that was watched."""
+    """A meter that counts the storages of tensors that were made while it measured."""
 
     def __init__(self) -> None:
         self._live = LiveMemory()
 
     def measure(self, work: Callable[[], None]) -> Reading:
         before = self._live.bytes()
-        with self._live.watching() as most:
+        with self._live.counting() as peak_so_far:
             work()
-            peak = most()
+            peak = peak_so_far()
         return Reading(before, self._live.bytes(), peak)
 
 
 class _CudaMeter:
-    """Asks the caching allocator, which sees what kernels ask for, too."""
+    """A meter that asks the caching allocator, which also sees what kernels allocate."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -66,5 +66,5 @@ class _CudaMeter:
 
 
 def meter_for(device: torch.device) -> MemoryMeter:
-    """The meter that sees most on this device; on CUDA it starts the peak statistics anew."""
+    """Return the best meter for this device; on CUDA it resets the peak statistics."""
     return _CudaMeter(device) if device.type == "cuda" else _StorageMeter()

@@ -15,9 +15,9 @@ MakeOptimizer: TypeAlias = Callable[[list[nn.Parameter]], Optimizer]
 
 
 def count_optimizer_bytes(module: nn.Module, make: MakeOptimizer) -> int:
-    """The bytes of the state that one step leaves for the parameters that are trained.
+    """Return the bytes of the optimizer's state for the parameters that are trained.
 
-    The step is taken on a copy of one parameter at a time, and once for all that are alike.
+    They are counted after one step on a copy of a parameter, once for each shape and type.
     """
     known: dict[tuple[torch.Size, torch.dtype, torch.device], int] = {}
     total = 0

@@ -3,8 +3,8 @@
     rank of the stage     input arrives   F        output leaves   gradient arrives   I  ...
     bytes in use          + message       + left   + left - sent   + gradient         + left
 
-Every stage stands on a rank of its own for this, so that a send copies what it sends: the most
-that is in use while it runs, beyond what was, is the message.
+Every stage has a rank of its own for this, so that a send copies what it sends: the peak while it
+runs, above what was in use before, is the message.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from penstock.step.executor import Around
 
 __all__ = ["ActionBytes"]
 
-_WATCHED = (
+_MEASURED = (
     Kind.FORWARD,
     Kind.BACKWARD_INPUT,
     Kind.BACKWARD_WEIGHT,
@@ -38,7 +38,7 @@ class _Key:
 
 
 class ActionBytes:
-    """Reads off what the actions of the first microbatch of a step do to the memory."""
+    """What the actions of the first microbatch of a step do to the memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._meter = meter_for(device)
@@ -47,12 +47,12 @@ class ActionBytes:
 
     @property
     def around(self) -> dict[Kind, Around]:
-        """What is called in place of the actions that are looked at."""
-        return dict.fromkeys(_WATCHED, self._run)
+        """Functions to be called around the actions that are measured."""
+        return dict.fromkeys(_MEASURED, self._run)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Look at the actions of a step meanwhile."""
+        """Measure the actions of a step that runs inside."""
         self._is_counting = True
         try:
             yield
@@ -67,17 +67,17 @@ class ActionBytes:
             run()
 
     def message(self, flow: Dataflow, stage: int) -> int:
-        """The bytes that a stage receives for its forward."""
+        """Return the bytes that a stage receives for its forward."""
         return sum(self._sent(Kind.SEND_F, other, stage) for other in flow.producers(stage))
 
     def activation(self, flow: Dataflow, stage: int) -> int:
-        """The bytes that are in use because of a stage after its forward, once its output left."""
+        """Return the bytes that a stage keeps after its forward, once its output is sent."""
         left = self._readings[_Key(Kind.FORWARD, stage)].left
         sends = [_Key(Kind.SEND_F, stage, other) for other in flow.consumers(stage)]
         return max(0, self.message(flow, stage) + left + self._left_by_sending(sends))
 
     def stash(self, flow: Dataflow, stage: int) -> int:
-        """The bytes that are still in use after I, once the gradient for its input left."""
+        """Return the bytes still in use after I, once the gradient of its input is sent."""
         left = self._readings[_Key(Kind.BACKWARD_INPUT, stage)].left
         sends = [_Key(Kind.SEND_B, stage, other) for other in flow.producers(stage)]
         arrived = sum(self._sent(Kind.SEND_B, other, stage) for other in flow.consumers(stage))
@@ -85,7 +85,7 @@ class ActionBytes:
         return max(0, here + self._left_by_sending(sends))
 
     def workspace(self, stage: int) -> int:
-        """The most bytes that an action of this stage needs only while it runs."""
+        """Return the most bytes that an action of this stage needs only while it runs."""
         found = (
             reading.workspace
             for key, reading in self._readings.items()
@@ -98,7 +98,7 @@ class ActionBytes:
         return reading.peak - reading.before
 
     def _left_by_sending(self, sends: list[_Key]) -> int:
-        """What sends leave in use where they are made: less than nothing, if they let go."""
+        """Return the bytes that sends leave in use on the sender; negative if they free some."""
         return sum(
             self._readings[key].left - self._sent(key.kind, key.stage, key.peer or 0)
             for key in sends

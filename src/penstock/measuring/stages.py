@@ -38,10 +38,10 @@ _SECONDS = {
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Costs, and how far their seconds can be trusted.
+    """Costs, and how reliable their seconds are.
 
-    `spread` has, for each kind of compute and each stage, how far the middle half of the
-    samples lies apart, as a share of their median.
+    `spread` has the interquartile range of the samples, as a share of their median, for each kind
+    of compute and each stage.
     """
 
     costs: Costs
@@ -62,7 +62,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    """One microbatch, what its output is judged by, and how often and where it is run."""
+    """One microbatch with its target and loss, and how often and where it runs."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
@@ -74,7 +74,7 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A step as it was recorded, and the bytes of an earlier one."""
+    """A recorded step, and the bytes of an earlier one."""
 
     timeline: Timeline
     bytes: ActionBytes
@@ -91,14 +91,14 @@ def measure(
     device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Costs:
-    """Seconds of F, I, W and B and bytes of every stage, for one microbatch as given.
+    """Measure the seconds of F, I, W and B and the bytes of every stage, for one microbatch.
 
-    Seconds are medians over `microbatches`, after steps that do not count; see `measure_closely`
-    for how far they can be trusted. Activations are what a forward leaves in use on its rank, and
-    the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
+    Seconds are medians over `microbatches`, after warm-up steps; see `measure_closely` for their
+    spread. Activations are what a forward leaves in use on its rank, and the weight stash is what
+    remains of it after I. `optimizer` is a class such as `torch.optim.AdamW`
     or a function that makes one for a list of parameters; its state is counted from one step on
-    a copy. The stages run where their parameters are; `device` is needed only where these do not
-    say it. Parameters, gradients, buffers and random numbers stay as they are.
+    a copy. The stages run where their parameters are; `device` is needed only for stages without
+    parameters. Parameters, gradients, buffers and random numbers are not changed.
     """
     found = measure_closely(
         stages,
@@ -124,12 +124,12 @@ def measure_closely(
     device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Measurement:
-    """What `measure` gives, and the spread of its seconds."""
+    """Measure what `measure` does, and the spread of its seconds."""
     if microbatches < 1:
-        raise ArgumentError(f"microbatches must be at least 1 (microbatches: {microbatches})")
+        raise ArgumentError(f"microbatches must be at least 1 (got {microbatches})")
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
-    place = find_device(device, dict(enumerate(modules)))
-    sample = _Sample(args, kwargs or {}, target, loss, microbatches, place)
+    chosen = find_device(device, dict(enumerate(modules)))
+    sample = _Sample(args, kwargs or {}, target, loss, microbatches, chosen)
     with untouched(modules):
         split = _observe(stages, len(modules), ("F", "I", "W"), sample)
         whole = _observe(stages, len(modules), ("F", "B"), sample)
@@ -165,7 +165,7 @@ def _observe(
         schedule,
         loss=sample.loss,
         ranks=count,
-        # All microbatches are the same; nothing is to be found out while they are measured.
+        # All microbatches are the same, so that nothing has to be found out about the loss.
         reduction="mean",
         device=sample.device,
         around=held.around,
@@ -182,12 +182,12 @@ def _observe(
 
 
 def _repeat(value: Any, microbatches: int) -> Any:
-    """The same value for every microbatch."""
+    """Return the same value for every microbatch."""
     return value if count_rows(value) is None else Ready([value] * microbatches)
 
 
 def _seconds(observed: Sequence[_Observed], kind: Kind) -> list[Floats]:
-    """Per stage, what each action of a kind took."""
+    """Return the seconds of each action of a kind, by stage."""
     timelines = [each.timeline for each in observed]
     return [
         np.concatenate(
@@ -208,7 +208,7 @@ def _spread(samples: Floats) -> float:
 
 
 def _bytes(split: _Observed, whole: _Observed) -> dict[str, object]:
-    """The bytes that come and go with a microbatch."""
+    """Return the bytes that a microbatch needs."""
     flow, held = split.timeline.schedule.dataflow, split.bytes
     stages = range(flow.num_stages)
     return {
