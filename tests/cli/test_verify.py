@@ -250,11 +250,14 @@ def test_tolerance_is_what_may_be_off() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("too_few", "was asked for 2 stages and returned 1"),
-        ("no_tuple", "returned list of list, tuple, Tensor, MSELoss; return stages, args, target"),
-        ("no_modules", "stages is a list of modules (got list of int, int)"),
-        ("no_args", "args is the tuple of what the first stage takes (got Tensor)"),
-        ("no_loss", "loss is a function of output and target (got str)"),
+        ("too_few", "must return 2 stages (got 1)"),
+        (
+            "no_tuple",
+            "must return stages, args, target and loss (got list of list, tuple, Tensor, MSELoss)",
+        ),
+        ("no_modules", "stages must be a list of modules (got list of int, int)"),
+        ("no_args", "args must be the tuple of the first stage's inputs (got Tensor)"),
+        ("no_loss", "loss must be a function of output and target (got str)"),
         ("breaks", "failed when asked for 2 stages"),
         ("absent", "river_models has no function 'absent'"),
     ],
@@ -269,7 +272,7 @@ def test_model_that_breaks_its_contract_ends_with_two(model: str, message: str) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "rnn"), "'rnn' is no model; use mlp, gpt, or module:function for your own"),
+        (("--model", "rnn"), "not a model: 'rnn'; use mlp, gpt, or module:function for your own"),
         (("--model", "no_such_module:fine"), "cannot import 'no_such_module'"),
         (("--model", "river_models:fine", "--rows", "3"), "brings its own batch"),
     ],

@@ -17,7 +17,7 @@ from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from penstock.tools.demo.task import Task
-    from penstock.tools.demo.training import News, TrainedStep
+    from penstock.tools.demo.training import TrainedStep, TrainingReport
 
 __all__ = ["Display", "show_busy", "show_rounds", "show_training", "sparkline"]
 
@@ -48,7 +48,7 @@ class Display:
     steps: list[TrainedStep] = field(default_factory=list)
     held: dict[int, float] = field(default_factory=dict)
 
-    def show(self, news: News) -> None:
+    def show(self, news: TrainingReport) -> None:
         """Take one more step, or what a rank holds."""
         from penstock.tools.demo.training import HeldBytes
 

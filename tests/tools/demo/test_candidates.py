@@ -30,7 +30,7 @@ COSTS = Costs(
 TASK = Task(ranks=2, steps=1)
 
 
-def test_costs_of_joined_pieces_add_up_but_for_what_is_needed_once() -> None:
+def test_costs_of_joined_pieces_add_up_except_messages_and_workspace() -> None:
     joined = join_costs(COSTS, (5, 3))
     assert joined.forward == pytest.approx((4.2, 4.0))
     assert joined.full_backward == pytest.approx((1.9 * 4.2, 1.9 * 4.0))
@@ -76,7 +76,7 @@ def test_placements_with_more_stages_than_pieces_are_left_out() -> None:
     assert found.plan.problem.placement == Placement.loop(5)
 
 
-def test_without_a_limit_a_plan_is_not_slower() -> None:
+def test_plan_without_a_limit_is_not_slower() -> None:
     limit = family_candidate("1F1B", TASK, COSTS).predicted.peak_bytes
     placement = Placement.loop(2)
     limited = plan_candidate(TASK, COSTS, placement, memory=limit, seconds=1)

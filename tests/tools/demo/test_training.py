@@ -9,8 +9,8 @@ from penstock.tools.demo.candidates import family_candidate
 from penstock.tools.demo.task import Task
 from penstock.tools.demo.training import (
     HeldBytes,
-    News,
     TrainedStep,
+    TrainingReport,
     train_pipeline,
     train_unsplit,
 )
@@ -19,20 +19,22 @@ TASK = Task(ranks=2, steps=2, rows=16, length=8)
 
 
 @pytest.fixture(scope="module")
-def unsplit() -> list[News]:
-    news: list[News] = []
-    train_unsplit(TASK, news.append)
-    return news
+def unsplit() -> list[TrainingReport]:
+    reports: list[TrainingReport] = []
+    train_unsplit(TASK, reports.append)
+    return reports
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["1F1B", "ZBV", "DualPipe"])
-def test_candidates_learn_what_the_unsplit_model_learns(family: str, unsplit: list[News]) -> None:
-    news: list[News] = []
-    train_pipeline(TASK, family_candidate(family, TASK, Costs(forward=[1] * 8)), news.append)
-    held = [one for one in news if isinstance(one, HeldBytes)]
-    steps = [one for one in news if isinstance(one, TrainedStep)]
-    assert news == held + steps
+def test_candidates_learn_what_the_unsplit_model_learns(
+    family: str, unsplit: list[TrainingReport]
+) -> None:
+    reports: list[TrainingReport] = []
+    train_pipeline(TASK, family_candidate(family, TASK, Costs(forward=[1] * 8)), reports.append)
+    held = [one for one in reports if isinstance(one, HeldBytes)]
+    steps = [one for one in reports if isinstance(one, TrainedStep)]
+    assert reports == held + steps
     assert sorted(one.rank for one in held) == [0, 1]
     assert all(one.bytes > 0 for one in held)
     losses = [one.loss for one in unsplit if isinstance(one, TrainedStep)]

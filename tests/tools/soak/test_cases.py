@@ -47,7 +47,7 @@ def test_cases_are_of_every_kind(cases: list[SoakCase]) -> None:
     assert any(len(flow.edges) >= flow.num_stages for flow in flows), "some have skips"
 
 
-def test_faults_strike_what_their_rank_really_runs(cases: list[SoakCase]) -> None:
+def test_faults_happen_at_actions_that_their_rank_runs(cases: list[SoakCase]) -> None:
     for case in cases:
         if case.fault is not None:
             holder = case.schedule.placement.rank_of_stage
@@ -76,7 +76,7 @@ def test_model_and_batch_are_the_same_at_every_call() -> None:
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_drawing_leaves_the_random_numbers_of_others_alone() -> None:
+def test_drawing_does_not_change_global_random_numbers() -> None:
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -84,7 +84,7 @@ def test_drawing_leaves_the_random_numbers_of_others_alone() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_tokens_that_are_ignored_are_not_counted() -> None:
+def test_ignored_tokens_are_not_counted() -> None:
     assert count_tokens(torch.tensor([[3, -100], [-100, 0]])) == 2.0
 
 

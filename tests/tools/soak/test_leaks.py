@@ -6,14 +6,19 @@ from dataclasses import replace
 
 import torch
 
-from penstock.tools.soak.leaks import Footprint, Ledger, measure_footprint, setting_aside
+from penstock.tools.soak.leaks import (
+    Footprint,
+    Ledger,
+    ignoring_existing_objects,
+    measure_footprint,
+)
 
 MEGABYTE = 2**20
 FLAT = Footprint(10, 80, 5, 20, 2, 200 * MEGABYTE)
 
 
 def test_footprint_counts_what_is_held() -> None:
-    with setting_aside():
+    with ignoring_existing_objects():
         before = measure_footprint()
         held = [torch.zeros(4, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)]
         view = held[0][:2]
@@ -34,12 +39,12 @@ def test_footprint_counts_what_is_held() -> None:
     assert after.counts == before.counts
 
 
-def test_footprints_that_stay_are_no_leak() -> None:
+def test_constant_footprints_are_not_a_leak() -> None:
     ledger = Ledger([FLAT] * 100)
     assert ledger.find_leaks() == []
 
 
-def test_what_comes_in_the_first_cases_is_no_leak() -> None:
+def test_growth_in_the_first_cases_is_not_a_leak() -> None:
     ledger = Ledger([replace(FLAT, tensors=number) for number in range(6)] + [FLAT])
     ledger.footprints[-1] = replace(FLAT, tensors=5)
     assert ledger.find_leaks() == []
@@ -66,13 +71,13 @@ def test_memory_that_grows_case_by_case_is_a_leak() -> None:
     assert growing.find_leaks() == ["resident memory: 219 MiB, 299 MiB now"]
 
 
-def test_memory_of_a_few_large_cases_is_no_leak() -> None:
+def test_memory_of_a_few_large_cases_is_not_a_leak() -> None:
     assert with_memory(*([200] * 30 + [400] * 9 + [201] * 11)).find_leaks() == []
     assert with_memory(*([200] * 20 + [240] * 20)).find_leaks() == []
 
 
-def test_ledger_waits_for_what_is_let_go_of_in_a_moment() -> None:
-    with setting_aside():
+def test_ledger_waits_for_what_is_freed_in_a_moment() -> None:
+    with ignoring_existing_objects():
         ledger = Ledger()
         for _ in range(6):
             ledger.settle()

@@ -1,4 +1,4 @@
-"""The soak itself, in real processes: it passes what is right and finds what is planted."""
+"""The soak in real processes: it passes correct code and finds planted mistakes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.tools.soak.cases import SoakCase
 from penstock.tools.soak.soak import SoakRequest, Summary, soak
 
-# About ten seconds on a machine of its own; a slow test goes on for ten minutes.
+# About ten seconds on an idle machine; a slow test runs for ten minutes.
 STEPS = 100
 
 
@@ -37,7 +37,7 @@ def test_ten_minutes_under_bad_conditions_are_exact_and_nothing_leaks() -> None:
 
 
 def skip_weights(action: Action, call: Callable[[], None]) -> None:
-    """The mistake: the last microbatch's part of a weight gradient is never made."""
+    """The mistake: the last microbatch's part of a weight gradient is skipped."""
     if action.microbatch != 1:
         call()
 
@@ -59,13 +59,13 @@ HELD: list[torch.Tensor] = []
 
 
 def hold_on(action: Action, call: Callable[[], None]) -> None:
-    """The mistake: something is kept for ever, now and then."""
+    """The mistake: some tensors are never freed."""
     call()
     if action.microbatch == 0:
         HELD.append(torch.zeros(4))
 
 
-def test_tensors_that_are_held_for_ever_are_found() -> None:
+def test_leaked_tensors_are_found() -> None:
     request = SoakRequest(seed=4, ranks=1, has_faults=False, steps=1000)
     found = soak(request, around={Kind.FORWARD: hold_on})
     assert "the process of rank 0 leaks live tensors: " in found.problem
@@ -84,14 +84,14 @@ def test_tensors_that_are_held_for_ever_are_found() -> None:
         ),
     ],
 )
-def test_request_is_one_command(request_: SoakRequest, command: str) -> None:
+def test_request_prints_its_command(request_: SoakRequest, command: str) -> None:
     assert request_.command == command
 
 
-def test_request_says_one_thing_about_its_length() -> None:
+def test_request_needs_exactly_one_length() -> None:
     with pytest.raises(ArgumentError) as caught:
         SoakRequest(steps=3, case=2)
     assert str(caught.value) == (
-        "say one of how many steps, how many seconds, and which case "
-        "(steps: 3, seconds: None, case: 2)"
+        "exactly one of steps, seconds and case must be given "
+        "(got steps: 3, seconds: None, case: 2)"
     )

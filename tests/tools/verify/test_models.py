@@ -1,4 +1,4 @@
-"""The small models: any number of stages, the same numbers every time, and the right shapes."""
+"""The small models: any number of stages, the same numbers every time, the right shapes."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_case_is_the_same_every_time(name: str) -> None:
         assert all(map(torch.equal, mine.parameters(), theirs.parameters()))
 
 
-def test_double_is_a_copy_and_leaves_tokens_whole() -> None:
+def test_double_copy_keeps_integer_tokens() -> None:
     case = load_case("gpt", 2, microbatches=2, rows=None)
     wide = in_double(case)
     assert {p.dtype for stage in wide.stages for p in stage.parameters()} == {torch.float64}
@@ -57,7 +57,7 @@ def test_cut_does_not_change_the_model() -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_no_letter_sees_those_that_follow() -> None:
+def test_no_token_sees_those_that_follow() -> None:
     model = nn.Sequential(*gpt_stages(2, vocabulary=9, length=8))
     tokens = torch.randint(9, (1, 8))
     changed = tokens.clone()
@@ -68,5 +68,5 @@ def test_no_letter_sees_those_that_follow() -> None:
 
 
 def test_fewer_layers_than_stages_are_refused() -> None:
-    with pytest.raises(SizeError, match="3 layers cannot fill 4 stages; use 4 layers or more"):
+    with pytest.raises(SizeError, match=r"at least the number of stages, 4 \(got 3\)"):
         gpt_stages(4, vocabulary=9, length=8, layers=3)

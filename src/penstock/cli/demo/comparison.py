@@ -33,7 +33,7 @@ def compare_and_show(
     rounds = min(_MOST_ROUNDS, task.steps)
     title(console, f"Compare: {' against '.join(candidate.name for candidate in candidates)}")
     with show_rounds(console, rounds) as tell:
-        results = compare_candidates(task, candidates, rounds=rounds, tell=tell)
+        results = compare_candidates(task, candidates, rounds=rounds, on_round=tell)
     console.print(_time_table(results))
     console.print()
     console.print(_memory_table(results, memory))

@@ -1,4 +1,4 @@
-"""Candidates: the ways in which the task can be taught, each with what is predicted of it.
+"""Candidates: the ways in which the task can be trained, each with its prediction.
 
 costs of the pieces -> the best cut for a placement -> costs of the stages -> an order -> Candidate
 """
@@ -33,13 +33,13 @@ __all__ = [
     "plan_candidates",
 ]
 
-# What a plan with twice as many messages must be faster by.
+# How many times faster a plan with twice as many messages must be.
 _MESSAGE_HANDICAP = 1.1
 
 
 @dataclass(frozen=True)
 class DemoCandidate:
-    """An order of work, how many pieces each part of the model has, and what is predicted."""
+    """A schedule, how many pieces each part of the model has, and the predicted timeline."""
 
     name: str
     schedule: Schedule
@@ -49,23 +49,23 @@ class DemoCandidate:
 
 @dataclass(frozen=True)
 class PlannedCandidate:
-    """A plan for a model cut in this way."""
+    """A plan for a model that is cut into stages of these sizes."""
 
     plan: Plan
     sizes: tuple[int, ...]
 
     @property
     def candidate(self) -> DemoCandidate:
-        """The plan as a way to train."""
+        """The plan as a candidate."""
         return DemoCandidate("the plan", self.plan.schedule, self.sizes, self.plan.timeline)
 
 
 def family_candidate(name: str, task: Task, costs: Costs) -> DemoCandidate:
-    """A family with the best cut for it; `costs` are those of the pieces."""
+    """Return a family with the best cut for it; `costs` are those of the pieces."""
     schedule = build(name, ranks=task.ranks, microbatches=task.microbatches)
     flow = schedule.dataflow
     is_chain = flow == Dataflow.chain(schedule.num_stages)
-    # Where ranks share the parts of a model, every part is cut as if it had a rank of its own.
+    # If ranks share the parts of a model, every part is cut as if it had its own rank.
     placement = schedule.placement if is_chain else Placement.loop(flow.num_parts)
     sizes = _cut(task, costs, placement)
     predicted = simulate(schedule, join_costs(costs, sizes).for_parts(flow.parts))
@@ -75,10 +75,10 @@ def family_candidate(name: str, task: Task, costs: Costs) -> DemoCandidate:
 def plan_candidates(
     task: Task, costs: Costs, *, memory: float, seconds: float
 ) -> list[PlannedCandidate]:
-    """A plan for every placement that keeps the limit, the one to train by first: the fastest.
+    """Return a plan for every placement that keeps the memory limit, the fastest first.
 
-    Where ranks hold two stages there are twice as many messages, and what these cost the host is
-    not among the costs, so such a plan must be clearly faster to come first.
+    Two stages per rank mean twice as many messages, whose cost on the host is not part of the
+    costs, so that such a plan must be clearly faster to come first.
     """
     ranks = task.ranks
     placements = (Placement.loop(ranks), Placement.loop(ranks, 2), Placement.v(ranks))
@@ -107,7 +107,7 @@ def plan_candidate(
     memory: float | None,
     seconds: float,
 ) -> PlannedCandidate:
-    """The plan for the best cut of a placement; `costs` are those of the pieces."""
+    """Return the plan for the best cut of a placement; `costs` are those of the pieces."""
     sizes = _cut(task, costs, placement)
     found = plan(
         join_costs(costs, sizes),
@@ -121,7 +121,7 @@ def plan_candidate(
 
 
 def join_costs(costs: Costs, sizes: Sequence[int]) -> Costs:
-    """The costs of stages of so many pieces each, from those of the pieces.
+    """Return the costs of stages of these sizes, from those of the pieces.
 
     >>> join_costs(Costs(forward=[1, 2, 3], message_bytes=[0, 5, 7]), (1, 2)).forward
     (1.0, 5.0)
@@ -135,7 +135,7 @@ def join_costs(costs: Costs, sizes: Sequence[int]) -> Costs:
 
 
 def _join(name: str, values: Sequence[float]) -> float:
-    """One cost of a stage: what it takes in goes into its first piece; it works in one at once."""
+    """Return one cost of a stage: only its first piece receives, and it runs one at a time."""
     match name:
         case "message_bytes":
             return values[0]
@@ -146,7 +146,7 @@ def _join(name: str, values: Sequence[float]) -> float:
 
 
 def _cut(task: Task, costs: Costs, placement: Placement) -> tuple[int, ...]:
-    """How many pieces each stage has, so that the slowest stage is as fast as it can be."""
+    """Return how many pieces each stage gets, so that the slowest stage is as fast as possible."""
     names = task.pieces
     columns = {
         name: costs.per_stage(name, len(names)).tolist()

@@ -1,7 +1,7 @@
-"""Candidates side by side: in the same processes their steps take turns, so that none is favoured.
+"""Candidates side by side: their steps take turns in the same processes, which is fair to all.
 
 round 0   plan    1F1B    GPipe
-round 1   1F1B    GPipe   plan         who comes first changes from round to round
+round 1   1F1B    GPipe   plan         the first one changes from round to round
 round 2   GPipe   plan    1F1B
 """
 
@@ -25,13 +25,13 @@ from penstock.training.pipeline import Pipeline
 
 __all__ = ["Result", "compare_candidates"]
 
-# Of these recorded steps the middle one is kept.
+# How many steps are recorded, of which the median one is kept.
 _RECORDED = 3
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a candidate went: seconds of its steps, bytes that each rank held, a recorded step."""
+    """The seconds of a candidate's steps, the bytes that each rank held, and a recorded step."""
 
     candidate: DemoCandidate
     seconds: tuple[float, ...]
@@ -40,19 +40,19 @@ class Result:
 
     @property
     def typical(self) -> float:
-        """The median of its seconds."""
+        """The median of the seconds."""
         return median(self.seconds)
 
     @property
     def spread(self) -> float:
-        """How far the middle half of its seconds lies apart, as a share of the median."""
+        """The interquartile range of the seconds, as a share of the median."""
         low, high = np.quantile(self.seconds, [0.25, 0.75])
         return float(high - low) / self.typical
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What one rank saw of a candidate."""
+class _Measured:
+    """What one rank measured of a candidate."""
 
     seconds: tuple[float, ...]
     held: float
@@ -64,26 +64,26 @@ def compare_candidates(
     candidates: Sequence[DemoCandidate],
     *,
     rounds: int,
-    tell: Callable[[int], None] = lambda _done: None,
+    on_round: Callable[[int], None] = lambda _done: None,
 ) -> list[Result]:
-    """Run steps of every candidate in turns; after every round, how many are done is told."""
-    seen: list[list[_Seen]] = run_on_ranks(
-        partial(_compete, task, tuple(candidates), rounds),
+    """Run steps of all candidates in turns; `on_round` gets the number of rounds done."""
+    measured: list[list[_Measured]] = run_on_ranks(
+        partial(_run_rounds, task, tuple(candidates), rounds),
         task.ranks,
         seconds=LONGEST_SILENCE,
-        on_report=lambda _rank, done: tell(done),
+        on_report=lambda _rank, done: on_round(done),
     )
     return [
         Result(
             candidate, first.seconds, (first.held, *(one.held for one in others)), first.recorded
         )
-        for candidate, first, *others in zip(candidates, *seen, strict=True)
+        for candidate, first, *others in zip(candidates, *measured, strict=True)
     ]
 
 
-def _compete(
+def _run_rounds(
     task: Task, candidates: tuple[DemoCandidate, ...], rounds: int, report: Report
-) -> list[_Seen]:
+) -> list[_Measured]:
     device = choose_device(task, dist.get_rank())
     batch = next(draw_batches(task, device))
     pipelines = {candidate.name: make_pipeline(task, candidate) for candidate in candidates}
@@ -95,7 +95,7 @@ def _compete(
         if dist.get_rank() == 0:
             report(number + 1)
     return [
-        _Seen(tuple(seconds[name]), held[name], _record(pipeline, batch))
+        _Measured(tuple(seconds[name]), held[name], _record(pipeline, batch))
         for name, pipeline in pipelines.items()
     ]
 
@@ -103,7 +103,7 @@ def _compete(
 def _run_round(
     number: int, pipelines: Mapping[str, Pipeline], batch: TextBatch, device: torch.device
 ) -> dict[str, float]:
-    """The seconds of one step of each."""
+    """Return the seconds of one step of each candidate."""
     names = list(pipelines)
     first = number % len(names)
     seconds = {}
@@ -118,7 +118,7 @@ def _run_round(
 
 
 def _record(pipeline: Pipeline, batch: TextBatch) -> Timeline:
-    """The middle one of some recorded steps."""
+    """Return the median one of some recorded steps."""
     results = [
         pipeline.step(batch.tokens, target=batch.target, record=True) for _ in range(_RECORDED)
     ]

@@ -1,4 +1,4 @@
-"""What the pieces of the model cost here: all ranks measure at once, as they will work."""
+"""What the pieces of the model cost here: all ranks measure at once, as they will train."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,17 +27,16 @@ __all__ = ["MeasuredTask", "measure_task"]
 
 _SAMPLES = 5
 # The kinds of backward are measured one after the other, and a machine may be slower a second
-# later; so all are measured again.
+# later, so that everything is measured several times.
 _REPEATS = 3
 _SECONDS = ("forward", "backward_input", "backward_weight", "full_backward")
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTask:
-    """The costs of one microbatch in every piece, and how far their seconds can be trusted.
+    """The costs of one microbatch in every piece, and how reliable their seconds are.
 
-    `spread` is how far the middle half of the samples of a cost lies apart, as a share of their
-    median; of all costs the typical one.
+    `spread` is the median, over all costs, of the interquartile range as a share of the median.
     """
 
     costs: Costs
@@ -45,7 +44,7 @@ class MeasuredTask:
 
 
 def measure_task(task: Task) -> MeasuredTask:
-    """Measure on one local process per rank."""
+    """Measure the pieces of a task in one local process per rank."""
     found: MeasuredTask = run_on_ranks(
         partial(_measure, task), task.ranks, seconds=LONGEST_SILENCE
     )[0]
@@ -71,14 +70,14 @@ def _measure(task: Task, _report: Report) -> MeasuredTask:
     ]
     costs = _middle([one.costs for one in found], len(pieces))
     spreads = [spread for one in found for column in one.spread.values() for spread in column]
-    assert dist.group.WORLD is not None, "there is a group"
+    assert dist.group.WORLD is not None, "this process is in a group"
     links = measure_links(dist.group.WORLD, device=device)
     largest = float(costs.per_stage("message_bytes", len(pieces)).max())
     return MeasuredTask(replace(costs, transfer=links.transfer(largest)), median(spreads))
 
 
 def _middle(found: Sequence[Costs], count: int) -> Costs:
-    """The median seconds of several measurements; bytes do not vary."""
+    """Return the median seconds of several measurements; bytes do not vary."""
     seconds: dict[str, Any] = {
         name: np.median([costs.per_stage(name, count) for costs in found], axis=0).tolist()
         for name in _SECONDS

@@ -1,4 +1,4 @@
-"""Where a rank trains: its pipeline on its device, and what that takes of its memory."""
+"""One rank of the demo: its pipeline on its device, and how much memory that takes."""
 
 import torch
 import torch.distributed as dist
@@ -19,12 +19,12 @@ from penstock.training.pipeline import Pipeline
 
 __all__ = ["LONGEST_SILENCE", "count_held_bytes", "make_pipeline"]
 
-# A rank that says nothing for so many seconds is given up; a step takes a fraction of one.
+# A rank that reports nothing for this many seconds is given up; a step takes less than one.
 LONGEST_SILENCE = 600.0
 
 
 def make_pipeline(task: Task, candidate: DemoCandidate) -> Pipeline:
-    """The task's model, cut and run as a candidate says; this process is one of its ranks."""
+    """Return a candidate's pipeline of the task's model; this process is one of its ranks."""
     rank = dist.get_rank()
     device = choose_device(task, rank)
     parts = make_stages(task, candidate.sizes)
@@ -37,9 +37,9 @@ def make_pipeline(task: Task, candidate: DemoCandidate) -> Pipeline:
 
 
 def count_held_bytes(task: Task, pipeline: Pipeline) -> float:
-    """The most bytes that this rank holds during a step, its optimizer's state included.
+    """Return the peak bytes of this rank during a step, including the optimizer's state.
 
-    Counted in a step after which the model is as it was; every rank takes part.
+    The step leaves the model unchanged; every rank calls this.
     """
     device = choose_device(task, dist.get_rank())
     batch = next(draw_batches(task, device))
@@ -47,7 +47,7 @@ def count_held_bytes(task: Task, pipeline: Pipeline) -> float:
     def step() -> None:
         pipeline.step(batch.tokens, target=batch.target)
 
-    # The first step learns what is sent, and leaves no gradients behind for the second.
+    # The first step learns the shapes; its gradients are dropped before the second.
     step()
     _forget_gradients(pipeline)
     reading = meter_for(device).measure(step)
@@ -61,7 +61,7 @@ def _forget_gradients(pipeline: Pipeline) -> None:
 
 
 def _resident_bytes(pipeline: Pipeline) -> int:
-    """Parameters and what the optimizer keeps of them; a step makes the gradients."""
+    """Return the bytes of parameters and optimizer state; a step adds the gradients."""
     modules = nn.ModuleList(pipeline.modules.values())
     parameters = sum(_bytes(parameter) for parameter in modules.parameters())
     return parameters + count_optimizer_bytes(modules, make_optimizer)

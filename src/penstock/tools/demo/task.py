@@ -1,9 +1,9 @@
-"""What the demo teaches: a small GPT, uneven as real ones are, and a text word by word.
+"""What the demo trains: a small GPT, as uneven as real ones, on a text word by word.
 
 embedding | layer | layer | ... | layer | head        the pieces that stages are made of
 
-The vocabulary is wide for the width of the model, so that the embedding holds more than a layer
-and the head has more to do than a layer.
+The vocabulary is large for the width of the model, so that the embedding holds more than a layer
+and the head computes more than a layer.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ _LEARNING_RATE = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is taught, on how many ranks, for how long and where."""
+    """A training task: the model's sizes, the number of ranks and steps, and the device."""
 
     ranks: int
     steps: int
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def tokens_per_step(self) -> int:
-        """How many words a step sees."""
+        """The number of words in a step."""
         return self.rows * self.length
 
     @property
@@ -59,28 +59,32 @@ class Task:
 def make_task(
     *, ranks: int, steps: int, device: str | None = None, family: str | None = None
 ) -> Task:
-    """A task that two processor cores learn in a minute, or an error that says what would do.
+    """Return a task that two processor cores finish in a minute, or say what would fit.
 
-    Without a device it is a GPU where there is one. `family` is a schedule to train by.
+    Without a device a GPU is used if there is one. `family` is the schedule to train with.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise PipelineError("there is no GPU here that torch can use; choose cpu")
+        raise PipelineError(
+            "device must be available to torch (got cuda, but torch finds no GPU); choose cpu"
+        )
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     task = Task(ranks, steps, chosen)
     schedule = build(family or "1F1B", ranks=ranks, microbatches=task.microbatches)
     if schedule.is_forward_only:
-        raise PipelineError(f"{schedule.name} has no backwards to train with; choose another")
+        raise PipelineError(
+            f"the schedule must have backwards (got {schedule.name}); choose another"
+        )
     parts, pieces = schedule.dataflow.num_parts, len(task.pieces)
     if parts > pieces:
         raise SizeError(
-            f"{schedule.name} on {ranks} ranks wants {parts} stages, but the demo's model has "
-            f"{pieces} pieces to make them of; use at most {ranks * pieces // parts} ranks"
+            f"the demo's model has {pieces} pieces, too few for the {parts} stages of "
+            f"{schedule.name} on {ranks} ranks; use at most {ranks * pieces // parts} ranks"
         )
     return task
 
 
 def make_stages(task: Task, sizes: Sequence[int]) -> list[nn.Module]:
-    """Stages of so many pieces each; the same numbers in every process, however it is cut.
+    """Return stages of these sizes, with the same numbers in every process for every cut.
 
     >>> [len(stage) for stage in make_stages(Task(ranks=2, steps=1), (5, 3))]
     [5, 3]
@@ -97,12 +101,12 @@ def make_stages(task: Task, sizes: Sequence[int]) -> list[nn.Module]:
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer of the whole model, or of the part that a rank has."""
+    """Return the optimizer of the whole model, or of the part that a rank has."""
     return torch.optim.AdamW(parameters, lr=_LEARNING_RATE)
 
 
 def draw_batches(task: Task, device: torch.device) -> Iterator[TextBatch]:
-    """The batch of every step, the same in every process."""
+    """Yield the batch of every step, the same in every process."""
     text = load_text()
     numbers = torch.tensor(Words.of(text).encode(text))
     for step in range(task.steps):
@@ -111,7 +115,7 @@ def draw_batches(task: Task, device: torch.device) -> Iterator[TextBatch]:
 
 
 def choose_device(task: Task, rank: int) -> torch.device:
-    """The device of a rank in this process; ranks share GPUs where there are too few."""
+    """Return the device of a rank in this process; ranks share GPUs if there are too few."""
     if task.device != "cuda":
         return torch.device(task.device)
     device = torch.device("cuda", rank % torch.cuda.device_count())

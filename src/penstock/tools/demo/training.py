@@ -1,4 +1,4 @@
-"""Teaches the task: as a pipeline over local processes, and unsplit in this one."""
+"""Trains the task: as a pipeline over local processes, and unsplit in this process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ from penstock.tools.demo.task import (
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.tools.verify.gpt import next_token_loss
 
-__all__ = ["HeldBytes", "News", "TrainedStep", "train_pipeline", "train_unsplit"]
+__all__ = ["HeldBytes", "TrainedStep", "TrainingReport", "train_pipeline", "train_unsplit"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """One step that was done: its number from 1, its loss, its seconds, and how idle it was.
+    """One finished step: its number from 1, its loss, its seconds, and its idle share.
 
-    `bubble` is the share of the step in which the slowest rank waited; unsplit, nobody waits.
+    `bubble` is the share of the step in which the slowest rank waited; 0 for the unsplit model.
     """
 
     number: int
@@ -46,22 +46,24 @@ class HeldBytes:
     bytes: float
 
 
-# What is heard of a training while it goes on.
-News: TypeAlias = TrainedStep | HeldBytes
+# What a training reports while it runs.
+TrainingReport: TypeAlias = TrainedStep | HeldBytes
 
 
-def train_pipeline(task: Task, candidate: DemoCandidate, tell: Callable[[News], None]) -> None:
-    """Train over one local process per rank: what each holds, and then every step, is told."""
+def train_pipeline(
+    task: Task, candidate: DemoCandidate, on_report: Callable[[TrainingReport], None]
+) -> None:
+    """Train in one local process per rank, and report what each holds and every step."""
     run_on_ranks(
         partial(_train_rank, task, candidate),
         task.ranks,
         seconds=LONGEST_SILENCE,
-        on_report=lambda _rank, news: tell(news),
+        on_report=lambda _rank, report: on_report(report),
     )
 
 
 def _train_rank(task: Task, candidate: DemoCandidate, report: Report) -> None:
-    """What one rank does: every rank sees every batch and takes from it what it needs."""
+    """Train one rank; every rank gets every batch and uses what it needs."""
     rank = dist.get_rank()
     pipeline = make_pipeline(task, candidate)
     report(HeldBytes(rank, count_held_bytes(task, pipeline)))
@@ -78,18 +80,18 @@ def _train_rank(task: Task, candidate: DemoCandidate, report: Report) -> None:
             report(TrainedStep(number, result.loss, seconds, result.timeline.bubble_rate))
 
 
-def train_unsplit(task: Task, tell: Callable[[News], None]) -> None:
+def train_unsplit(task: Task, on_report: Callable[[TrainingReport], None]) -> None:
     """Train the same model on the same batches in this process, without a pipeline."""
     threads = torch.get_num_threads()
-    # One, as every rank has.
+    # One thread, as every rank has.
     torch.set_num_threads(1)
     try:
-        _train_alone(task, tell)
+        _train_alone(task, on_report)
     finally:
         torch.set_num_threads(threads)
 
 
-def _train_alone(task: Task, tell: Callable[[News], None]) -> None:
+def _train_alone(task: Task, on_report: Callable[[TrainingReport], None]) -> None:
     device = choose_device(task, 0)
     model = nn.Sequential(*make_stages(task, (len(task.pieces),))).to(device)
     optimizer = make_optimizer(model.parameters())
@@ -99,4 +101,4 @@ def _train_alone(task: Task, tell: Callable[[News], None]) -> None:
         loss.backward()  # type: ignore[no-untyped-call]  # untyped upstream
         optimizer.step()
         optimizer.zero_grad()
-        tell(TrainedStep(number, loss.item(), perf_counter() - begin))
+        on_report(TrainedStep(number, loss.item(), perf_counter() - begin))

@@ -1,6 +1,6 @@
-"""What one case of a soak runs: a schedule, a model, batches, trouble and sometimes a fault.
+"""One case of a soak: a schedule, a model, batches, bad links and sometimes a fault.
 
-A case is drawn from the seed of the soak and its own number, and from nothing that ran before.
+A case depends on the seed of the soak and its own number alone.
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from penstock.tools.soak.schedules import draw_schedule
 
 __all__ = ["FaultKind", "InjectedFault", "SoakCase", "draw_case"]
 
-# What happens to a rank: an error, an exit, a signal that kills or stops it, or a link that goes.
+# What happens to a rank: an error, an exit, a signal that kills or stops it, or a lost link.
 FaultKind: TypeAlias = Literal["raise", "exit", "kill", "stop", "drop"]
 
 _MOST_STEPS = 6
@@ -26,7 +26,7 @@ _LONGEST_DELAY = 0.0005
 
 @dataclass(frozen=True, slots=True)
 class InjectedFault:
-    """A rank that comes to grief in a step: when it should run an action, or at a message."""
+    """A rank that fails in a step: when it should run an action, or at a message."""
 
     kind: FaultKind
     rank: int
@@ -61,7 +61,7 @@ class SoakCase:
 
 
 def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCase:
-    """The case with this number of the soak with this seed.
+    """Return the case with this number of the soak with this seed.
 
     >>> case = draw_case(0, 3, ranks=2, has_faults=False)
     >>> case == draw_case(0, 3, ranks=2, has_faults=False)

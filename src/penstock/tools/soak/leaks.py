@@ -1,4 +1,4 @@
-"""What a process holds on to, and whether that grows from case to case."""
+"""What a process holds, and whether that grows from case to case."""
 
 import gc
 import os
@@ -13,15 +13,15 @@ from time import sleep
 
 import torch
 
-__all__ = ["Footprint", "Ledger", "measure_footprint", "setting_aside"]
+__all__ = ["Footprint", "Ledger", "ignoring_existing_objects", "measure_footprint"]
 
-# The first cases load and start what is loaded and started once.
+# The first cases load and start what is needed once.
 _WARM_UP = 6
-# Resident memory is that of the middle one of so many cases, and may grow by so much: the C
-# library keeps freed memory in pieces, and cases differ in size.
+# Resident memory is the median of a window of cases, and may grow by this many bytes, because the
+# C library keeps freed memory in pieces and cases differ in size.
 _WINDOW = 20
 _MOST_GROWTH = 48 * 2**20
-# Threads of a closed process group are gone a moment later: so often is looked again.
+# Threads of a closed process group end a moment later: how often to look again.
 _LOOKS = 40
 _SECONDS_BETWEEN_LOOKS = 0.05
 
@@ -32,7 +32,7 @@ _PROCESS = Path("/proc/self")
 class Footprint:
     """What a process holds: live tensors and their bytes, threads, open files, children, memory.
 
-    What the system does not tell is 0.
+    What the system does not report is 0.
     """
 
     tensors: int
@@ -44,7 +44,7 @@ class Footprint:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What may not grow at all."""
+        """The counts that must not grow at all."""
         return {
             "live tensors": self.tensors,
             "bytes in tensors": self.tensor_bytes,
@@ -55,10 +55,10 @@ class Footprint:
 
 
 def measure_footprint() -> Footprint:
-    """What this process holds once garbage is collected."""
+    """Return what this process holds after garbage collection."""
     _empty_caches()
     gc.collect()
-    # Not isinstance: it would ask the class of every object, and some answer with a warning.
+    # Not isinstance, which reads `__class__` of every object: some give a warning.
     tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return Footprint(
@@ -72,7 +72,7 @@ def measure_footprint() -> Footprint:
 
 
 def _empty_caches() -> None:
-    """Our own caches are bounded, and keep what may come again: that is no leak."""
+    """Empty our own caches, which are bounded and therefore not a leak."""
     for name, module in list(sys.modules.items()):
         for value in vars(module).values() if name.startswith("penstock.") else ():
             if hasattr(value, "cache_clear"):
@@ -101,8 +101,8 @@ def _resident_bytes() -> int:
 
 
 @contextmanager
-def setting_aside() -> Iterator[None]:
-    """Count only what is made from now on, which is also faster to look through."""
+def ignoring_existing_objects() -> Iterator[None]:
+    """Let garbage collection ignore what exists already, so that looking is faster."""
     gc.collect()
     gc.freeze()
     try:
@@ -118,7 +118,7 @@ class Ledger:
     footprints: list[Footprint] = field(default_factory=list)
 
     def settle(self) -> Footprint:
-        """Measure this process, giving it a moment to let go of what it should, and note it."""
+        """Measure and note the footprint, once this process had a moment to free what it can."""
         self.footprints.append(measure_footprint())
         for _ in range(_LOOKS):
             if not self.find_leaks():
@@ -128,7 +128,7 @@ class Ledger:
         return self.footprints[-1]
 
     def find_leaks(self) -> list[str]:
-        """What has grown since the warm-up: counts at all, or memory by more than allowed."""
+        """Return what has grown since the warm-up: any count, or memory by more than allowed."""
         if len(self.footprints) <= _WARM_UP:
             return []
         first, last = self.footprints[_WARM_UP - 1].counts, self.footprints[-1].counts

@@ -26,22 +26,22 @@ __all__ = [
     "make_case",
 ]
 
-# So many rows fewer than microbatches a batch may have.
+# How many rows fewer than microbatches a batch may have.
 MOST_ROWS_MISSING = 2
 
 _VOCABULARY = 11
 _WIDTH = 6
 _LONGEST = 7
-# A token that no loss looks at.
+# The target that every loss ignores.
 _IGNORED = -100
 
-# How the losses of microbatches make up that of the batch.
+# How the losses of microbatches add up to that of the batch.
 Weighing: TypeAlias = Literal["rows", "sum", "tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a model is like; `seed` gives its numbers."""
+    """The properties of a model; `seed` decides its numbers."""
 
     seed: int
     parts: int
@@ -54,7 +54,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class SoakBatch:
-    """The form of one step's batch; `seed` gives its numbers."""
+    """The form of one step's batch; `seed` decides its numbers."""
 
     seed: int
     rows: int
@@ -62,7 +62,7 @@ class SoakBatch:
 
 
 def draw_model(chance: Random, parts: int) -> Model:
-    """A model with so many parts; what is frozen leaves something to train."""
+    """Draw a model with this number of parts, of which some are trained."""
     return Model(
         seed=chance.getrandbits(32),
         parts=parts,
@@ -75,7 +75,7 @@ def draw_model(chance: Random, parts: int) -> Model:
 
 
 def draw_batch(chance: Random, microbatches: int) -> SoakBatch:
-    """A batch of any size, now and then with fewer rows than there are microbatches."""
+    """Draw a batch of any size, sometimes with fewer rows than microbatches."""
     fewest = max(1, microbatches - MOST_ROWS_MISSING)
     rows = chance.randint(fewest, 2 * microbatches + 3)
     return SoakBatch(chance.getrandbits(32), rows, chance.randint(2, _LONGEST))
@@ -99,7 +99,7 @@ class _Part(nn.Module):
         self._adds_loss = adds_loss
 
     def forward(self, *given: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """From tokens, or from what other parts gave, to vectors or scores."""
+        """Return vectors or scores of tokens, or of the outputs of other parts."""
         if self.embedding is not None:
             vectors: torch.Tensor = self.embedding(given[0])
             counts = given[0].sum(dim=1)
@@ -123,14 +123,14 @@ def _zeros(vectors: torch.Tensor) -> torch.Tensor:
 
 
 def make_case(model: Model, batch: SoakBatch) -> Case:
-    """The model, the same at every call, with a batch of this form."""
+    """Return the model, the same at every call, with a batch of this form."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(model.seed)
         parts = _make_parts(model)
         torch.manual_seed(batch.seed)
         tokens, target = torch.randint(_VOCABULARY, (2, batch.rows, batch.length))
         if model.weighing == "tokens":
-            # The first token is always looked at, so that there is something to average.
+            # The first token always counts, so that there is something to average.
             is_ignored = torch.rand(target.shape) < 0.4
             is_ignored[0, 0] = False
             target = target.masked_fill(is_ignored, _IGNORED)
@@ -152,7 +152,7 @@ def _make_parts(model: Model) -> list[nn.Module]:
 
 
 def count_tokens(target: torch.Tensor) -> float:
-    """How many tokens of a target a loss looks at."""
+    """Return how many tokens of a target a loss counts."""
     return float((target != _IGNORED).sum())
 
 

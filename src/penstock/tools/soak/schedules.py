@@ -1,4 +1,4 @@
-"""Schedules drawn by chance: every family, orders that nobody designed, and planned ones."""
+"""Random schedules: families, random orders and plans."""
 
 from random import Random
 
@@ -15,12 +15,12 @@ __all__ = ["draw_schedule"]
 
 _MOST_MICROBATCHES = 16
 _MOST_STAGES_PER_RANK = 3
-# Planning without time is the same at every run, except for sizes at which it asks a solver.
+# Planning without a time limit is the same in every run, unless it uses a solver.
 _FEWEST_PLANNED = 9
 
 
 def draw_schedule(chance: Random, most_ranks: int) -> Schedule:
-    """A valid schedule on up to `most_ranks` ranks; of the models half have skips.
+    """Draw a valid schedule on up to `most_ranks` ranks; half of the models have skips.
 
     >>> draw_schedule(Random(1), 4) == draw_schedule(Random(1), 4)
     True
@@ -33,7 +33,7 @@ def draw_schedule(chance: Random, most_ranks: int) -> Schedule:
 
 
 def _draw_family(chance: Random, ranks: int) -> Schedule:
-    # Two directions want pairs of ranks, and something to do for both.
+    # Two directions need pairs of ranks, and work for both.
     family = chance.choice([f for f in FAMILIES.values() if f.copies == 1 or ranks % 2 == 0])
     microbatches = chance.randint(family.copies, _MOST_MICROBATCHES)
     stages_per_rank = None
@@ -56,7 +56,7 @@ def _draw_plan(chance: Random, ranks: int) -> Schedule:
 
 
 def _draw_order(chance: Random, ranks: int) -> Schedule:
-    """Stages anywhere, and at every moment any rank does any work that is ready."""
+    """Draw a placement and an order: at every moment any rank does any work that is ready."""
     stages = ranks * chance.randint(1, _MOST_STAGES_PER_RANK)
     holder = [*range(ranks), *(chance.randrange(ranks) for _ in range(stages - ranks))]
     chance.shuffle(holder)
@@ -100,7 +100,7 @@ def _needs(action: Action, flow: Dataflow, is_split: list[bool]) -> set[Action]:
 
 
 def _draw_dataflow(chance: Random, parts: int) -> Dataflow:
-    """A chain, with a few skips half of the time."""
+    """Draw a chain, which has a few skips half of the time."""
     skips = [(p, c) for p in range(parts) for c in range(p + 2, parts)]
     kept = chance.sample(skips, min(len(skips), chance.choice([0, 0, 1, 3])))
     return Dataflow(parts, [*Dataflow.chain(parts).edges, *kept])

@@ -1,4 +1,4 @@
-"""Case after case, for so many steps or so long: gradients, faults and leaks are checked."""
+"""A soak: case after case, in which gradients, faults and leaks are checked."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,21 +10,21 @@ from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
 from penstock.step.executor import Around
 from penstock.tools.soak.cases import InjectedFault, SoakCase, draw_case
-from penstock.tools.soak.leaks import Ledger, setting_aside
+from penstock.tools.soak.leaks import Ledger, ignoring_existing_objects
 from penstock.tools.soak.world import WorkerAnswer, World
 from penstock.tools.verify.reference import GradientError
 
 __all__ = ["SoakProgress", "SoakRequest", "Summary", "soak"]
 
 _TOLERANCE = 1e-10
-# A case that takes longer hangs; so does a rank that has not told of a fault by then.
+# A case that takes longer hangs, and so does a rank that has not reported a fault by then.
 _MOST_SECONDS = 240.0
 _MOST_SECONDS_WITH_FAULT = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class SoakRequest:
-    """What to run: for so many steps, for so many seconds, or one case that was run before."""
+    """What to run: a number of steps, a number of seconds, or one case that was run before."""
 
     seed: int = 0
     ranks: int = 4
@@ -36,13 +36,13 @@ class SoakRequest:
     def __post_init__(self) -> None:
         if [self.steps, self.seconds, self.case].count(None) != 2:
             raise ArgumentError(
-                "say one of how many steps, how many seconds, and which case (steps: "
+                "exactly one of steps, seconds and case must be given (got steps: "
                 f"{self.steps}, seconds: {self.seconds}, case: {self.case})"
             )
 
     @property
     def command(self) -> str:
-        """The command that runs the same."""
+        """The command line that runs the same."""
         faults = "--faults" if self.has_faults else "--no-faults"
         command = f"penstock soak --seed {self.seed} --ranks {self.ranks} {faults}"
         if self.case is not None:
@@ -54,7 +54,7 @@ class SoakRequest:
 
 @dataclass(frozen=True, slots=True)
 class SoakProgress:
-    """How far a soak has come; memory is that of the largest process, in bytes."""
+    """The progress of a soak; `memory` is that of the largest process, in bytes."""
 
     cases: int = 0
     steps: int = 0
@@ -66,7 +66,7 @@ class SoakProgress:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a soak came to: how far it got, what went wrong first, and how to see that again."""
+    """The result of a soak: its progress, the first problem, and the command that repeats it."""
 
     progress: SoakProgress
     problem: str = ""
@@ -81,11 +81,11 @@ def soak(
 ) -> Summary:
     """Run cases until there are enough, or until one goes wrong.
 
-    `on_progress` hears of every case before it runs. `around` is put around the actions of every
-    case in place of faults, to see that mistakes are found.
+    `on_progress` is called with every case before it runs. `around` wraps the actions of every
+    case in place of faults, to show that mistakes are found.
     """
     progress, ledger = SoakProgress(), Ledger()
-    with World(request.ranks) as world, setting_aside():
+    with World(request.ranks) as world, ignoring_existing_objects():
         begin = monotonic()
         for case in _draw_cases(request):
             if _is_over(request, progress):
@@ -93,7 +93,7 @@ def soak(
             on_progress(case, progress)
             seconds = _MOST_SECONDS if case.fault is None else _MOST_SECONDS_WITH_FAULT
             answers = world.run(case, around=around, seconds=seconds)
-            problem = _judge(case, answers)
+            problem = _check_answers(case, answers)
             if problem:
                 again = replace(request, case=case.number, steps=None, seconds=None)
                 return Summary(progress, f"{case}: {problem}", again.command)
@@ -117,21 +117,21 @@ def _is_over(request: SoakRequest, progress: SoakProgress) -> bool:
     return is_enough or (request.seconds is not None and progress.seconds >= request.seconds)
 
 
-def _judge(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> str:
-    """What is wrong with these answers, or nothing."""
+def _check_answers(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> str:
+    """Return what is wrong with these answers, or an empty text."""
     for rank, answer in enumerate(answers):
         if case.fault is None:
-            problem = _judge_rank(answer)
+            problem = _check_rank(answer)
         elif rank == case.fault.rank:
             problem = ""
         else:
-            problem = _judge_survivor(case.fault, answer)
+            problem = _check_survivor(case.fault, answer)
         if problem:
             return f"rank {rank}: {problem}" if case.uses_processes else problem
     return ""
 
 
-def _judge_rank(answer: WorkerAnswer | int | None) -> str:
+def _check_rank(answer: WorkerAnswer | int | None) -> str:
     match answer:
         case None:
             return "no answer in time"
@@ -146,9 +146,9 @@ def _judge_rank(answer: WorkerAnswer | int | None) -> str:
             return ""
 
 
-def _judge_survivor(fault: InjectedFault, answer: WorkerAnswer | int | None) -> str:
-    """Whoever survives a fault says, in time, which rank it was and in what."""
-    # Where a rank is dropped depends on its messages, so that any action may be its last.
+def _check_survivor(fault: InjectedFault, answer: WorkerAnswer | int | None) -> str:
+    """Return whether a survivor failed to name, in time, the rank and the action of the fault."""
+    # A rank is dropped at a message, so that any action may be its last.
     action = "" if fault.kind == "drop" else rf".*\b{fault.action}\b"
     match answer:
         case WorkerAnswer(findings=None) if re.search(
@@ -160,7 +160,7 @@ def _judge_survivor(fault: InjectedFault, answer: WorkerAnswer | int | None) -> 
         case WorkerAnswer():
             return f"it has not noticed what happened to rank {fault.rank}"
         case _:
-            return _judge_rank(answer)
+            return _check_rank(answer)
 
 
 def _add(
@@ -182,7 +182,7 @@ def _add(
 
 
 def _find_leaks(answers: list[WorkerAnswer | int | None], ledger: Ledger) -> str:
-    """What has leaked in the processes, or in this one."""
+    """Return what has leaked in the processes or in this one, or an empty text."""
     for rank, answer in enumerate(answers):
         if isinstance(answer, WorkerAnswer) and answer.leaks:
             return f"the process of rank {rank} leaks {', '.join(answer.leaks)}"

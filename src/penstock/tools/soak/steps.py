@@ -1,4 +1,4 @@
-"""One process's part of a case: steps as a pipeline, each compared with the unsplit model's."""
+"""One process's part of a case: steps of a pipeline, each compared with the unsplit model."""
 
 import os
 import sys
@@ -24,19 +24,19 @@ from penstock.training.pipeline import Pipeline
 
 __all__ = ["SoakFaultError", "SoakFindings", "run_case"]
 
-# What parameters are multiplied by after a step, so that the next one has others.
+# Parameters are multiplied by this after a step, so that the next step has different ones.
 _SHRINKING = 0.97
-# A rank that is stopped is given up after so long.
+# How long a rank may be silent before it is given up.
 _SILENCE_SECONDS = 8.0
 
 
 class SoakFaultError(RuntimeError):
-    """What a rank raises that was told to."""
+    """The error of a rank whose fault is to raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class SoakFindings:
-    """How many steps were run, and what was furthest off in them."""
+    """The number of steps, and the largest error in them."""
 
     steps: int
     worst: GradientError
@@ -57,20 +57,20 @@ def run_case(
     flow = case.schedule.dataflow
     cases = [make_case(case.model, batch) for batch in case.batches]
     running, expected = cases[0], deepcopy(cases[0])
-    trouble = _Trouble(case.fault, group)
+    fault = _Fault(case.fault, group)
     pipeline = Pipeline(
         [running.stages[part] for part in flow.parts],
         case.schedule,
         loss=running.loss,
         reduction=_reduction(case),
         group=group,
-        around=trouble.around if around is None else around,
+        around=fault.around if around is None else around,
         timeouts=Timeouts(_SILENCE_SECONDS, folder=folder),
         fault_injection=case.fault_injection,
     )
     worst = GradientError(0.0, "")
     for number, given in enumerate(cases):
-        trouble.step = number
+        fault.step = number
         reference = replace(given, stages=expected.stages)
         worst = max(worst, _run_step(case, pipeline, reference, number))
     return SoakFindings(len(cases), worst)
@@ -87,7 +87,7 @@ def _reduction(case: SoakCase) -> Reduction:
 
 
 def _run_step(case: SoakCase, pipeline: Pipeline, reference: Case, number: int) -> GradientError:
-    """One step on both sides, and what is furthest off."""
+    """Run one step of both, and return the largest error."""
     flow, is_training = case.schedule.dataflow, not case.schedule.is_forward_only
     run = pipeline.step if is_training else pipeline.eval
     loss = run(*reference.args, target=reference.target).loss
@@ -126,8 +126,8 @@ def _move(found: Sequence[tuple[int, nn.Module]], expected: Sequence[nn.Module])
                 parameter.copy_(reference)
 
 
-class _Trouble:
-    """Lets a fault happen on its rank, in its step, in place of its action."""
+class _Fault:
+    """A fault that happens on its rank, in its step, in place of its action."""
 
     def __init__(self, fault: InjectedFault | None, group: dist.ProcessGroup | None) -> None:
         self._fault = fault
@@ -138,7 +138,7 @@ class _Trouble:
 
     @property
     def around(self) -> Mapping[Kind, Around]:
-        """What to put around actions; nothing on the other ranks."""
+        """Functions to be called around actions; none on the other ranks."""
         return {self._fault.action.kind: self._around} if self._fault and self._is_here else {}
 
     def _around(self, action: Action, call: Callable[[], None]) -> None:
@@ -149,11 +149,11 @@ class _Trouble:
 
 
 def _raise() -> None:
-    raise SoakFaultError("the soak told this rank to fail")
+    raise SoakFaultError("the soak made this rank fail")
 
 
 def _nothing() -> None:
-    """A rank that is dropped is cut off by its transport."""
+    """Do nothing: a rank that is dropped is cut off by its transport."""
 
 
 _HAPPEN: dict[FaultKind, Callable[[], object]] = {

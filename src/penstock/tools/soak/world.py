@@ -28,7 +28,7 @@ from penstock.tools.launcher import (
     prepare_rank,
 )
 from penstock.tools.soak.cases import SoakCase
-from penstock.tools.soak.leaks import Footprint, Ledger, setting_aside
+from penstock.tools.soak.leaks import Footprint, Ledger, ignoring_existing_objects
 from penstock.tools.soak.steps import SoakFindings, run_case
 
 __all__ = ["WorkerAnswer", "World"]
@@ -112,7 +112,7 @@ def _prepare(rank: int) -> Iterator[Ledger]:
     """Give a process a ledger of what it holds after each case."""
     with prepare_rank(rank):
         warnings.simplefilter("error")
-        with setting_aside():
+        with ignoring_existing_objects():
             yield Ledger()
 
 

@@ -1,8 +1,8 @@
-"""Counts the activations that are really alive while a pipeline runs.
+"""A counter of the activations that are alive while a pipeline runs.
 
-Every forward ties a token to the graph of its output. The token goes when autograd lets go of the
-graph, so a stage that holds on to one (say by keeping an output on `self`) is found out. What a
-weight backward still needs is no graph: it counts from I to W.
+Every forward ties a token to the graph of its output. The token is freed with the graph, so that
+a stage which keeps a graph alive (for example by storing an output on `self`) is found. What a
+weight backward still needs is not a graph: it counts from I to W.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ __all__ = ["ActivationCounter"]
 
 
 class _Token:
-    """Lives as long as a graph."""
+    """An object that lives as long as a graph."""
 
     __slots__ = ("__weakref__",)
 
@@ -28,13 +28,13 @@ class _Token:
 class ActivationCounter:
     """The most stage activations that each rank held at once, so far.
 
-    Give its `around` to the pipeline, and let it watch the modules of the pipeline's stages.
+    Give its `around` to the pipeline, and attach it to the modules of the pipeline's stages.
     """
 
     def __init__(self, rank_of_stage: Sequence[int]) -> None:
         self._rank_of_stage = rank_of_stage
         self._graphs: WeakValueDictionary[tuple[int, int], _Token] = WeakValueDictionary()
-        # Without a graph to tie it to, a token is kept here until the backward.
+        # A token without a graph is kept here until the backward.
         self._kept: dict[tuple[int, int], _Token] = {}
         self._waiting: set[tuple[int, int]] = set()
         self._running = (0, 0)
@@ -42,7 +42,7 @@ class ActivationCounter:
 
     @property
     def around(self) -> Mapping[Kind, Around]:
-        """What is called in place of each kind of compute."""
+        """Functions to be called around each kind of compute."""
         return {
             Kind.FORWARD: self._around_forward,
             Kind.FULL_BACKWARD: self._around_end,
@@ -50,8 +50,8 @@ class ActivationCounter:
             Kind.BACKWARD_WEIGHT: self._around_end,
         }
 
-    def watch(self, module: nn.Module) -> None:
-        """See every output of a stage."""
+    def attach(self, module: nn.Module) -> None:
+        """Observe every output of a stage."""
         module.register_forward_hook(self._tie)
 
     def _tie(self, _module: nn.Module, _args: Any, output: Any) -> None:

@@ -18,8 +18,8 @@ class Case:
     """A model cut into stages, the arguments of the first stage, the target and the loss.
 
     The output of a stage is the input of the next one; `loss(output, target)` gives a number that
-    is a mean over the rows of the batch. The model has no randomness such as dropout, nor anything
-    that looks at the batch as a whole, for these cannot be the same in microbatches.
+    is a mean over the rows of the batch. The model must have no randomness such as dropout, and
+    nothing that depends on the whole batch, because these cannot be the same in microbatches.
 
     A function for `penstock verify --model module:function` takes the number of stages and
     returns a `Case`, or a tuple of the same four values.
@@ -32,7 +32,7 @@ class Case:
 
 
 def in_double(case: Case) -> Case:
-    """A copy in float64, in which rounding cannot hide a mistake."""
+    """Return a copy in float64, in which rounding cannot hide a mistake."""
     stages = [stage.double() for stage in deepcopy(list(case.stages))]
     return Case(
         stages, map_tensors(_widen, case.args), map_tensors(_widen, case.target), case.loss

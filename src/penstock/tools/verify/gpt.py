@@ -21,14 +21,14 @@ class Embedding(nn.Module):
         self.position = nn.Embedding(length, width)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """From (rows, length) to (rows, length, width)."""
+        """Return vectors (rows, length, width) of tokens (rows, length)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         vectors: torch.Tensor = self.token(tokens) + self.position(positions)
         return vectors
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a dense layer; each is added to what it was given."""
+    """Causal attention, then a dense layer, each with a residual connection."""
 
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * width, width)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
-        """The shape stays as it is."""
+        """Return vectors of the same shape."""
         vectors = vectors + self.projection(self._attend(self.attention_norm(vectors)))
         hidden = F.gelu(self.expand(self.dense_norm(vectors)))
         answer: torch.Tensor = vectors + self.contract(hidden)
@@ -65,7 +65,7 @@ def gpt_stages(
     heads: int = 2,
     layers: int | None = None,
 ) -> list[nn.Module]:
-    """The stages in order: the first also embeds, the last also scores; a layer each by default.
+    """Return the stages in order, by default with one layer each; the last one also scores.
 
     >>> [len(stage) for stage in gpt_stages(2, vocabulary=9, length=8, layers=5)]
     [4, 4]
@@ -73,10 +73,11 @@ def gpt_stages(
     num_layers = num_stages if layers is None else layers
     if num_layers < num_stages:
         raise SizeError(
-            f"{num_layers} layers cannot fill {num_stages} stages; use {num_stages} layers or more"
+            f"layers must be at least the number of stages, {num_stages} (got {num_layers}); "
+            f"use {num_stages} or more"
         )
     blocks: Sequence[nn.Module] = [Block(width=width, heads=heads) for _ in range(num_layers)]
-    # The first stages take one more where they do not come out even, for the last one scores too.
+    # The first stages get the remainder, because the last one also scores.
     bounds = [-(-num_layers * stage // num_stages) for stage in range(num_stages + 1)]
     pieces = [list(blocks[bounds[i] : bounds[i + 1]]) for i in range(num_stages)]
     pieces[0].insert(0, Embedding(vocabulary=vocabulary, width=width, length=length))
@@ -85,12 +86,12 @@ def gpt_stages(
 
 
 def next_token_loss(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The mean over all tokens of the surprise at the next one."""
+    """Return the mean cross entropy of the next tokens."""
     return F.cross_entropy(scores.flatten(0, 1), target.flatten())
 
 
 def gpt_case(num_stages: int, *, rows: int, vocabulary: int = 17, length: int = 6) -> Case:
-    """A tiny GPT with one layer per stage, and random tokens."""
+    """Return a tiny GPT with one layer per stage, and random tokens."""
     stages = gpt_stages(num_stages, vocabulary=vocabulary, length=length, width=16)
     tokens, target = torch.randint(vocabulary, (2, rows, length))
     return Case(stages, (tokens,), target, next_token_loss)

@@ -9,7 +9,7 @@ __all__ = ["mlp_case"]
 
 
 def mlp_case(num_stages: int, *, rows: int, width: int = 16) -> Case:
-    """Two layers per stage, and a batch of so many rows.
+    """Return a case of two layers per stage, and a batch with this number of rows.
 
     >>> len(mlp_case(3, rows=4).stages)
     3

@@ -1,4 +1,4 @@
-"""A case by name: one of ours, or whatever a function of the user's returns."""
+"""A case by name: one of ours, or what a function of the user returns."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -17,12 +17,12 @@ __all__ = ["MODELS", "load_case"]
 
 MODELS: dict[str, Callable[..., Case]] = {"mlp": mlp_case, "gpt": gpt_case}
 
-# The rows of a microbatch of our own models, unless the caller says how many there are in all.
+# The rows of a microbatch of our own models, unless the caller gives the rows of the batch.
 _ROWS_PER_MICROBATCH = 2
 
 
 def load_case(name: str, num_stages: int, *, microbatches: int, rows: int | None) -> Case:
-    """The case called `name`, the same at every call.
+    """Return the case of this name, the same at every call.
 
     `rows` is for our own models. `module:function` imports the module, and so runs its code.
     """
@@ -31,12 +31,12 @@ def load_case(name: str, num_stages: int, *, microbatches: int, rows: int | None
         total = _ROWS_PER_MICROBATCH * microbatches if rows is None else rows
         return MODELS[name](num_stages, rows=total)
     if rows is not None:
-        raise ModelError(f"{name} brings its own batch; leave out the number of rows")
+        raise ModelError(
+            f"rows must be left out for {name}, which brings its own batch (got {rows})"
+        )
     case = _as_case(name, _call(name, _find_function(name), num_stages))
     if len(case.stages) != num_stages:
-        raise ModelError(
-            f"{name} was asked for {num_stages} stages and returned {len(case.stages)}"
-        )
+        raise ModelError(f"{name} must return {num_stages} stages (got {len(case.stages)})")
     return case
 
 
@@ -44,7 +44,7 @@ def _find_function(name: str) -> Callable[[int], Any]:
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise ModelError(
-            f"{name!r} is no model; use {', '.join(MODELS)}, or module:function for your own"
+            f"not a model: {name!r}; use {', '.join(MODELS)}, or module:function for your own"
         )
     try:
         module = import_module(module_name)
@@ -67,23 +67,23 @@ def _call(name: str, function: Callable[[int], Any], num_stages: int) -> Any:
 
 
 def _as_case(name: str, answer: Any) -> Case:
-    """What a function of the user's returned, if it is what was asked for."""
+    """Return the case that a function of the user gave, or say what is wrong with it."""
     if isinstance(answer, Case):
         answer = (answer.stages, answer.args, answer.target, answer.loss)
     if not isinstance(answer, tuple) or len(answer) != 4:
         raise ModelError(
-            f"{name} returned {_describe(answer)}; return stages, args, target and loss"
+            f"{name} must return stages, args, target and loss (got {_describe(answer)})"
         )
     stages, args, _, loss = answer
     if not isinstance(stages, Sequence) or not all(isinstance(s, nn.Module) for s in stages):
-        raise ModelError(f"{name}: stages is a list of modules (got {_describe(stages)})")
+        raise ModelError(f"{name}: stages must be a list of modules (got {_describe(stages)})")
     if not isinstance(args, tuple):
         raise ModelError(
-            f"{name}: args is the tuple of what the first stage takes (got {_describe(args)})"
+            f"{name}: args must be the tuple of the first stage's inputs (got {_describe(args)})"
         )
     if not callable(loss):
         raise ModelError(
-            f"{name}: loss is a function of output and target (got {_describe(loss)})"
+            f"{name}: loss must be a function of output and target (got {_describe(loss)})"
         )
     return Case(*answer)
 

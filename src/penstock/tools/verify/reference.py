@@ -14,20 +14,20 @@ from penstock.tools.verify.case import Case
 
 __all__ = ["GradientError", "find_unreached", "largest_error", "run_unsplit"]
 
-# Gradients that are zero but for rounding are measured against the largest of the model.
+# Gradients that are zero up to rounding are compared with the largest of the model.
 _SMALLEST_SCALE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GradientError:
-    """The parameter whose gradient is furthest off, and how far, relative to its largest entry."""
+    """The parameter with the largest relative error of its gradient, and that error."""
 
     error: float
     name: str
 
 
 def run_unsplit(case: Case, dataflow: Dataflow) -> torch.Tensor:
-    """The loss of the whole batch; `case.stages` are the parts of the model."""
+    """Return the loss of the whole batch; `case.stages` are the parts of the model."""
     outputs: dict[int, Any] = {}
     total = torch.zeros((), dtype=torch.float64)
     with collect_losses() as added:
@@ -42,7 +42,7 @@ def run_unsplit(case: Case, dataflow: Dataflow) -> torch.Tensor:
 
 
 def _as_arguments(values: Sequence[Any]) -> list[Any]:
-    """The outputs of the producers as positional arguments: a tuple is several of them."""
+    """Return the outputs of the producers as positional arguments; a tuple is several."""
     arguments: list[Any] = []
     for value in values:
         arguments.extend(value if isinstance(value, tuple) else (value,))
@@ -52,10 +52,10 @@ def _as_arguments(values: Sequence[Any]) -> list[Any]:
 def largest_error(
     found: Sequence[tuple[int, nn.Module]], expected: Sequence[nn.Module]
 ) -> GradientError:
-    """How far the gradients of these parts of the model are off.
+    """Return the largest error of the gradients of these parts of the model.
 
-    A gradient that is missing counts as zeros. The error is relative to the largest entry of the
-    parameter's own gradient, or to a thousandth of the largest of all where that is more.
+    A missing gradient counts as zeros. The error is relative to the largest entry of the
+    parameter's own gradient, or to a thousandth of the largest of all if that is more.
     """
     gradients = [_gradient(p) for module in expected for p in module.parameters()]
     largest = max((float(g.abs().max()) for g in gradients if g.numel()), default=0.0)
@@ -69,14 +69,14 @@ def largest_error(
             difference = float((_gradient(parameter) - wanted).abs().max())
             scale = max(float(wanted.abs().max()), _SMALLEST_SCALE * largest)
             error = difference / scale if scale else difference
-            # What is no number is as far off as can be.
+            # NaN is the largest error.
             error = inf if isnan(error) else error
             worst = max(worst, GradientError(error, f"{name} of stage {part}"))
     return worst
 
 
 def find_unreached(parts: Sequence[nn.Module]) -> list[int]:
-    """The parts of the model that have something to train, but to which no gradient comes."""
+    """Return the parts of the model that are trained but get no gradient."""
     trained = [[p for p in module.parameters() if p.requires_grad] for module in parts]
     return [
         part

@@ -1,4 +1,4 @@
-"""One step of a schedule against the unsplit model and against what was predicted."""
+"""One step of a schedule, compared with the unsplit model and with the prediction."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -28,7 +28,7 @@ from penstock.view.units import format_number
 __all__ = ["Check", "VerifyRequest", "verify"]
 
 _LONGEST_SILENCE = 120.0
-# How many weights are named where a line has to do.
+# How many weights are named in one line.
 _NAMED = 3
 
 
@@ -48,7 +48,7 @@ class VerifyRequest:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was checked: whether it holds, what was found and what was expected."""
+    """The result of one check: whether it holds, what was found and what was expected."""
 
     name: str
     is_fine: bool
@@ -58,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What one process saw of a step."""
+    """What one process found in a step."""
 
     loss: float
     unsplit_loss: float
@@ -76,7 +76,7 @@ def verify(request: VerifyRequest, *, uses_processes: bool = False) -> tuple[Che
     """Run one step, in this process or with one process per rank, and check what came out.
 
     >>> from penstock.assembly import build
-    >>> checks = verify(Request(build("ZBV", ranks=2, microbatches=4), "mlp"))
+    >>> checks = verify(VerifyRequest(build("ZBV", ranks=2, microbatches=4), "mlp"))
     >>> {check.name for check in checks if check.is_fine} == {check.name for check in checks}
     True
     >>> checks[-1].found
@@ -123,7 +123,7 @@ def _run_step(request: VerifyRequest, group: dist.ProcessGroup | None) -> _Findi
         around=counter.around,
     )
     for module in set(pipeline.modules.values()):
-        counter.watch(module)
+        counter.attach(module)
     run = pipeline.eval if schedule.is_forward_only else pipeline.step
     result = run(*case.args, target=case.target, record=True)
     unsplit_loss = run_unsplit(expected, flow)
@@ -152,7 +152,7 @@ def _run_step(request: VerifyRequest, group: dist.ProcessGroup | None) -> _Findi
 
 
 def _started_order(timeline: Timeline, rank: int) -> list[str]:
-    """One rank's compute actions in the order of the clock."""
+    """Return one rank's compute actions in the order in which they started."""
     spans = [span for span in timeline.spans(rank) if span.action.kind.is_compute]
     return [str(span.action) for span in sorted(spans, key=lambda span: span.start)]
 
@@ -169,7 +169,7 @@ def _check_gradients(request: VerifyRequest, findings: Sequence[_Findings]) -> C
 
 
 def _check_reach(schedule: Schedule, findings: Sequence[_Findings]) -> Check:
-    """Gradients may be equal because there are none, say if a stage detaches its output."""
+    """Check that gradients exist, because two missing ones are equal too."""
     if schedule.is_forward_only:
         return Check("stages reached", True, "none", "none, without a backward")
     unreached = findings[0].unreached
@@ -201,16 +201,16 @@ def _check_peaks(schedule: Schedule, findings: Sequence[_Findings]) -> Check:
 
 
 def _check_deferred(schedule: Schedule, findings: Sequence[_Findings]) -> list[Check]:
-    """Where the backward is split, W must have something to do; what I finished is named."""
+    """Check that W has work to do if the backward is split; name what I has finished."""
     if not schedule.rows.has_kind(Kind.BACKWARD_WEIGHT):
         return []
-    weights = sum(found.num_weights for found in findings)
-    left = [name for found in findings for name in found.undeferred]
-    told = f"{weights - len(left)} of {weights} weights"
+    weights = sum(finding.num_weights for finding in findings)
+    left = [name for finding in findings for name in finding.undeferred]
+    found = f"{weights - len(left)} of {weights} weights"
     if left:
-        told += f" (I finished {', '.join(left[:_NAMED])}{' ...' if len(left) > _NAMED else ''})"
+        found += f" (I finished {', '.join(left[:_NAMED])}{' ...' if len(left) > _NAMED else ''})"
     is_fine = len(left) < weights or not weights
-    return [Check("left for W", is_fine, told, "at least one weight, if there are any")]
+    return [Check("left for W", is_fine, found, "at least one weight, if there are any")]
 
 
 def _per_rank(values: Sequence[int]) -> str:
