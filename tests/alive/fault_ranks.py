@@ -30,10 +30,10 @@ _PRELOADED = ("torch", "penstock.checkpoint.checkpoints")
 class Fate:
     """How one process ended: what it reported, its exit code, and what it wrote to stderr.
 
-    `told` is what its job returned or the error that it raised; None if it reported neither.
+    `reported` is what its job returned or the error that it raised; None if it reported neither.
     """
 
-    told: Any
+    reported: Any
     exit_code: int | None
     stderr: str
 
@@ -68,11 +68,11 @@ def run_ranks(
 
 
 def _fate(workers: Workers, rank: int, exit_code: int | None, stderr: Path) -> Fate:
-    told = None
+    reported = None
     match workers.listen([rank], 0.0):
         case [(_, Reported(value))]:
-            told = value
-    return Fate(told, exit_code, stderr.read_text() if stderr.exists() else "")
+            reported = value
+    return Fate(reported, exit_code, stderr.read_text() if stderr.exists() else "")
 
 
 def _run_and_end(
@@ -91,14 +91,14 @@ def _run_and_end(
         context, num_ranks, name="world", seconds=_GROUP_SECONDS, backend=backend, device=device
     )
     try:
-        told = job(context.rank, *args)
+        reported = job(context.rank, *args)
     except Exception as error:
         context.report(_portable(error))
         if backend == "nccl":
             # Its threads may hold up the end of a process whose peer has gone.
             os._exit(1)
         sys.exit(1)
-    context.report(told)
+    context.report(reported)
     dist.destroy_process_group()
     sys.exit(0)
 

@@ -103,13 +103,13 @@ def train_into_trap(rank: int, case: Case, folder: Path) -> str:
     return "finished"
 
 
-def action_of(case: Case, told: str) -> str:
+def action_of(case: Case, reported: str) -> str:
     """Return the action at which the victim failed; a backward may be for inputs only."""
     schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
     stage = schedule.placement.stages(case.victim)[0]
     letters = "BI" if case.kind == "raise in B" else "F"
     return next(
-        (text for k in letters if (text := f"{stage}{k}{case.microbatch}") in told), "nowhere"
+        (text for k in letters if (text := f"{stage}{k}{case.microbatch}") in reported), "nowhere"
     )
 
 
@@ -141,20 +141,21 @@ def check_case(case: Case, folder: Path) -> None:
 def check_raised(case: Case, fates: list[Fate]) -> None:
     """Check that all ranks raise the error of the rank that raised first."""
     for fate in fates:
-        told = str(fate.told)
+        reported = str(fate.reported)
         assert (fate.exit_code, fate.stderr) == (1, "")
         place = f"rank {case.victim}, stage "
-        assert place in told
-        assert f"{action_of(case, told)}: ValueError: a mistake" in told
+        assert place in reported
+        assert f"{action_of(case, reported)}: ValueError: a mistake" in reported
 
 
 def check_lost(case: Case, fates: list[Fate]) -> None:
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     assert [fate.stderr for fate in others] == [""] * len(others)
     assert [fate.exit_code for fate in others] == [1] * len(others)
-    assert [type(fate.told) for fate in others] == [ps.PeerLostError] * len(others)
-    assert {fate.told.rank for fate in others} == {case.victim}, [str(f.told) for f in others]
-    (message,) = {str(fate.told) for fate in others}
+    assert [type(fate.reported) for fate in others] == [ps.PeerLostError] * len(others)
+    named = {fate.reported.rank for fate in others}
+    assert named == {case.victim}, [str(fate.reported) for fate in others]
+    (message,) = {str(fate.reported) for fate in others}
     first, last = message.splitlines()
     assert first.startswith(f"rank {case.victim} (process ")
     assert WHAT[case.kind] in first
@@ -164,7 +165,7 @@ def check_lost(case: Case, fates: list[Fate]) -> None:
     victim = fates[case.victim]
     assert victim.exit_code == EXIT_CODES[case.kind]
     if case.kind == "SIGSTOP":
-        assert str(victim.told) == message
+        assert str(victim.reported) == message
 
 
 ALL_CASES = [
@@ -206,19 +207,19 @@ def continue_after_a_loss(rank: int, folder: Path) -> list[str]:
         lambda: pipeline.eval(batch),
         lambda: pipeline.clip_grad_norm_(1.0),
     ]
-    told = []
+    reported = []
     for call in calls:
         with pytest.raises(ps.PeerLostError) as caught:
             call()
-        told.append(str(caught.value))
-    return told
+        reported.append(str(caught.value))
+    return reported
 
 
 def test_every_later_call_of_a_pipeline_that_lost_a_rank_raises_at_once(tmp_path: Path) -> None:
     fates = run_ranks(continue_after_a_loss, RANKS, tmp_path, tmp_path)
     others = [fate for rank, fate in enumerate(fates) if rank != 2]
     assert [fate.exit_code for fate in others] == [0, 0, 0]
-    (message,) = {message for fate in others for message in fate.told}
+    (message,) = {message for fate in others for message in fate.reported}
     assert message.startswith("rank 2 (process ")
     (folder,) = tmp_path.glob("penstock-*")
     assert message.endswith(f"\nwhat every rank did: penstock explain {folder}")
@@ -255,14 +256,14 @@ def test_process_that_does_not_leave_its_call_is_ended_with_exit_code_83(
 ) -> None:
     fates = run_ranks(loop_for_ever, RANKS, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, 83, -signal.SIGKILL, 1]
-    told = fates[1].stderr.splitlines()
-    assert told[0].startswith("penstock: rank 2 (process ")
-    assert told[1].startswith("what every rank did: penstock explain ")
-    assert told[2] == (
+    reported = fates[1].stderr.splitlines()
+    assert reported[0].startswith("penstock: rank 2 (process ")
+    assert reported[1].startswith("what every rank did: penstock explain ")
+    assert reported[2] == (
         "this is rank 1, which did not leave 1F2 (forward of microbatch 2 in stage 1) of step 0 "
         "within 2 s; its process ends now with exit code 83"
     )
-    assert any("in act" in line for line in told[3:])
+    assert any("in act" in line for line in reported[3:])
 
 
 def lose_the_link(rank: int, folder: Path) -> None:
@@ -278,7 +279,7 @@ def lose_the_link(rank: int, folder: Path) -> None:
 def test_rank_that_lost_its_link_ends_the_step_on_all_ranks(tmp_path: Path) -> None:
     fates = run_ranks(lose_the_link, RANKS, tmp_path, tmp_path)
     assert [(fate.exit_code, fate.stderr) for fate in fates] == [(1, "")] * RANKS
-    (message,) = {str(fate.told) for fate in fates}
+    (message,) = {str(fate.reported) for fate in fates}
     assert " lost its connection to another rank (" in message
 
 
@@ -301,7 +302,7 @@ def end_without_a_fault(rank: int, folder: Path) -> list[str]:
 def test_pipelines_without_a_fault_leave_no_records(tmp_path: Path) -> None:
     fates = run_ranks(end_without_a_fault, RANKS, tmp_path, tmp_path)
     expected = [f"rank{rank}.flight" for rank in range(RANKS)]
-    assert [sorted(fate.told) for fate in fates] == [expected] * RANKS
+    assert [sorted(fate.reported) for fate in fates] == [expected] * RANKS
     assert list(tmp_path.rglob("*.flight")) == []
     assert list(tmp_path.rglob("penstock-*")) == []
 
@@ -321,10 +322,10 @@ def test_rank_that_left_is_named_by_ranks_that_continue(tmp_path: Path) -> None:
     fates = run_ranks(leave_early, RANKS, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, 1, 0, 1]
     for rank in (0, 1, 3):
-        told = fates[rank].told
-        assert isinstance(told, ps.PeerLostError)
-        assert told.rank == 2
-        assert " has left (its pipeline was closed)" in str(told)
+        reported = fates[rank].reported
+        assert isinstance(reported, ps.PeerLostError)
+        assert reported.rank == 2
+        assert " has left (its pipeline was closed)" in str(reported)
 
 
 def hold_up(rank: int, folder: Path) -> str:
@@ -361,7 +362,7 @@ def hold_up(rank: int, folder: Path) -> str:
 def test_stalled_step_is_reported_and_continues(tmp_path: Path) -> None:
     fates = run_ranks(hold_up, RANKS, tmp_path, tmp_path)
     assert [(fate.exit_code, fate.stderr) for fate in fates] == [(0, "")] * RANKS
-    first, heading, *rows = fates[0].told.splitlines()
+    first, heading, *rows = fates[0].reported.splitlines()
     assert first.endswith(" s; all ranks are waiting for rank 1")
     assert heading.split() == ["rank", "in", "for", "waits", "for"]
     assert [row.split()[0] for row in rows] == ["0", "1", "2", "3"]
@@ -417,7 +418,7 @@ def test_loss_in_a_collective_of_replicas_ends_both_pipelines(
     assert [fate.exit_code in (0, 1, 83) for fate in fates[:2]] == [True] * 2
     assert fates[2].exit_code == 1
     assert fates[3].exit_code in (code, 83)
-    lost = fates[2].told
+    lost = fates[2].reported
     assert isinstance(lost, ps.PeerLostError)
     assert lost.rank == 1
     assert "; its last action was 1REDUCE_GRAD (" in str(lost)

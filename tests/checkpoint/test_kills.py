@@ -40,8 +40,8 @@ def kill_many(folder: Path, times: int) -> set[bool]:
         # Every third dies in the middle of a file, the others before a call, a few saves on.
         call, byte = generator.randrange(3 * _CALLS), generator.randrange(_BYTES)
         point = Point("byte", byte) if number % 3 == 2 else Point("call", call)
-        told = kill_while_saving(folder, point)
-        complete = complete if told is None else told
+        reported = kill_while_saving(folder, point)
+        complete = complete if reported is None else reported
         restored = ps.Checkpoints(folder).load(pipeline)
         if restored is None:
             assert complete == 0

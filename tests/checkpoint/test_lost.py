@@ -135,10 +135,10 @@ def check_case(case: Case, folder: Path) -> None:
 
 def check_lost(fates: list[Fate], case: Case) -> None:
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
-    told = [(type(fate.told), fate.exit_code, fate.stderr) for fate in others]
-    assert told == [(ps.PeerLostError, 1, "")] * len(others), [str(f.told) for f in others]
-    (message,) = {str(fate.told) for fate in others}
-    assert {fate.told.rank for fate in others} == {case.victim}, message
+    reported = [(type(fate.reported), fate.exit_code, fate.stderr) for fate in others]
+    assert reported == [(ps.PeerLostError, 1, "")] * len(others), [str(f.reported) for f in others]
+    (message,) = {str(fate.reported) for fate in others}
+    assert {fate.reported.rank for fate in others} == {case.victim}, message
     assert WHAT[case.kind] in message
     assert fates[case.victim].exit_code == EXIT_CODES[case.kind]
 
@@ -228,8 +228,8 @@ def test_interpreter_ends_while_a_thread_waits_for_a_rank_that_has_stopped(tmp_p
     ]
     try:
         for rank in (0, 2, 3):
-            told = processes[rank].communicate(timeout=300)
-            assert (*told, processes[rank].returncode) == ("done\n", "", 0)
+            reported = processes[rank].communicate(timeout=300)
+            assert (*reported, processes[rank].returncode) == ("done\n", "", 0)
     finally:
         for process in processes:
             process.kill()
@@ -250,11 +250,11 @@ def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
 ) -> None:
     fates = run_ranks(lose_a_rank_of_a_copy, RANKS, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, 1, 1, -signal.SIGKILL]
-    assert [type(fate.told) for fate in fates[:3]] == [ps.PeerLostError] * 3
-    assert fates[2].told.rank == 1
-    assert WHAT["SIGKILL"] in str(fates[2].told)
+    assert [type(fate.reported) for fate in fates[:3]] == [ps.PeerLostError] * 3
+    assert fates[2].reported.rank == 1
+    assert WHAT["SIGKILL"] in str(fates[2].reported)
     # The other pipeline has all its ranks; one of them names the process that it cannot reach.
-    (message,) = {str(fate.told) for fate in fates[:2]}
+    (message,) = {str(fate.reported) for fate in fates[:2]}
     start = "lost its connection to another rank (saving and loading need all processes: rank "
     assert start in message
     assert " of 4 is gone: " in message
@@ -271,9 +271,9 @@ def lose_a_rank_of_none(rank: int, folder: Path) -> None:
 def test_copies_of_a_whole_pipeline_name_a_process_that_is_gone(tmp_path: Path) -> None:
     fates = run_ranks(lose_a_rank_of_none, 2, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, -signal.SIGKILL]
-    assert isinstance(fates[0].told, ps.CheckpointError)
+    assert isinstance(fates[0].reported, ps.CheckpointError)
     start = "saving and loading need all processes: rank 1 of 2 is gone: "
-    assert str(fates[0].told).startswith(start)
+    assert str(fates[0].reported).startswith(start)
 
 
 def save_and_end(rank: int, folder: Path) -> list[str]:

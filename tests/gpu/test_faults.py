@@ -116,7 +116,7 @@ def test_survivors_of_a_killed_rank_say_who_it_was(
         train_into_a_kill, ranks, tmp_path, accelerator, tmp_path, step, backend=backend
     )
     assert fates[1].exit_code == -signal.SIGKILL
-    others = [fate.told for rank, fate in enumerate(fates) if rank != 1]
+    others = [fate.reported for rank, fate in enumerate(fates) if rank != 1]
     assert [type(told) for told in others] == [ps.PeerLostError] * (ranks - 1), "\n\n".join(
         map(str, fates)
     )

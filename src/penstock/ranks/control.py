@@ -94,7 +94,7 @@ def decode_value(data: bytes) -> Any:
 
 
 class Control(Protocol):
-    """Exchanges plain values with the processes that run the other ranks."""
+    """An exchange of plain values with the processes that run the other ranks."""
 
     @property
     def rank(self) -> int:
@@ -167,16 +167,16 @@ class LocalControl:
 
 
 class GroupControl:
-    """One process among those of a group, with connections of its own.
+    """One process among those of a group, or among some `ranks` of it, with its own connections.
 
-    Every process of the group makes one, and calls its methods in the same order.
+    Each of these processes makes one, and calls its methods in the same order.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> None:
+        members = range(dist.get_world_size(group)) if ranks is None else ranks
         self.connections = Connections()
-        self.gloo: PrivateGroup = open_gloo(group, self.connections)
-        self.rank = dist.get_rank(group)
-        self.size = dist.get_world_size(group)
+        self.gloo: PrivateGroup = open_gloo(group, self.connections, ranks)
+        self.rank, self.size = members.index(dist.get_rank(group)), len(members)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Return every process's data, by one small collective on the host."""

@@ -8,7 +8,7 @@ The order of the messages of a channel is that of the lowered schedule, the same
 Receives are started in the order in which they were posted, also while shapes are learned: what
 was posted behind an activation is not started before the header of that activation has come.
 
-Where messages have no tags nothing else tells them apart. So every message has a label there in
+Where messages have no tags, nothing else distinguishes them. So every message has a label there in
 each step that learns shapes, in the first step after it with the same shapes, and in the first
 after a failure. Labels are compared before a tensor is used:
 
@@ -158,7 +158,7 @@ class GroupTransport:
     def _send_all(
         self, message: Message, form: Format | None, buffers: list[torch.Tensor]
     ) -> None:
-        """Send what is told of a message, if anything is, and its tensors."""
+        """Send the label of a message, if it has one, and its tensors."""
         is_new = message.is_forward and self._known is None
         if form is not None and (is_new or self._has_labels):
             text = form.to_bytes() if is_new else b""
@@ -193,7 +193,7 @@ class GroupTransport:
             self._start_gradients(queue)
 
     def discard(self, message: Message) -> None:
-        """Take a message that nobody wants any more, if it is on its way."""
+        """Take a message that is no longer needed, if it is on its way."""
         # An older message of the channel may turn out to have failed, before this one is reached.
         while message in self._incoming or message in self._posted.get(message.source, ()):
             with suppress(PeerFailedError):
@@ -308,7 +308,7 @@ class GroupTransport:
             self._labels.receive(started).require(expected)
 
     def _hold(self, message: Message, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
-        """Keep what is being sent alive, and let go of what has left."""
+        """Keep what is being sent alive, and drop what has been sent."""
         channel = self._outgoing.setdefault(message.destination, deque())
         channel.append((works, buffers))
         # A receiver that learns or compares does so late, and then no send may be waited for.

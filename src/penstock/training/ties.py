@@ -17,12 +17,13 @@ from torch.nn.parameter import is_lazy
 
 from penstock.errors import ModelError
 from penstock.ir.placement import Placement
-from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.control import GroupControl
 from penstock.ranks.private_groups import PrivateGroup, open_like
 from penstock.splitting.pipe import Pipe
 from penstock.tensors.plain import dense_value
 
 __all__ = [
+    "Holders",
     "SharedParameter",
     "Ties",
     "connect_holders",
@@ -143,16 +144,31 @@ def _rank_of(name: str, placement: Placement) -> int:
     return placement.rank_of_stage[int(stage)]
 
 
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The ranks that share a parameter: a group for its values, and their control."""
+
+    values: PrivateGroup
+    control: GroupControl
+
+
 def connect_holders(
     ties: Sequence[SharedParameter], group: dist.ProcessGroup
-) -> dict[tuple[int, ...], PrivateGroup]:
-    """A group for every set of ranks that share a parameter, if this rank is one of them."""
+) -> dict[tuple[int, ...], Holders]:
+    """Connect every set of ranks that share a parameter, if this rank is one of them."""
     rank = dist.get_rank(group)
     return {
-        ranks: open_like(group, Connections(), ranks)
+        ranks: _connect(group, ranks)
         for ranks in sorted({tie.ranks for tie in ties})
         if rank in ranks and len(ranks) > 1
     }
+
+
+def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> Holders:
+    control = GroupControl(group, ranks)
+    if dist.get_backend(group) == "gloo":
+        return Holders(control.gloo, control)
+    return Holders(open_like(group, control.connections, ranks), control)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +205,7 @@ class Ties:
         self,
         ties: Sequence[SharedParameter],
         rank: int,
-        groups: Mapping[tuple[int, ...], PrivateGroup],
+        groups: Mapping[tuple[int, ...], Holders],
         modules: Mapping[int, nn.Module],
     ) -> None:
         self._ties = [(tie, groups.get(tie.ranks)) for tie in ties if rank in tie.ranks]
@@ -245,23 +261,23 @@ def _places(tie: SharedParameter) -> tuple[nn.Parameter, ...]:
     return (tie.parameter, *tie.others)
 
 
-def _start_with_one_value(tie: SharedParameter, group: PrivateGroup | None) -> None:
+def _start_with_one_value(tie: SharedParameter, holders: Holders | None) -> None:
     """What is one parameter starts with one value: that of the first rank that holds it."""
     value = _local(tie.parameter.detach())
-    if group is not None:
+    if holders is not None:
         # Memory is sent, so it must hold the same numbers in the same order on all ranks.
         told = dense_value(value)
-        group.broadcast(told, 0).wait()
+        holders.values.broadcast(told, 0).wait()
         value.copy_(told)
     for other in tie.others:
         _local(other.detach()).copy_(value)
 
 
-def _sum_gradients(tie: SharedParameter, group: PrivateGroup | None) -> None:
+def _sum_gradients(tie: SharedParameter, holders: Holders | None) -> None:
     """Give every place the sum of all gradients; none where no rank has one, as without ties."""
     places = _places(tie)
     is_used = any(parameter.grad is not None for parameter in places)
-    if not _is_used_anywhere(tie, group, is_used):
+    if not _is_used_anywhere(holders, is_used):
         return
     if tie.parameter.grad is None:
         tie.parameter.grad = torch.zeros_like(tie.parameter)
@@ -272,19 +288,17 @@ def _sum_gradients(tie: SharedParameter, group: PrivateGroup | None) -> None:
     for other in tie.others:
         if other.grad is not None:
             total.add_(_local(other.grad))
-    if group is not None:
-        group.allreduce([total]).wait()
+    if holders is not None:
+        holders.values.allreduce([total]).wait()
     for other in tie.others:
         other.grad = tie.parameter.grad.clone()
 
 
-def _is_used_anywhere(tie: SharedParameter, group: PrivateGroup | None, is_used: bool) -> bool:
-    """Whether any rank has a gradient; one that has need not wait for the answer."""
-    if group is None:
+def _is_used_anywhere(holders: Holders | None, is_used: bool) -> bool:
+    """Return whether any rank has a gradient, which hosts know without waiting for a device."""
+    if holders is None:
         return is_used
-    answer = torch.full((1,), float(is_used), device=_local(tie.parameter.detach()).device)
-    group.allreduce([answer]).wait()
-    return is_used or bool(answer.item())
+    return any(map(any, holders.control.gather_bytes(bytes([is_used]))))
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
