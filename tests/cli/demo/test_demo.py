@@ -134,7 +134,7 @@ def test_another_schedule_and_more_ranks_are_trained_exactly(tmp_path: Path) -> 
         (("--schedule", "DualPipe", "-r", "3"), "even"),
         (("-r", "9"), "the demo's model has 8 pieces, too few for the 9 stages"),
         (("--schedule", "ZBV", "-r", "5"), "use at most 4 ranks"),
-        (("--schedule", "ForwardOnly"), "has no backwards to train with"),
+        (("--schedule", "ForwardOnly"), "the schedule must have backwards (got ForwardOnly)"),
     ],
 )
 def test_wrong_wish_is_refused_before_any_work(
