@@ -100,7 +100,7 @@ def ours(
         loss=loss_of,
         ranks=ranks,
         device=device,
-        cuda_graphs=is_captured,
+        options=ps.RunOptions(cuda_graphs=is_captured),
     )
     x, target = make_batch(size, device)
     name = f"ours, {ranks} rank{'s' if ranks > 1 else ''}"

@@ -207,7 +207,7 @@ def _join(stages: list[nn.Module], count: int) -> list[nn.Module]:
 def _guess(case: Case, stages: list[nn.Module], loss: Callable[..., torch.Tensor]) -> ps.Costs:
     """Costs before any step: both ranks measure at once, as both will work at once."""
     row, target = make_batch(case, ROWS)
-    costs = measure(stages, (row,), loss=loss, target=target, microbatches=9)
+    costs = measure(stages, example=(row,), loss=loss, target=target, repeats=9)
     assert dist.group.WORLD is not None, "there is a group"
     links = measure_links(dist.group.WORLD)
     return replace(

@@ -150,7 +150,7 @@ def simulation_table() -> str:
         "|---|---|---|---|",
     ]
     ranks, microbatches = 16, 128
-    small = ps.add_send_recv(ps.build("ZBV", ranks=ranks, microbatches=microbatches))
+    small = ps.passes.add_send_recv(ps.build("ZBV", ranks=ranks, microbatches=microbatches))
     holder = generate_stage_to_rank_mapping(ranks, 2 * ranks, style="v")
     orders = torch_schedules._add_send_recv(
         {r: [a for a in o if a] for r, o in torch_orders(ranks, microbatches).items()},
@@ -163,7 +163,7 @@ def simulation_table() -> str:
             orders, stage_to_rank=lambda stage: holder[stage], num_stages=2 * ranks
         ),
     )
-    large = ps.add_send_recv(ps.build("ZBV", ranks=64, microbatches=2048))
+    large = ps.passes.add_send_recv(ps.build("ZBV", ranks=64, microbatches=2048))
     for name, seconds, actions in (
         ("torch, 16 x 128", theirs, len(small.rows)),
         ("Penstock, 16 x 128", best_of(5, lambda: ps.simulate(small)), len(small.rows)),

@@ -21,70 +21,84 @@ class NameGroup:
     names: str
 
 
+def _names_of(room: str) -> str:
+    """Return the names of a room that `penstock` itself lacks, with the name of the room."""
+    module = getattr(ps, room)
+    names = [n for n in getattr(module, "__all__", ()) if not n.startswith("_")]
+    at_the_top = {id(getattr(ps, name)) for name in ps.__all__}
+    return " ".join(f"{room}.{n}" for n in names if id(getattr(module, n)) not in at_the_top)
+
+
 GROUPS = (
     NameGroup(
         "Schedules",
         "Build an order, read one, write one, and say what it is made of. "
         "See [Schedules: yours](schedules.md).",
-        "build Schedule Action Kind Overlap Placement Dataflow Routed parse_work register",
+        "build Schedule Action Kind Overlap Placement Dataflow Routed register",
     ),
     NameGroup(
         "Passes",
         "From schedule to schedule: `lower` runs those that a real run needs.",
-        "lower add_send_recv add_send_recv_by_cost delay_receives add_unshard_reshard "
-        "add_reduce_grad merge_backward split_backward overlap_forward_backward thin_out "
-        "reroute",
+        f"lower {_names_of('passes')}",
     ),
     NameGroup(
         "Checks",
         "Prove that a schedule is complete and will finish.",
-        "check find_problems Problem",
+        f"check {_names_of('checks')}",
     ),
     NameGroup(
         "Prices",
         "What a schedule costs, and why.",
-        "Costs simulate Timeline Span explain Explanation Gap Saving",
+        f"Costs simulate Timeline explain review {_names_of('sim')}",
     ),
     NameGroup(
         "Plans",
         "Have an order found, for real costs and a memory limit. See [Planning](planning.md).",
-        "plan search Plan Choices Finding Findings partition Partition Piece count_in_flight "
-        "review revise",
+        f"plan search revise Plan partition Piece {_names_of('planner')}",
     ),
     NameGroup(
         "Models",
         "Cut a model into stages, and measure them. See [Split a model](splitting.md).",
-        "split Pipe SplitPoint pipe_split find_loss here_only balance measure measure_closely "
-        "measure_layers measure_links",
+        "split Pipe find_loss here_only balance measure measure_layers measure_links "
+        + _names_of("measuring"),
     ),
     NameGroup(
         "Training",
         "Run the stages in the order of a schedule. See [Train a pipeline](running.md).",
-        "Pipeline StepResult Along Ready Shared add_loss",
+        "Pipeline StepResult RunOptions Along Ready Shared add_loss",
     ),
     NameGroup(
         "Long runs",
         "Save, resume, and see what becomes of a run in which something goes wrong.",
-        "Checkpoints Restored Watch train_elastically Job ElasticStep Disturbance Drop",
+        f"Checkpoints {_names_of('checkpoint')} Timeouts train_elastically Job "
+        + _names_of("elastic"),
+    ),
+    NameGroup(
+        "See",
+        "Pictures for the terminal, for papers and for the browser, and traces.",
+        _names_of("view"),
     ),
     NameGroup(
         "Files",
         "Recorded steps and traces.",
-        "read_timeline write_timeline read_trace write_trace",
+        f"read_timeline write_timeline read_trace {_names_of('files')}",
+    ),
+    NameGroup(
+        "Tests",
+        "Faults on purpose, and a step against the unsplit model. See [Soak](soak.md).",
+        _names_of("testing"),
     ),
     NameGroup(
         "Names of torch.distributed.pipelining",
         "With the same meaning; all of them, and how to use them, are in "
         "[Coming from torch](coming-from-torch.md).",
-        "pipeline PipelineStage build_stage get_schedule_class ScheduleGPipe Schedule1F1B "
-        "ScheduleInterleaved1F1B ScheduleLoopedBFS ScheduleInterleavedZeroBubble "
-        "ScheduleZBVZeroBubble ScheduleDualPipeV",
+        _names_of("dropin"),
     ),
     NameGroup(
         "Errors",
         "Everything that is raised on purpose; each is also the built-in error that one would "
         "expect.",
-        " ".join(sorted(name for name in ps.__all__ if name.endswith("Error"))),
+        f"PenstockError {_names_of('errors')}",
     ),
 )
 
@@ -92,7 +106,7 @@ GROUPS = (
 def reference_page() -> str:
     """The page as Markdown; the docstrings are put in when it is rendered."""
     named = [name for group in GROUPS for name in group.names.split()]
-    if wrong := sorted(set(named) ^ set(ps.__all__)):
+    if wrong := sorted({name for name in named if "." not in name} ^ set(ps.__all__)):
         raise ArgumentError(
             f"the groups of docs_build/reference.py and penstock.__all__ differ in "
             f"{', '.join(wrong)}; a public name stands in one group"

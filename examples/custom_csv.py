@@ -30,5 +30,5 @@ print(f"loss {result.loss:.4f}")
 Path("stuck.csv").write_text("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n")
 try:
     ps.check(ps.Schedule.from_csv("stuck.csv"))
-except ps.DeadlockError as error:
+except ps.errors.DeadlockError as error:
     print(error)

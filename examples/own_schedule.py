@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import penstock as ps
-from penstock.view.terminal import plain_timeline_view
 
 
 def eager(ranks: int, microbatches: int, stages_per_rank: int) -> ps.Schedule:
@@ -37,7 +36,7 @@ for name in ("1F1B", "Eager1F1B"):
     schedule = ps.build(name, ranks=4, microbatches=8)  # refused here if it could not finish
     timeline = ps.simulate(schedule, costs)
     print(f"{name}: {timeline.makespan:g} s, {timeline.peak_activations} activations")
-    print(plain_timeline_view(timeline, width=90))
+    print(ps.view.draw(timeline, width=90))
 
 stages = [nn.Linear(8, 8) for _ in range(4)]
 pipeline = ps.Pipeline(stages, "Eager1F1B", microbatches=8, loss=nn.MSELoss())

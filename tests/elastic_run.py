@@ -63,7 +63,7 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, step: ps.ElasticStep) -> None:
+    def __call__(self, step: ps.elastic.ElasticStep) -> None:
         if os.environ["RANK"] != "0":
             return
         with (self._folder / "steps.txt").open("a", encoding="utf-8") as log:
@@ -71,7 +71,7 @@ class Notes:
         while self._is_held(step):
             sleep(0.05)
 
-    def _is_held(self, step: ps.ElasticStep) -> bool:
+    def _is_held(self, step: ps.elastic.ElasticStep) -> bool:
         """Wait at 10 until a rank is killed, and at 20 until torchrun restarts for a new one."""
         if step.ranks == 4:
             return step.number == 10 and not (self._folder / "killed").exists()

@@ -35,7 +35,7 @@ LAYERS = (
     ("training",),
     ("measuring", "checkpoint"),
     ("elastic", "tools"),
-    ("dropin", "cli"),
+    ("dropin", "cli", "testing"),
     ("__init__", "__main__"),
 )
 TORCH_LINE = LAYERS.index(("tensors",))

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.assembly import build, lower
 from penstock.costs import Costs
-from penstock.errors import ScheduleError, ScheduleNameError, SizeError
+from penstock.errors import ArgumentError, ScheduleError, ScheduleNameError, SizeError
 from penstock.ir.schedule import Schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
@@ -15,7 +15,7 @@ from tests.tables import orders_of, read_orders
 
 
 def one_after_the_other(ranks: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """Each microbatch there and back before the next one starts."""
+    """Run each microbatch forward and backward before the next one starts."""
     orders = [
         [
             text
@@ -135,4 +135,37 @@ def test_schedule_is_lowered_only_once() -> None:
     with pytest.raises(ScheduleError) as caught:
         lower(lower(build("1F1B", ranks=2, microbatches=2)))
     message = "the schedule has sends and receives already; lower it only once"
+    assert str(caught.value) == message
+
+
+def takes_too_little(ranks: int, microbatches: int) -> Schedule:
+    return build("1F1B", ranks=ranks, microbatches=microbatches)
+
+
+def returns_nothing(ranks: int, microbatches: int, stages_per_rank: int) -> None:
+    build("1F1B", ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            takes_too_little,
+            "a schedule function must take ranks, microbatches and stages_per_rank by position "
+            "(got takes_too_little(ranks: int, microbatches: int) -> "
+            "penstock.ir.schedule.Schedule); define it as takes_too_little(ranks, microbatches, "
+            "stages_per_rank)",
+        ),
+        (
+            returns_nothing,
+            "a schedule function must return a Schedule (returns_nothing returned NoneType); end "
+            "it with return Schedule.from_orders(...)",
+        ),
+        (7, "family must be a name or a function that returns a Schedule (got int)"),
+    ],
+)
+def test_schedule_function_of_another_form_is_refused(given: Any, message: str) -> None:
+    # Python's own TypeError or an AttributeError of NoneType said nothing of what was wrong.
+    with pytest.raises(ArgumentError) as caught:
+        build(given, ranks=2, microbatches=2)
     assert str(caught.value) == message

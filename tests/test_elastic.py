@@ -25,7 +25,7 @@ _SCRIPT = Path(__file__).with_name("elastic_run.py")
 
 
 def losses_undisturbed() -> list[float]:
-    """One process, one rank, from the first step to the last."""
+    """Train in one process as one rank, from the first step to the last."""
     pipe = ps.split(Model(), layers="layers", stages=1)
     pipeline = ps.Pipeline(pipe, "GPipe", microbatches=4, loss=nn.MSELoss(), ranks=1, seed=7)
     optimizer = adam(pipeline.parameters())
@@ -56,7 +56,7 @@ class Agents:
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> subprocess.Popen[bytes]:
-        """One more machine; the first one holds the meeting place."""
+        """Start one more machine; the first one holds the rendezvous."""
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", "3:4", "--nproc-per-node", "1", "--max-restarts", "20"),
@@ -80,14 +80,14 @@ class Agents:
         return agent
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
-        """A machine is gone: the agent, and what it has started."""
+        """Kill a machine: the agent, and what it has started."""
         for process in [*_children(agent.pid), agent.pid]:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         agent.wait(_LIMIT_SECONDS)
 
     def logs(self) -> str:
-        """What the agents have said, for a test that fails."""
+        """Return what the agents printed, for a test that fails."""
         files = sorted(self._folder.glob("agent-*.txt"))
         return "\n".join(f"{file.name}:\n{file.read_text()[-3000:]}" for file in files)
 
@@ -105,7 +105,7 @@ def start_agents(folder: Path, count: int) -> Iterator[Agents]:
 
 
 def _children(process: int) -> list[int]:
-    """Everything that a process has started, and that these have started."""
+    """Return everything that a process has started, and that these have started."""
     found: list[int] = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
@@ -131,7 +131,7 @@ def noted(folder: Path) -> list[tuple[int, int, float]]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
-def test_training_goes_on_with_three_of_four_ranks_and_with_four_again(tmp_path: Path) -> None:
+def test_training_continues_with_three_of_four_ranks_and_with_four_again(tmp_path: Path) -> None:
     with start_agents(tmp_path, 4) as agents:
         wait_until(lambda: (10, 4) in {row[:2] for row in noted(tmp_path)}, agents)
         agents.kill(agents.running[2])
@@ -162,7 +162,7 @@ def test_a_job_with_uneven_microbatches_is_refused(rows: int) -> None:
 
 
 def train_to(_: int, folder: Path, steps: int) -> list[tuple[int, float]]:
-    """The steps that a start does, on a job that measures its layers."""
+    """Return the steps that a start does, on a job that measures its layers."""
     done: list[tuple[int, float]] = []
     job = replace(make_job(), costs=None, steps=steps)
     ps.train_elastically(
@@ -175,7 +175,7 @@ def train_to(_: int, folder: Path, steps: int) -> list[tuple[int, float]]:
     return done
 
 
-def test_a_second_start_goes_on_with_the_costs_and_the_plan_of_the_first(
+def test_second_start_reuses_the_costs_and_the_plan_of_the_first(
     tmp_path: Path, two_processes: Processes
 ) -> None:
     first = two_processes.run(train_to, tmp_path, 3)
@@ -210,7 +210,7 @@ def plan_within(_: int, folder: Path, memory: float) -> str:
 
 
 # The plan was made from costs measured without the optimizer: it promised a limit that two
-# averages per parameter broke, and only the rank that plans heard of limits that cannot be kept.
+# averages per parameter broke, and only the rank that plans raised for limits that cannot be kept.
 def test_a_plan_counts_the_state_of_the_jobs_optimizer(
     tmp_path: Path, two_processes: Processes
 ) -> None:

@@ -23,7 +23,6 @@ def test_schedules_are_typed() -> None:
 def test_schedules_are_made_from_values_text_and_files(tmp_path: Path) -> None:
     action = ps.Action(ps.Kind.FORWARD, 0, 0)
     assert_type(action.microbatch, int | None)
-    assert_type(ps.parse_work("0F0"), ps.Action | ps.Overlap)
     schedule = ps.Schedule.from_orders([[action, "0B0"]])
     schedule.to_csv(tmp_path / "schedule.csv")
     assert_type(ps.Schedule.from_csv(str(tmp_path / "schedule.csv")), ps.Schedule)
@@ -31,21 +30,21 @@ def test_schedules_are_made_from_values_text_and_files(tmp_path: Path) -> None:
 
 def test_passes_take_and_give_schedules() -> None:
     schedule = ps.build("1F1B", ranks=2, microbatches=2)
-    assert_type(ps.merge_backward(schedule), ps.Schedule)
-    assert_type(ps.split_backward(schedule), ps.Schedule)
-    assert_type(ps.overlap_forward_backward(schedule), ps.Schedule)
-    assert_type(ps.add_reduce_grad(schedule), ps.Schedule)
-    assert_type(ps.add_unshard_reshard(schedule, whole_stages=2), ps.Schedule)
-    assert_type(ps.add_send_recv(schedule), ps.Schedule)
-    assert_type(ps.delay_receives(ps.add_send_recv(schedule)), ps.Schedule)
-    assert_type(ps.add_send_recv_by_cost(schedule, ps.Costs()), ps.Schedule)
+    assert_type(ps.passes.merge_backward(schedule), ps.Schedule)
+    assert_type(ps.passes.split_backward(schedule), ps.Schedule)
+    assert_type(ps.passes.overlap_forward_backward(schedule), ps.Schedule)
+    assert_type(ps.passes.add_reduce_grad(schedule), ps.Schedule)
+    assert_type(ps.passes.add_unshard_reshard(schedule, whole_stages=2), ps.Schedule)
+    assert_type(ps.passes.add_send_recv(schedule), ps.Schedule)
+    assert_type(ps.passes.delay_receives(ps.passes.add_send_recv(schedule)), ps.Schedule)
+    assert_type(ps.passes.add_send_recv_by_cost(schedule, ps.Costs()), ps.Schedule)
 
 
 def test_checks_are_typed() -> None:
     schedule = ps.build("1F1B", ranks=2, microbatches=2)
-    problems = ps.find_problems(schedule, channels="shared", limit=3)
-    assert_type(problems, tuple[ps.Problem, ...])
-    problem = ps.Problem("once", 0, "0F0", "is missing")
+    problems = ps.checks.find_problems(schedule, channels="shared", limit=3)
+    assert_type(problems, tuple[ps.checks.Problem, ...])
+    problem = ps.checks.Problem("once", 0, "0F0", "is missing")
     assert_type(problem.position, int | None)
     assert_type(problem.rule, str)
     ps.check(schedule)
@@ -61,17 +60,17 @@ def test_timelines_are_typed() -> None:
     assert_type(timeline.rank_makespans, tuple[float, ...])
     assert_type(timeline.rank_peak_activations, tuple[int, ...])
     for span in timeline.spans(0):
-        assert_type(span, ps.Span)
+        assert_type(span, ps.sim.Span)
         assert_type(span.action, ps.Action)
         assert_type(span.start, float)
 
 
 def test_explanations_are_typed() -> None:
     found = ps.explain(ps.build("1F1B", ranks=2, microbatches=2))
-    assert_type(found, ps.Explanation)
-    assert_type(found.critical_path, tuple[ps.Span, ...])
-    assert_type(found.gaps, tuple[ps.Gap, ...])
-    assert_type(found.savings, tuple[ps.Saving, ...])
+    assert_type(found, ps.sim.Explanation)
+    assert_type(found.critical_path, tuple[ps.sim.Span, ...])
+    assert_type(found.gaps, tuple[ps.sim.Gap, ...])
+    assert_type(found.savings, tuple[ps.sim.Saving, ...])
     assert_type(found.idle_seconds, dict[str, float])
     assert_type(found.gaps[0].waited_for, ps.Action)
 
@@ -88,10 +87,10 @@ def test_plans_are_typed(tmp_path: Path) -> None:
 def test_findings_are_typed() -> None:
     layers = [ps.Piece.of_weight(name, 1) for name in "abcd"]
     findings = ps.search({1: layers, 2: layers}, ranks=2, batch=4, seconds=0)
-    assert_type(findings, ps.Findings)
+    assert_type(findings, ps.planner.Findings)
     assert_type(findings.best, ps.Plan)
-    assert_type(findings.found, tuple[ps.Finding, ...])
-    assert_type(findings.found[0].choices, ps.Choices)
+    assert_type(findings.found, tuple[ps.planner.Finding, ...])
+    assert_type(findings.found[0].choices, ps.planner.Choices)
     assert_type(findings.verdicts, tuple[str, ...])
 
 

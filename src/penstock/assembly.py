@@ -1,5 +1,6 @@
 """From a name to a schedule that is checked, and from that to one with communication."""
 
+import inspect
 from typing import Literal
 
 from penstock.checks.report import check
@@ -12,7 +13,7 @@ from penstock.passes.shard import add_unshard_reshard
 from penstock.schedules.registry import Family, Generator, find_family
 from penstock.schedules.sizes import require_size
 
-__all__ = ["build", "lower"]
+__all__ = ["build", "generate", "lower"]
 
 
 def build(
@@ -33,11 +34,49 @@ def build(
     2  0B0     1F1
     3  0B1     1B1
     """
+    schedule = generate(
+        family, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank
+    )
+    check(schedule)
+    return schedule
+
+
+def generate(
+    family: str | Generator,
+    *,
+    ranks: int,
+    microbatches: int,
+    stages_per_rank: int | None = None,
+) -> Schedule:
+    """Build a schedule like `build`, but leave checking to the caller."""
+    if not isinstance(family, str) and not callable(family):
+        raise ArgumentError(
+            "family must be a name or a function that returns a Schedule (got "
+            f"{type(family).__name__})"
+        )
     known = find_family(family) if isinstance(family, str) else Family("", family, 1)
     per_rank = known.stages_per_rank if stages_per_rank is None else stages_per_rank
     require_size(ranks, microbatches, per_rank)
-    schedule = known.generate(ranks, microbatches, per_rank)
-    check(schedule)
+    return _call(known.generate, ranks, microbatches, per_rank)
+
+
+def _call(function: Generator, *sizes: int) -> Schedule:
+    """Call a schedule function, and refuse one that has another form than it must."""
+    name = getattr(function, "__name__", type(function).__name__)
+    form = inspect.signature(function)
+    try:
+        form.bind(*sizes)
+    except TypeError as error:
+        raise ArgumentError(
+            "a schedule function must take ranks, microbatches and stages_per_rank by position "
+            f"(got {name}{form}); define it as {name}(ranks, microbatches, stages_per_rank)"
+        ) from error
+    schedule = function(*sizes)
+    if not isinstance(schedule, Schedule):
+        raise ArgumentError(
+            f"a schedule function must return a Schedule ({name} returned "
+            f"{type(schedule).__name__}); end it with return Schedule.from_orders(...)"
+        )
     return schedule
 
 

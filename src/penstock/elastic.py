@@ -1,12 +1,12 @@
-"""Training that goes on when machines leave or come: the loop that every process of torchrun runs.
+"""Training that continues when machines leave or join: the loop of every torchrun process.
 
-torchrun starts all processes anew when their number has changed or one has failed. Each start
-runs the same few steps:
+torchrun restarts all processes when their number has changed or one has failed. Each start
+runs the same steps:
 
-how many are we  ->  plan for so many  ->  load the last checkpoint  ->  train, and save  -> done
-                     (same costs)          (whatever layout saved it)         |
-                                                                  a rank is lost: all end, torchrun
-                                                                  starts anew with those left
+count ranks  ->  plan for them  ->  load the last checkpoint  ->  train and save  ->  done
+                 (same costs)       (from any layout)                  |
+                                                         a rank is lost: all processes end, and
+                                                         torchrun restarts those that are left
 """
 
 import logging
@@ -44,15 +44,15 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained, whatever the number of ranks.
+    """A training run, for any number of ranks.
 
-    `model()` makes the model, with the same numbers in every process, and `layers` names its lists
-    of layers. `batch(step)` gives the model's positional arguments and the target of a step, the
-    same in every process: data position is the step, so that nothing is skipped or seen twice.
-    `rows` is how many rows a batch has, and `microbatches` into how many parts they are cut.
-    `costs` is what the layers cost for one microbatch, and what the optimizer holds for them;
-    without it they are measured once, and kept. `memory` is bytes per rank, for the planner.
-    `seed` makes dropout the same for every number of ranks; see `Pipeline`.
+    `model()` returns the model, with the same numbers in every process, and `layers` names its
+    lists of layers. `batch(step)` returns the model's positional arguments and the target of a
+    step, the same in every process: since data depends on the step alone, nothing is skipped or
+    seen twice. A batch has `rows` rows, cut into `microbatches`. `costs` is what the layers cost
+    for one microbatch, and what the optimizer holds for them; without it they are measured once
+    and kept. The planner keeps to `memory` bytes per rank. `seed` makes dropout the same for every
+    number of ranks; see `Pipeline`.
     """
 
     model: Callable[[], nn.Module]
@@ -78,7 +78,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class ElasticStep:
-    """A step that was done: its number from 1, its loss, and how many ranks did it."""
+    """A finished step: its number from 1, its loss, and how many ranks ran it."""
 
     number: int
     loss: float
@@ -95,46 +95,31 @@ def train_elastically(
     device: torch.device | str | None = None,
     timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> Pipeline:
-    """Train a job to its last step, from wherever its last checkpoint is; every process calls it.
+    """Train a job to its last step, from its last checkpoint on; every process calls it.
 
-    Under `torchrun`, whose restarts bring it back after a failure and after a change in the number
-    of processes. `folder` is seen by all of them; it holds checkpoints, the measured costs and a
-    plan per number of ranks, which is looked for `plan_seconds` once. `on_step` is called on every
-    rank; steps since the last checkpoint come again after a restart, with the same losses. The
-    stages are moved to `device`, or stay where `job.model()` makes them. Returns the trained
+    Run it under `torchrun`, which restarts it after a failure and after a change in the number of
+    processes. `folder` must be visible to all of them; it holds checkpoints, the measured costs
+    and a plan per number of ranks, each searched once for `plan_seconds`. `on_step` is called on
+    every rank; steps since the last checkpoint run again after a restart, with the same losses.
+    The stages are moved to `device`, or stay where `job.model()` puts them. Returns the trained
     pipeline.
     """
     if save_every < 1:
-        raise ArgumentError(f"save_every counts steps, from 1 up (got {save_every})")
+        raise ArgumentError(f"save_every must be at least 1 step (got {save_every})")
     _require_fresh_store()
     model = job.model()
     home = find_device(None, {0: model}) if device is None else find_device(device, {})
     if not dist.is_initialized():
         dist.init_process_group("cpu:gloo,cuda:nccl" if home.type == "cuda" else "gloo")
-    place = Path(folder).absolute()
+    root = Path(folder).absolute()
     ranks = dist.get_world_size()
-    plan = _share_plan(job, model, place, ranks, home, plan_seconds)
-    assert plan.choices is not None, "a search has made the plan"
-    example, _ = _first_microbatch(job, find_device(None, {0: model}))
-    pipe = split(model, layers=job.layers, stages=plan.choices.sizes, example=example)
-    for stage in plan.schedule.placement.stages(dist.get_rank()):
-        pipe.stages[stage].to(home)
-    pipeline = Pipeline(
-        pipe,
-        plan,
-        loss=job.loss,
-        reduction=job.reduction,
-        group=dist.group.WORLD if ranks > 1 else None,
-        ranks=None if ranks > 1 else 1,
-        device=home,
-        seed=job.seed,
-        timeouts=timeouts,
-    )
+    plan = _share_plan(job, model, root, ranks, home, plan_seconds)
+    pipeline = _build(job, model, plan, home, timeouts)
     optimizer = job.optimizer(pipeline.parameters())
-    with Checkpoints(place / "checkpoints") as checkpoints:
+    with Checkpoints(root / "checkpoints") as checkpoints:
         restored = checkpoints.load(pipeline, optimizer)
         first = 0 if restored is None else restored.step
-        _logger.info("%d ranks go on after step %d: %s", ranks, first, plan.schedule.name)
+        _logger.info("%d ranks continue after step %d: %s", ranks, first, plan.schedule.name)
         for step in range(first, job.steps):
             args, target = job.batch(step)
             result = pipeline.step(*args, target=target)
@@ -147,13 +132,36 @@ def train_elastically(
     return pipeline
 
 
+def _build(
+    job: Job, model: nn.Module, plan: Plan, device: torch.device, timeouts: Timeouts
+) -> Pipeline:
+    """Split the model as the plan says, and build its pipeline on this device."""
+    assert plan.choices is not None, "a search has made the plan"
+    example, _ = _first_microbatch(job, find_device(None, {0: model}))
+    pipe = split(model, layers=job.layers, stages=plan.choices.sizes, example=example)
+    for stage in plan.schedule.placement.stages(dist.get_rank()):
+        pipe.stages[stage].to(device)
+    is_alone = dist.get_world_size() == 1
+    return Pipeline(
+        pipe,
+        plan,
+        loss=job.loss,
+        reduction=job.reduction,
+        group=None if is_alone else dist.group.WORLD,
+        ranks=1 if is_alone else None,
+        device=device,
+        seed=job.seed,
+        timeouts=timeouts,
+    )
+
+
 def _require_fresh_store() -> None:
-    """Refuse a torchrun whose restarts find each other by what earlier starts have left behind."""
+    """Refuse a torchrun whose restarts would read the addresses of an earlier start."""
     is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if is_shared and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         raise ArgumentError(
-            "torchrun on several machines keeps one store for all restarts, and processes look "
-            "for those of an earlier start in it; start torchrun with "
+            "torchrun on several machines must not share one store between restarts, because "
+            "processes would find those of an earlier start in it; start torchrun with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
         )
 
@@ -161,7 +169,7 @@ def _require_fresh_store() -> None:
 def _share_plan(
     job: Job, model: nn.Module, folder: Path, ranks: int, device: torch.device, seconds: float
 ) -> Plan:
-    """The plan for so many ranks: the first rank finds it, all read it."""
+    """Return the plan for this number of ranks: the first rank finds it, all read it."""
     assert dist.group.WORLD is not None, "torch.distributed is running"
     control = GroupControl(dist.group.WORLD)
     is_first = dist.get_rank() == 0
@@ -195,7 +203,7 @@ def _given(job: Job) -> LayerCosts:
 
 
 def _measure(job: Job, model: nn.Module, device: torch.device) -> LayerCosts:
-    """What the layers cost here, for one microbatch of the first batch."""
+    """Measure the layers on one microbatch of the first batch."""
     example, target = _first_microbatch(job, device)
     pieces = measure_layers(
         model.to(device),
@@ -210,7 +218,7 @@ def _measure(job: Job, model: nn.Module, device: torch.device) -> LayerCosts:
 
 
 def _first_microbatch(job: Job, device: torch.device) -> tuple[tuple[Any, ...], Any]:
-    """The arguments and the target of the first microbatch, on this device."""
+    """Return the arguments and the target of the first microbatch, on this device."""
     args, target = job.batch(0)
     first = [split_batch(value, job.microbatches)[0] for value in (*args, target)]
     *parts, wanted = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), first)
@@ -218,13 +226,13 @@ def _first_microbatch(job: Job, device: torch.device) -> tuple[tuple[Any, ...], 
 
 
 def _digest(job: Job, costs: LayerCosts) -> str:
-    """A name for what a plan depends on, beside the number of ranks."""
+    """Return a name for what a plan depends on, beside the number of ranks."""
     facts = repr((costs.layers, costs.transfer, job.rows, job.memory))
     return blake2b(facts.encode(), digest_size=6).hexdigest()
 
 
 def _write_whole(file: Path, write: Callable[[Path], None]) -> None:
-    """Write a file so that it is there complete, or not at all."""
+    """Write a file completely or not at all."""
     partial = file.with_name(f"partial-{file.name}")
     write(partial)
     partial.replace(file)

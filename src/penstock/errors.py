@@ -54,7 +54,7 @@ class MemoryLimitError(PenstockError, ValueError):
 
 
 class PlanError(PenstockError, ValueError):
-    """A file is no plan, or not the plan that it says; the message names the file and field."""
+    """A file is not a plan, or not the plan that it says; the message names the file and field."""
 
 
 class MissingDependencyError(PenstockError, ImportError):
@@ -86,7 +86,7 @@ class PipelineError(PenstockError, RuntimeError):
 
 
 class PeerLostError(PipelineError):
-    """A rank died, stopped answering, left or lost its link; the message tells what it did last.
+    """A rank died, stopped answering, left or lost its link; the message says what it did last.
 
     All other ranks of the pipeline raise this, with the same words. `rank` is the lost one's.
     """

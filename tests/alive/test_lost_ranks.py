@@ -87,7 +87,7 @@ def make_pipeline(family: str, timeouts: ps.Timeouts, trap: Trap | None, kind: s
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=dist.group.WORLD,
-        around={} if trap is None else dict.fromkeys(kinds, trap),
+        options=ps.RunOptions(around={} if trap is None else dict.fromkeys(kinds, trap)),
         timeouts=timeouts,
     )
 
@@ -152,7 +152,7 @@ def check_lost(case: Case, fates: list[Fate]) -> None:
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     assert [fate.stderr for fate in others] == [""] * len(others)
     assert [fate.exit_code for fate in others] == [1] * len(others)
-    assert [type(fate.reported) for fate in others] == [ps.PeerLostError] * len(others)
+    assert [type(fate.reported) for fate in others] == [ps.errors.PeerLostError] * len(others)
     named = {fate.reported.rank for fate in others}
     assert named == {case.victim}, [str(fate.reported) for fate in others]
     (message,) = {str(fate.reported) for fate in others}
@@ -204,12 +204,12 @@ def continue_after_a_loss(rank: int, folder: Path) -> list[str]:
     calls: list[Callable[[], object]] = [
         lambda: pipeline.step(batch, target=target),
         lambda: pipeline.step(batch, target=target),
-        lambda: pipeline.eval(batch),
+        lambda: pipeline.evaluate(batch),
         lambda: pipeline.clip_grad_norm_(1.0),
     ]
     reported = []
     for call in calls:
-        with pytest.raises(ps.PeerLostError) as caught:
+        with pytest.raises(ps.errors.PeerLostError) as caught:
             call()
         reported.append(str(caught.value))
     return reported
@@ -244,7 +244,7 @@ def loop_for_ever(rank: int, folder: Path) -> None:
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=dist.group.WORLD,
-        around={Kind.FORWARD: act},
+        options=ps.RunOptions(around={Kind.FORWARD: act}),
         timeouts=ps.Timeouts(stop_seconds=2.0, folder=folder),
     )
     batch, target = make_batch()
@@ -272,7 +272,7 @@ def lose_the_link(rank: int, folder: Path) -> None:
     batch, target = make_batch()
     pipeline.step(batch, target=target)
     if rank == 1:
-        pipeline._transport.abort()  # type: ignore[attr-defined]  # a cut cable, by hand
+        pipeline._running().transport.abort()  # type: ignore[attr-defined]  # a cut cable, by hand
     pipeline.step(batch, target=target)
 
 
@@ -323,7 +323,7 @@ def test_rank_that_left_is_named_by_ranks_that_continue(tmp_path: Path) -> None:
     assert [fate.exit_code for fate in fates] == [1, 1, 0, 1]
     for rank in (0, 1, 3):
         reported = fates[rank].reported
-        assert isinstance(reported, ps.PeerLostError)
+        assert isinstance(reported, ps.errors.PeerLostError)
         assert reported.rank == 2
         assert " has left (its pipeline was closed)" in str(reported)
 
@@ -351,7 +351,7 @@ def hold_up(rank: int, folder: Path) -> str:
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=dist.group.WORLD,
-        around={Kind.FORWARD: wait},
+        options=ps.RunOptions(around={Kind.FORWARD: wait}),
         timeouts=ps.Timeouts(stall_seconds=2.0, folder=folder),
     )
     batch, target = make_batch()
@@ -392,7 +392,7 @@ def fail_in_reduction(rank: int, kind: str, folder: Path) -> None:
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=mesh["pipeline"],
-        around={Kind.REDUCE_GRAD: act},
+        options=ps.RunOptions(around={Kind.REDUCE_GRAD: act}),
         timeouts=ps.Timeouts(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
     )
     batch, target = make_batch()
@@ -419,6 +419,6 @@ def test_loss_in_a_collective_of_replicas_ends_both_pipelines(
     assert fates[2].exit_code == 1
     assert fates[3].exit_code in (code, 83)
     lost = fates[2].reported
-    assert isinstance(lost, ps.PeerLostError)
+    assert isinstance(lost, ps.errors.PeerLostError)
     assert lost.rank == 1
     assert "; its last action was 1REDUCE_GRAD (" in str(lost)

@@ -212,7 +212,7 @@ def disagree_in_processes(rank: int, folder: Path) -> list[str]:
     for attempt in attempts:
         try:
             attempt()
-        except ps.CheckpointError as error:
+        except ps.errors.CheckpointError as error:
             errors.append(str(error))
     checkpoints.save(7, training.pipeline, wait=True)
     if rank == 1:
@@ -222,7 +222,7 @@ def disagree_in_processes(rank: int, folder: Path) -> list[str]:
         tensor.fill_(1)
     try:
         checkpoints.load(training.pipeline)
-    except ps.CheckpointError as error:
+    except ps.errors.CheckpointError as error:
         errors.append(str(error))
     assert all(bool((v == 1).all()) for v in training.pipeline.state_dict().values())
     return errors

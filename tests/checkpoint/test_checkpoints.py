@@ -67,7 +67,7 @@ def test_next_step_equals_plain_torch_whatever_layout_saves_and_loads(
         checkpoints.save(2, training.pipeline, training.optimizer, data={"rows": 32})
     other = train_alone(*loader, seed=9)
     restored = ps.Checkpoints(tmp_path).load(other.pipeline, other.optimizer)
-    assert restored == ps.Restored(2, {"rows": 32}, has_generator_states=True)
+    assert restored == ps.checkpoint.Restored(2, {"rows": 32}, has_generator_states=True)
     other.step(2)
     assert differences(state_of(other), whole_state(train_plain(3).model.state_dict())) == {}
 
@@ -111,7 +111,7 @@ def test_parameters_of_one_group_must_be_saved_with_the_same_settings(
 ) -> None:
     training = save_once(tmp_path)
     other = torch.optim.Adam(training.pipeline.parameters())
-    with pytest.raises(ps.CheckpointError) as caught:
+    with pytest.raises(ps.errors.CheckpointError) as caught:
         ps.Checkpoints(tmp_path).load(training.pipeline, other)
     assert str(caught.value) == (
         "cannot load step 3: parameters of one group must be saved with the same 'weight_decay' "
@@ -198,7 +198,7 @@ def test_wrong_names_and_shapes_are_named_and_change_nothing(
         )
         pipeline = ps.Pipeline(pipe, "1F1B", microbatches=4, loss=nn.functional.cross_entropy)
         before = whole_state(pipeline.state_dict())
-        with pytest.raises(ps.CheckpointError) as caught:
+        with pytest.raises(ps.errors.CheckpointError) as caught:
             ps.Checkpoints(tmp_path).load(pipeline)
         messages[name] = str(caught.value)
         assert differences(whole_state(pipeline.state_dict()), before, limit=0) == {}
@@ -233,7 +233,7 @@ def test_failed_write_is_raised_and_leaves_the_last_complete_step(
     checkpoints.save(1, training.pipeline, wait=True)
     checkpoints.save(2, training.pipeline)
     checkpoints.finish()
-    with files_up_to(1000), pytest.raises(ps.CheckpointError) as caught:
+    with files_up_to(1000), pytest.raises(ps.errors.CheckpointError) as caught:
         checkpoints.save(3, training.pipeline, wait=True)
     assert str(caught.value) == (
         "step 3 was not saved: rank 0: OSError: [Errno 27] File too large; complete steps: [1, 2]"
@@ -259,12 +259,12 @@ def test_invalid_saves_are_refused_before_anything_is_written(tmp_path: Path) ->
         ),
     }
     for message, save in cases.items():
-        with pytest.raises(ps.CheckpointError) as caught:
+        with pytest.raises(ps.errors.CheckpointError) as caught:
             save()
         assert str(caught.value) == message
     assert list(tmp_path.iterdir()) == []
     checkpoints.save(5, pipeline, optimizer, wait=True)
-    with pytest.raises(ps.CheckpointError) as caught:
+    with pytest.raises(ps.errors.CheckpointError) as caught:
         checkpoints.save(5, pipeline, optimizer)
     assert str(caught.value) == (
         f"step 5 cannot be saved: step must be newer than the last step in {tmp_path} (got 5, "
@@ -276,11 +276,11 @@ def test_loading_an_optimizer_needs_one_in_the_checkpoint(tmp_path: Path) -> Non
     training = train_alone("1F1B", 2)
     checkpoints = ps.Checkpoints(tmp_path)
     checkpoints.save(1, training.pipeline, wait=True)
-    with pytest.raises(ps.CheckpointError) as caught:
+    with pytest.raises(ps.errors.CheckpointError) as caught:
         checkpoints.load(training.pipeline, training.optimizer)
     assert str(caught.value) == (
         "cannot load step 1: the checkpoint must have the state of an optimizer (it was saved "
         "without one); load it without the optimizer; no other step"
     )
-    with pytest.raises(ps.ArgumentError, match="keep must be at least 1"):
+    with pytest.raises(ps.errors.ArgumentError, match="keep must be at least 1"):
         ps.Checkpoints(tmp_path, keep=0)

@@ -44,7 +44,7 @@ def refuse(folder: Path, training: Training, step: int | None = None) -> str:
     """What the error says; nothing may be changed by the attempt."""
     before = whole_state(training.pipeline.state_dict())
     generator = torch.get_rng_state()
-    with pytest.raises(ps.CheckpointError) as caught:
+    with pytest.raises(ps.errors.CheckpointError) as caught:
         ps.Checkpoints(folder).load(training.pipeline, training.optimizer, step=step)
     assert differences(whole_state(training.pipeline.state_dict()), before, limit=0) == {}
     assert torch.equal(torch.get_rng_state(), generator)
@@ -105,7 +105,7 @@ def test_missing_foreign_or_newer_manifest_is_named(
     file.unlink()
     # Without its manifest a step is no longer complete.
     restored = ps.Checkpoints(copied).load(training.pipeline, training.optimizer)
-    assert restored == ps.Restored(1, {}, has_generator_states=True)
+    assert restored == ps.checkpoint.Restored(1, {}, has_generator_states=True)
     assert refuse(copied, training, step=2) == (
         f"{start} is missing, so this is not a checkpoint of Penstock{end}"
     )
@@ -213,7 +213,7 @@ def test_manifest_with_any_part_replaced_is_refused_or_correct(
     place[key] = data.draw(JSON)
     (folder / "penstock.json").write_text(sign(content))
     # Any other exception is an error of the reader.
-    with suppress(ps.CheckpointError):
+    with suppress(ps.errors.CheckpointError):
         assert read_manifest(folder).tensors.keys() == content["tensors"].keys()
 
 
@@ -250,7 +250,7 @@ def test_nothing_in_a_checkpoint_is_ever_unpickled(
     (folder / "penstock.json").write_text(sign(manifest))
     training = train_alone("ZBV", 2, seed=4)
     restored = ps.Checkpoints(copied).load(training.pipeline, training.optimizer)
-    assert restored == ps.Restored(2, {}, has_generator_states=True)
+    assert restored == ps.checkpoint.Restored(2, {}, has_generator_states=True)
     ps.Checkpoints(saved[0]).load(saved[1].pipeline, saved[1].optimizer)
     expected = whole_state(saved[1].pipeline.state_dict())
     assert differences(whole_state(training.pipeline.state_dict()), expected, limit=0) == {}

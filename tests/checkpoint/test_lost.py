@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock as ps
+from penstock.errors import CheckpointError, PeerLostError
 from tests.alive.fault_ranks import Fate, run_ranks
 from tests.models import differences, make_batch, make_blocks, make_stages, mean_loss
 
@@ -136,7 +137,7 @@ def check_case(case: Case, folder: Path) -> None:
 def check_lost(fates: list[Fate], case: Case) -> None:
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     reported = [(type(fate.reported), fate.exit_code, fate.stderr) for fate in others]
-    assert reported == [(ps.PeerLostError, 1, "")] * len(others), [str(f.reported) for f in others]
+    assert reported == [(PeerLostError, 1, "")] * len(others), [str(f.reported) for f in others]
     (message,) = {str(fate.reported) for fate in others}
     assert {fate.reported.rank for fate in others} == {case.victim}, message
     assert WHAT[case.kind] in message
@@ -149,7 +150,7 @@ def check_first_step(folder: Path) -> None:
     train(trained, torch.optim.Adam(trained.parameters()))
     checkpoints = ps.Checkpoints(folder / "run")
     assert checkpoints.steps() == (1,)
-    assert checkpoints.load(pipeline) == ps.Restored(1, {}, has_generator_states=False)
+    assert checkpoints.load(pipeline) == ps.checkpoint.Restored(1, {}, has_generator_states=False)
     assert differences(pipeline.state_dict(), trained.state_dict()) == {}
 
 
@@ -250,7 +251,7 @@ def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
 ) -> None:
     fates = run_ranks(lose_a_rank_of_a_copy, RANKS, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, 1, 1, -signal.SIGKILL]
-    assert [type(fate.reported) for fate in fates[:3]] == [ps.PeerLostError] * 3
+    assert [type(fate.reported) for fate in fates[:3]] == [PeerLostError] * 3
     assert fates[2].reported.rank == 1
     assert WHAT["SIGKILL"] in str(fates[2].reported)
     # The other pipeline has all its ranks; one of them names the process that it cannot reach.
@@ -271,7 +272,7 @@ def lose_a_rank_of_none(rank: int, folder: Path) -> None:
 def test_copies_of_a_whole_pipeline_name_a_process_that_is_gone(tmp_path: Path) -> None:
     fates = run_ranks(lose_a_rank_of_none, 2, tmp_path, tmp_path)
     assert [fate.exit_code for fate in fates] == [1, -signal.SIGKILL]
-    assert isinstance(fates[0].reported, ps.CheckpointError)
+    assert isinstance(fates[0].reported, CheckpointError)
     start = "saving and loading need all processes: rank 1 of 2 is gone: "
     assert str(fates[0].reported).startswith(start)
 

@@ -31,7 +31,7 @@ def expected_state() -> dict[str, torch.Tensor]:
 def continue_alone(folder: Path) -> dict[str, torch.Tensor]:
     training = train_alone("1F1B", 1, seed=5)
     restored = ps.Checkpoints(folder).load(training.pipeline, training.optimizer)
-    assert restored == ps.Restored(STEPS, {"place": STEPS}, has_generator_states=False)
+    assert restored == ps.checkpoint.Restored(STEPS, {"place": STEPS}, has_generator_states=False)
     training.step(STEPS)
     return whole_state(training.pipeline.state_dict())
 

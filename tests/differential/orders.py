@@ -52,7 +52,7 @@ def build_schedule(case: Case) -> ps.Schedule:
         microbatches=order.microbatches,
         stages_per_rank=order.per_rank,
     )
-    return schedule if flow.is_chain else ps.reroute(schedule, flow)
+    return schedule if flow.is_chain else ps.passes.reroute(schedule, flow)
 
 
 def forward_orders(schedule: ps.Schedule) -> set[tuple[int, ...]]:

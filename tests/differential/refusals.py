@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-import penstock as ps
+from penstock.errors import BatchError, ModelError, PipelineError, SizeError
 from tests.differential.case import Case
 from tests.differential.losses import LOSSES
 
@@ -24,15 +24,15 @@ class Refusal:
 
 
 _LOSSES = {
-    "unreduced": Refusal(ps.PipelineError, r"the loss must be one real number .*loss\.mean\(\)"),
-    "paired": Refusal(ps.PipelineError, r"the loss must be one real number \(got a tuple of 2\)"),
-    "cut_off": Refusal(ps.PipelineError, r"the loss of a training step must have a graph"),
+    "unreduced": Refusal(PipelineError, r"the loss must be one real number .*loss\.mean\(\)"),
+    "paired": Refusal(PipelineError, r"the loss must be one real number \(got a tuple of 2\)"),
+    "cut_off": Refusal(PipelineError, r"the loss of a training step must have a graph"),
 }
 # What a loss of these forms is a mean over may be found out, or asked for.
-_ASKED = Refusal((ps.BatchError, ps.PipelineError), r"Pipeline\(reduction=\.\.\.\)", may_work=True)
+_ASKED = Refusal((BatchError, PipelineError), r"Pipeline\(reduction=\.\.\.\)", may_work=True)
 # Two directions may leave a rank fewer than two microbatches to compare, of which it then warns.
 _UNSEEN = Refusal(
-    ps.PipelineError,
+    PipelineError,
     r"fewer than two microbatches .* Pipeline\(reduction='mean'\)",
     may_work=True,
 )
@@ -42,19 +42,19 @@ _UNCLEAR_LOSSES = frozenset(
     | {"found_focal", "found_late_root"}
 )
 _FORMS = {
-    "sparse": Refusal(ps.PipelineError, r"BoundaryError: .*sparse", may_work=True),
-    "object": Refusal(ps.PipelineError, r"BoundaryError: a value of type set cannot cross"),
+    "sparse": Refusal(PipelineError, r"BoundaryError: .*sparse", may_work=True),
+    "object": Refusal(PipelineError, r"BoundaryError: a value of type set cannot cross"),
 }
 
 
 # A layer that flattens a matrix, or moves a tensor to where it is, gets the same tensor back; this
 # then seems to be of the layer's own making.
 _MADE_INSIDE = Refusal(
-    (ps.ModelError, ps.PipelineError),
+    (ModelError, PipelineError),
     r"a value that was made in 'layers\.\d+', but not returned by it",
     may_work=True,
 )
-_LAZY = Refusal(ps.ModelError, r"call the model once", may_work=True)
+_LAZY = Refusal(ModelError, r"call the model once", may_work=True)
 _FLATTENING = frozenset({"counter", "bag"})
 
 
@@ -70,7 +70,7 @@ def find_refusals(case: Case) -> list[Refusal]:
     is_by_name = not case.skips
     if case.order.family == "DualPipe" and is_by_name and any(s.rows < 2 for s in case.steps):
         words = r"DualPipe feeds both ends \(microbatches: 1\); use 2 or more"
-        found.append(Refusal(ps.SizeError, words))
+        found.append(Refusal(SizeError, words))
     is_flat = bool(_FLATTENING & case.kinds) and not case.steps[0].length
     if case.door == "layers" and (is_flat or "offloaded" in case.traits):
         found.append(_MADE_INSIDE)

@@ -177,7 +177,7 @@ def _fail_once(case: Case, model: Model, pipeline: ps.Pipeline, number: int, par
     failing.core.is_failing = True
     try:
         _train_split(case, pipeline, number)
-    except ps.PipelineError as error:
+    except ps.errors.PipelineError as error:
         if "ArithmeticError: planted in a part" not in str(error):
             raise
     else:
@@ -204,7 +204,7 @@ def _train_split(case: Case, pipeline: ps.Pipeline, number: int) -> Numbers:
 
 def _evaluate_split(case: Case, pipeline: ps.Pipeline, number: int) -> Numbers:
     args, kwargs = make_batch(case, number).as_given(case.steps[number].given)
-    result = pipeline.eval(*args, **kwargs)
+    result = pipeline.evaluate(*args, **kwargs)
     assert result.loss is not None, "there was a target"
     found: Numbers = {"evaluated loss": as_tensor(result.loss)}
     if result.outputs is not None and LOSSES[case.loss].output != "loss":

@@ -57,7 +57,7 @@ def test_after_install_torchs_names_are_ours() -> None:
         print(*[module.__name__.removeprefix("penstock.dropin.") for module in modules])
         classes = (PipelineStage, ScheduleGPipe, _Action)
         print({one.__module__.split(".")[0] for one in classes})
-        print(pipe_split is penstock.pipe_split, pipeline is penstock.pipeline)
+        print(pipe_split is penstock.dropin.pipe_split, pipeline is penstock.dropin.pipeline)
     """
     assert run("-c", dedent(code)).splitlines() == [
         "_IR _utils microbatch schedules stage _backward _unflatten _debug _schedule_visualizer",

@@ -254,10 +254,10 @@ def test_each_module_of_a_sequence_is_a_stage() -> None:
 
 
 def test_names_are_the_same_everywhere() -> None:
-    assert _IR.SplitPoint is marks.SplitPoint is penstock.SplitPoint
+    assert _IR.SplitPoint is marks.SplitPoint is penstock.dropin.SplitPoint
     assert _IR.SplitPoint is _IR.PipeSplitWrapper.SplitPoint
-    assert _IR.pipe_split is marks.pipe_split is penstock.pipe_split
-    assert penstock.pipeline is _IR.pipeline
+    assert _IR.pipe_split is marks.pipe_split is penstock.dropin.pipe_split
+    assert penstock.dropin.pipeline is _IR.pipeline
     assert _IR.get_submod_name(3) == torch_ir.get_submod_name(3)
     missing = set(vars(torch_ir)) - set(vars(_IR))
     public = {

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -74,21 +73,13 @@ def make_batch(shape: Sequence[int], seed: int, device: torch.device) -> tuple[t
 
 @contextmanager
 def closing(pipeline: ps.Pipeline) -> Iterator[ps.Pipeline]:
-    """Hang up a pipeline at the end: NCCL's connections take seconds if they are collected.
+    """Close a pipeline at the end: NCCL's connections take seconds if they are collected.
 
     After an error nobody waits for the others, who may have left.
     """
     yield pipeline
     dist.barrier()
-    close = getattr(pipeline, "close", None)
-    if close is not None:
-        close()
-        return
-    transport: Any = pipeline._transport
-    transport.abort()
-    for _, group in getattr(pipeline._ties, "_ties", ()):
-        if group is not None and dist.get_backend() == "nccl":
-            group.abort()
+    pipeline.close()
 
 
 @dataclass
@@ -123,7 +114,7 @@ class Twin:
         self, pipeline: ps.Pipeline, batch: torch.Tensor, target: torch.Tensor
     ) -> dict[str, float]:
         """Where the two differ in what they make of a batch, and in its loss."""
-        result = pipeline.eval(batch, target=target)
+        result = pipeline.evaluate(batch, target=target)
         with torch.no_grad():
             output = self.copy(batch)
             expected = mean_loss(output, target).item()

@@ -57,7 +57,7 @@ def make_pipeline(
         loss=mean_loss,
         group=dist.group.WORLD,
         device=device,
-        around=dict.fromkeys(kinds, trap),
+        options=ps.RunOptions(around=dict.fromkeys(kinds, trap)),
         **settings,
     )
     return Twin.of(nn.Sequential(*blocks)), pipeline
@@ -76,7 +76,7 @@ def fail_and_go_on(rank: int, device: torch.device) -> list[tuple[str, str]]:
                     batch = make_batch((rows, EQUAL), number, device)
                     trap.is_set = number in (0, 2, 3)
                     if trap.is_set:
-                        with pytest.raises(ps.PipelineError) as caught:
+                        with pytest.raises(ps.errors.PipelineError) as caught:
                             pipeline.step(*batch[:1], target=batch[1])
                         told.append((f"{family} {number}", str(caught.value).splitlines()[0]))
                         trap.is_set = False
@@ -117,7 +117,7 @@ def test_survivors_of_a_killed_rank_say_who_it_was(
     )
     assert fates[1].exit_code == -signal.SIGKILL
     others = [fate.reported for rank, fate in enumerate(fates) if rank != 1]
-    assert [type(told) for told in others] == [ps.PeerLostError] * (ranks - 1), "\n\n".join(
+    assert [type(told) for told in others] == [ps.errors.PeerLostError] * (ranks - 1), "\n\n".join(
         map(str, fates)
     )
     assert {told.rank for told in others} == {1}

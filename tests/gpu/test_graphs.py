@@ -24,7 +24,7 @@ def test_captured_stages_have_the_gradients_of_the_unsplit_model(family: str) ->
         microbatches=4,
         loss=mean_loss,
         device=device,
-        cuda_graphs=True,
+        options=ps.RunOptions(cuda_graphs=True),
     )
     # Weights change in every step, shapes in some.
     for number, rows in enumerate([8, 8, 8, 16, 16, 16, 8, 8]):
@@ -46,7 +46,7 @@ def train_captured(
             loss=mean_loss,
             group=dist.group.WORLD,
             device=device,
-            cuda_graphs=is_captured,
+            options=ps.RunOptions(cuda_graphs=is_captured),
         )
         with closing(pipeline):
             for number, rows in enumerate([8, 8, 8, 16, 16, 16, 8, 8]):

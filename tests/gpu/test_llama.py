@@ -68,7 +68,7 @@ def train_llama(
             far = compare(pipeline, copy)
             for optimizer in optimizers:
                 optimizer.step()
-            evaluated = pipeline.eval(tokens, labels=tokens, return_outputs=False).loss
+            evaluated = pipeline.evaluate(tokens, labels=tokens, return_outputs=False).loss
             with torch.no_grad():
                 after = copy(tokens, labels=tokens).loss
             numbers = {

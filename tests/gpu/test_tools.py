@@ -35,10 +35,10 @@ def plan_and_record(
     batch, target = make_batch((4, EQUAL), 0, device)
     costs = ps.measure(
         stages,
-        (batch,),
+        example=(batch,),
         loss=mean_loss,
         target=target,
-        microbatches=3,
+        repeats=3,
         device=device,
         optimizer=torch.optim.Adam,
     )

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812  # torch's own name for it
 
 import penstock as ps
+from penstock.errors import PipelineError
 from tests.models import differences, gradients_of
 
 SPLIT_FAMILIES = ["ZB-H1", "ZB-H2", "InterleavedZeroBubble", "ZBV", "V-Half", "V-Min", "DualPipeV"]
@@ -232,5 +233,5 @@ def test_a_backward_that_the_loss_takes_back_in_the_last_stage_only_is_refused()
         return near
 
     pipeline = ps.Pipeline(list(model), "1F1B", microbatches=2, loss=loss)
-    with pytest.raises(ps.PipelineError, match="took its gradients back in the last one only"):
+    with pytest.raises(PipelineError, match="took its gradients back in the last one only"):
         pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())

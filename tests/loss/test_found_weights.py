@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
 import penstock as ps
+from penstock.errors import PipelineError
 
 CLASSES = 6
 LENGTH = 8
@@ -55,7 +56,9 @@ def assert_like_unsplit(
         found = {str(i): p.grad for i, p in enumerate(pipeline.parameters())}
         reference = {str(i): p.grad for i, p in enumerate(plain.parameters())}
         torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-14)
-        assert pipeline.eval(x, target=target).loss == pytest.approx(expected.item(), rel=1e-12)
+        assert pipeline.evaluate(x, target=target).loss == pytest.approx(
+            expected.item(), rel=1e-12
+        )
 
 
 def flat(loss: Loss) -> Loss:
@@ -179,7 +182,7 @@ def test_an_explicit_reduction_wins() -> None:
     found = {
         reduction: ps.Pipeline(
             stages, "1F1B", microbatches=4, loss=loss, reduction=reduction
-        ).eval(x, target=labels)
+        ).evaluate(x, target=labels)
         for reduction in ("mean", "sum")
     }
     assert found["mean"].loss == pytest.approx(sum(losses) / 4)
@@ -219,7 +222,7 @@ def test_a_loss_that_cannot_be_known_is_refused_with_the_way_to_say_it(
 ) -> None:
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(loss))
     x, labels = make_scores(8, LENGTH), make_labels([8, 1, 2, 3, 4, 5, 6, 7])
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(PipelineError) as caught:
         pipeline.step(x, target=labels)
     assert message in str(caught.value)
     assert "say what it is with Pipeline(reduction=...)" in str(caught.value)
@@ -240,7 +243,7 @@ def test_a_loss_that_cannot_be_known_is_refused_with_the_way_to_say_it(
 def test_another_function_of_a_mean_is_refused(loss: Loss) -> None:
     # The root of a mean is not the mean of roots, however evenly the batch is split.
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=loss)
-    with pytest.raises(ps.PipelineError, match="a loss must be a sum of what is averaged"):
+    with pytest.raises(PipelineError, match="a loss must be a sum of what is averaged"):
         pipeline.step(make_scores(8), target=make_scores(8) + 1)
     assert pipeline.step(make_scores(1), target=make_scores(1) + 1).loss is not None
 
@@ -266,14 +269,14 @@ def test_a_factor_may_be_trained() -> None:
     assert found[1] == pytest.approx(found[0], rel=1e-12)
 
 
-@pytest.mark.parametrize("call", ["step", "eval"])
+@pytest.mark.parametrize("call", ["step", "evaluate"])
 def test_a_sum_by_hand_is_asked_what_it_is(call: str) -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().sum()
 
     x, y = make_scores(8), make_scores(8) + 1
     stages = make_stages("1F1B")
-    with pytest.raises(ps.PipelineError, match=r"a loss that ends in \.sum\(\) must say"):
+    with pytest.raises(PipelineError, match=r"a loss that ends in \.sum\(\) must say"):
         getattr(ps.Pipeline(stages, "1F1B", microbatches=4, loss=loss), call)(x, target=y)
     expected = loss(nn.Sequential(*stages)(x), y).item()
     pipeline = ps.Pipeline(stages, "1F1B", microbatches=4, loss=loss, reduction="sum")
@@ -284,7 +287,7 @@ def test_a_mask_that_picks_unevenly_is_refused() -> None:
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=masked_squares)
     x, values = make_scores(8), make_scores(8)
     mask = torch.tensor([1, 1, 1, 0, 1, 1, 0, 1]).bool()
-    with pytest.raises(ps.PipelineError, match="must count what the labels of the step say"):
+    with pytest.raises(PipelineError, match="must count what the labels of the step say"):
         pipeline.step(x, target=(values, mask))
     even = torch.tensor([1, 0, 1, 0, 0, 1, 0, 1]).bool()
     expected = masked_squares(nn.Sequential(*make_stages("1F1B"))(x), (values, even))
@@ -299,7 +302,7 @@ def test_a_rule_that_held_in_the_first_microbatch_alone_is_noticed_in_the_same_s
     labels = torch.full((8, LENGTH), 2)
     labels[0, 0], labels[5, :3] = -100, 5
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(loss))
-    with pytest.raises(ps.PipelineError, match="must"):
+    with pytest.raises(PipelineError, match="must"):
         pipeline.step(make_scores(8, LENGTH), target=labels)
 
 
@@ -316,7 +319,7 @@ def test_labels_that_the_loss_begins_to_change_later_are_noticed_at_the_end_of_t
     for _ in range(4):
         pipeline.step(x, target=labels)
     changes = True
-    with pytest.raises(ps.PipelineError, match="must count what the labels of the step say"):
+    with pytest.raises(PipelineError, match="must count what the labels of the step say"):
         pipeline.step(x, target=labels)
 
 
@@ -340,10 +343,10 @@ def test_a_penalty_that_is_switched_on_later_is_weighed_by_rows() -> None:
     assert pipeline.step(x, target=labels).loss == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("call", ["step", "eval"])
+@pytest.mark.parametrize("call", ["step", "evaluate"])
 def test_a_batch_in_which_nothing_counts_is_refused(call: str) -> None:
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(F.cross_entropy))
-    with pytest.raises(ps.PipelineError, match="leave out a batch that has nothing to count"):
+    with pytest.raises(PipelineError, match="leave out a batch that has nothing to count"):
         getattr(pipeline, call)(make_scores(8, LENGTH), target=make_labels([0] * 8))
 
 
@@ -351,7 +354,7 @@ def test_a_loss_is_known_by_its_value_where_there_is_no_graph() -> None:
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(F.cross_entropy))
     x, labels = make_scores(8, LENGTH), make_labels(UNEVEN)
     expected = flat(F.cross_entropy)(nn.Sequential(*make_stages("1F1B"))(x), labels)
-    assert pipeline.eval(x, target=labels).loss == pytest.approx(expected.item(), rel=1e-12)
+    assert pipeline.evaluate(x, target=labels).loss == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_a_loss_of_several_parts_may_be_evaluated_before_it_is_trained() -> None:
@@ -368,7 +371,7 @@ def test_a_loss_of_several_parts_may_be_evaluated_before_it_is_trained() -> None
     for _ in range(2):
         expected = flat(loss)(nn.Sequential(*stages)(x), labels).item()
         with torch.inference_mode():
-            assert pipeline.eval(x, target=labels).loss == pytest.approx(expected, rel=1e-12)
+            assert pipeline.evaluate(x, target=labels).loss == pytest.approx(expected, rel=1e-12)
         assert pipeline.step(x, target=labels).loss == pytest.approx(expected, rel=1e-12)
         factors.append(3.0)
 
@@ -449,5 +452,5 @@ def test_class_weights_that_differ_between_microbatches_are_refused() -> None:
         weights = torch.tensor([1.0, 2.0, calls[-1]], dtype=torch.float64)
         return _entropy(scores, labels, weights)
 
-    with pytest.raises(ps.PipelineError, match="must count alike in all microbatches"):
+    with pytest.raises(PipelineError, match="must count alike in all microbatches"):
         _classify_words(loss)

@@ -64,7 +64,7 @@ def assert_like_unsplit(loss: Loss, target: Any, dtype: torch.dtype = torch.floa
             torch.testing.assert_close(
                 [p.grad for p in pipeline.parameters()], [p.grad for p in plain.parameters()]
             )
-        assert pipeline.eval(x, target=target).loss == pytest.approx(found.loss, rel=1e-6)
+        assert pipeline.evaluate(x, target=target).loss == pytest.approx(found.loss, rel=1e-6)
 
 
 def masked_mean(output: torch.Tensor, target: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -102,13 +102,13 @@ def normalized(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(output / output.std(), target)
 
 
-@pytest.mark.parametrize("call", ["step", "eval"])
+@pytest.mark.parametrize("call", ["step", "evaluate"])
 @pytest.mark.parametrize(
     "loss", [weighted_mean, divided_sum, root, contrast, contrast_by_hand, spread, normalized]
 )
 def test_a_loss_that_does_not_add_up_by_rows_is_refused(loss: Loss, call: str) -> None:
     x, y = make_batch()
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         getattr(make_pipeline(loss), call)(x, target=y)
 
 
@@ -116,7 +116,7 @@ def test_a_loss_that_does_not_add_up_by_rows_is_refused(loss: Loss, call: str) -
 def test_a_masked_mean_is_refused_if_the_mask_is_uneven(dtype: torch.dtype) -> None:
     x, y = make_batch(dtype)
     pipeline = make_pipeline(masked_mean, make_stages(dtype))
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         pipeline.step(x, target=(y, make_mask().to(dtype)))
     assert_like_unsplit(masked_mean, (y, torch.ones(ROWS, dtype=dtype)), dtype)
 
@@ -167,7 +167,7 @@ def test_a_loss_of_the_output_alone_is_compared_too() -> None:
     stages = make_stages()
     expected = of_output(nn.Sequential(*stages)(x)).item()
     assert make_pipeline(of_output, stages).step(x).loss == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         make_pipeline(lambda output: output.square().mean().sqrt()).step(x)
 
 
@@ -190,7 +190,7 @@ def test_a_temperature_that_all_rows_share_is_not_joined() -> None:
     stages = [make_stages()[0], last]
     expected = loss(last(stages[0](x)), y).item()
     assert make_pipeline(loss, stages).step(x, target=y).loss == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         make_pipeline(coupled, stages).step(x, target=y)
 
 
@@ -277,7 +277,7 @@ def test_a_loss_that_changes_between_looks_is_looked_at_again() -> None:
         pipeline.step(x, target=y)
     is_late = True
     # Both end in an operation of one number; the old rule was kept for a step.
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         pipeline.step(x, target=y)
     is_late = False
     pipeline.step(x, target=y)
@@ -331,7 +331,7 @@ def test_labels_that_are_equal_in_the_first_microbatch_are_told_apart() -> None:
 def test_a_refused_step_leaves_no_gradients_behind() -> None:
     x, y = make_batch()
     pipeline = make_pipeline(root)
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         pipeline.step(x, target=y)
     assert [p.grad for p in pipeline.parameters()] == [None] * 4
 
@@ -341,7 +341,7 @@ def step_with(rank: int, loss: Loss) -> tuple[str, list[bool]]:  # noqa: ARG001 
     pipeline = make_pipeline(loss, group=dist.group.WORLD)
     try:
         pipeline.step(x, target=y)
-    except ps.PipelineError as error:
+    except ps.errors.PipelineError as error:
         return str(error).split(";")[0], [p.grad is None for p in pipeline.parameters()]
     return "accepted", []
 

@@ -23,6 +23,11 @@ class Uneven(nn.Module):
         return scores
 
 
+def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """One number for every parameter."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
 def square(output: torch.Tensor) -> torch.Tensor:
     return output.square().mean()
 
@@ -69,7 +74,7 @@ def test_memory_limit_moves_the_cut() -> None:
         loss=square,
         # Room for all layers but the last, with their gradients and momenta, on the first rank.
         memory=[3 * 6 * layer + 100_000, 3 * (layer + head) + 10_000_000],
-        optimizer_bytes=1,
+        optimizer=momentum,
     )
     assert found.sizes == (6, 1)
     with pytest.raises(SizeError, match="rank 1"):
@@ -80,7 +85,7 @@ def test_memory_limit_moves_the_cut() -> None:
             example=example,
             loss=square,
             memory=[10.0**9, 2 * (layer + head)],
-            optimizer_bytes=1,
+            optimizer=momentum,
         )
 
 

@@ -46,7 +46,7 @@ def make_pipe() -> tuple[nn.Module, Pipe, torch.Tensor]:
 
 def test_every_stage_has_seconds_and_bytes() -> None:
     _, pipe, x = make_pipe()
-    costs = measure(pipe, (x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
+    costs = measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
     for name in ("forward", "backward_input", "backward_weight"):
         assert (costs.per_stage(name, 3) > 0).all()
     sizes = [
@@ -65,7 +65,7 @@ def make_plain(stages: int) -> tuple[list[nn.Module], torch.Tensor]:
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_bytes_of_plain_layers_are_exact(stages: int) -> None:
     modules, x = make_plain(stages)
-    costs = measure(modules, (x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
+    costs = measure(modules, example=(x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
     one = 4 * ROWS * WIDTH
     inputs = [0, *[one] * (stages - 1)]
     # The layer keeps what it takes in, which the first stage has from the batch, and Tanh what it
@@ -86,7 +86,11 @@ def test_bytes_and_seconds_on_a_device_are_measured_there() -> None:
         module.cuda()
     x = torch.randn(512, WIDTH, device="cuda")
     costs = measure(
-        modules, (x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x), device="cuda"
+        modules,
+        example=(x,),
+        loss=nn.functional.mse_loss,
+        target=torch.zeros_like(x),
+        device="cuda",
     )
     one = x.nbytes
     assert costs.message_bytes == (0, one, one)
@@ -101,7 +105,7 @@ def test_bytes_and_seconds_on_a_device_are_measured_there() -> None:
 
 def test_activations_grow_with_the_width_and_shrink_after_i() -> None:
     _, pipe, x = make_pipe()
-    costs = measure(pipe, (x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
+    costs = measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
     activations = costs.per_stage("activation_bytes", 3)
     stash = costs.per_stage("weight_stash_bytes", 3)
     # The middle stage keeps at least what enters and leaves its two layers.
@@ -114,7 +118,7 @@ def test_only_trained_parameters_have_gradients_and_optimizer_state() -> None:
     modules, x = make_plain(2)
     modules[0].requires_grad_(False)
     costs = measure(
-        modules, (x,), loss=nn.functional.mse_loss, target=x, optimizer=torch.optim.Adam
+        modules, example=(x,), loss=nn.functional.mse_loss, target=x, optimizer=torch.optim.Adam
     )
     weights = 4 * (WIDTH * WIDTH + WIDTH)
     assert costs.parameter_bytes == (weights, weights)
@@ -125,7 +129,7 @@ def test_only_trained_parameters_have_gradients_and_optimizer_state() -> None:
 
 def test_optimizer_bytes_are_zero_without_an_optimizer() -> None:
     modules, x = make_plain(2)
-    costs = measure(modules, (x,), loss=nn.functional.mse_loss, target=x)
+    costs = measure(modules, example=(x,), loss=nn.functional.mse_loss, target=x)
     assert costs.optimizer_bytes == (0, 0)
 
 
@@ -137,14 +141,14 @@ def test_stage_with_two_producers_receives_both_messages() -> None:
     modules, x = make_plain(2)
     flow = ps.Dataflow(3, [(0, 1), (0, 2), (1, 2)])
     pipe = Pipe((*modules, Skip()), flow)
-    costs = measure(pipe, (x,), loss=nn.functional.mse_loss, target=x)
+    costs = measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=x)
     one = 4 * ROWS * WIDTH
     assert costs.message_bytes == (0, one, 2 * one)
 
 
 def test_measurement_has_the_spread_of_every_kind_and_stage() -> None:
     modules, x = make_plain(3)
-    found = measure_closely(modules, (x,), loss=nn.functional.mse_loss, target=x)
+    found = measure_closely(modules, example=(x,), loss=nn.functional.mse_loss, target=x)
     assert list(found.spread) == ["forward", "backward_input", "backward_weight", "full_backward"]
     for name, spread in found.spread.items():
         assert len(spread) == 3
@@ -174,7 +178,7 @@ def test_measuring_leaves_the_model_unchanged() -> None:
     state = torch.get_rng_state()
     measure(
         pipe,
-        (x,),
+        example=(x,),
         loss=nn.functional.mse_loss,
         target=torch.zeros_like(x),
         optimizer=torch.optim.SGD,
@@ -187,18 +191,18 @@ def test_measuring_leaves_the_model_unchanged() -> None:
 
 def test_measured_costs_price_a_schedule() -> None:
     _, pipe, x = make_pipe()
-    costs = measure(pipe, (x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
+    costs = measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
     timeline = ps.simulate(ps.build("1F1B", ranks=3, microbatches=4), costs)
     assert timeline.makespan > 0
 
 
 def test_model_with_its_own_loss_needs_no_target() -> None:
     _, pipe, x = make_pipe()
-    costs = measure(pipe, (x,), loss=lambda output: output.square().mean(), microbatches=1)
+    costs = measure(pipe, example=(x,), loss=lambda output: output.square().mean(), repeats=1)
     assert (costs.per_stage("forward", 3) > 0).all()
 
 
 def test_zero_microbatches_are_refused() -> None:
     _, pipe, x = make_pipe()
     with pytest.raises(ArgumentError, match=r"at least 1 \(got 0\)"):
-        measure(pipe, (x,), loss=nn.functional.mse_loss, target=x, microbatches=0)
+        measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=x, repeats=0)

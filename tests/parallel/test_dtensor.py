@@ -119,7 +119,7 @@ def send_to_a_stage_without_a_mesh(_: int) -> None:
         ["d", [["value", "T"], ["plain", "T"]]],
     ]
     holder = nn.Module()
-    with pytest.raises(ps.BoundaryError, match=r"over the mesh dimensions \('tp',\)"):
+    with pytest.raises(ps.errors.BoundaryError, match=r"over the mesh dimensions \('tp',\)"):
         Meshes(holder).put_back(form.tree_structure, parts)
     holder.weight = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()]))
     tree = unflatten(*Meshes(holder).put_back(form.tree_structure, parts))

@@ -108,7 +108,7 @@ class Line:
             microbatches=schedule.microbatches,
             loss=loss,
             group=mesh["pp"],
-            around=dict.fromkeys(ps.Kind, self.log.watch),
+            options=ps.RunOptions(around=dict.fromkeys(ps.Kind, self.log.watch)),
         )
         self.batch, self.target = make_batch(2 * ROWS)
 
@@ -220,7 +220,7 @@ def test_sharded_stages_in_low_precision_are_reduced_in_the_precision_asked_for(
 def train_evaluate_train(_: int) -> dict[str, float]:
     line = Line(shard_stage, ps.build("1F1B", ranks=2, microbatches=MICROBATCHES))
     line.step()
-    outputs = line.pipeline.eval(line.batch, microbatches=3).outputs
+    outputs = line.pipeline.evaluate(line.batch, microbatches=3).outputs
     if line.rank == 1:
         whole = deepcopy(nn.Sequential(*line.stages))(line.batch)
         torch.testing.assert_close(outputs, whole.detach(), rtol=0, atol=1e-12)
@@ -257,7 +257,7 @@ def fail_then_train(_: int, make: Make) -> dict[str, float]:
     modules = [m for m in line.pipeline.modules.values() if isinstance(m, Refuse)]
     for module in modules:
         module.is_refusing = line.rank == 1
-    with pytest.raises(ps.PipelineError, match="refused"):
+    with pytest.raises(ps.errors.PipelineError, match="refused"):
         line.step()
     for module in modules:
         module.is_refusing = False

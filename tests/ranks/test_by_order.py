@@ -125,7 +125,7 @@ def run_steps(
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        fault_injection=FaultInjection(by_order=True),
+        options=ps.RunOptions(fault_injection=FaultInjection(by_order=True)),
     )
     wrong = []
     for number, (rows, fails_in) in enumerate(STEPS):
@@ -136,14 +136,14 @@ def run_steps(
         model.zero_grad()
         model.layers[len(model.layers) // 2 - 1].begin(fails_in)
         if fails_in is not None:
-            with pytest.raises(ps.PipelineError, match="ValueError: broken on purpose"):
+            with pytest.raises(ps.errors.PipelineError, match="ValueError: broken on purpose"):
                 pipeline.step(batch, target=target)
             continue
         problems = [] if pipeline.step(batch, target=target).loss == near(loss) else ["loss"]
         found = gradients_of(model.named_parameters())
         problems += differences(found, {key: gradients[key] for key in found})
         problems += [] if found else ["no gradients"]
-        if pipeline.eval(batch, target=target, microbatches=2).loss != near(loss):
+        if pipeline.evaluate(batch, target=target, microbatches=2).loss != near(loss):
             problems.append("evaluation")
         wrong += [f"{name}, step {number}, {rows} rows: {problem}" for problem in problems]
     return wrong
@@ -209,7 +209,7 @@ def run_skips(rank: int, cases: Sequence[tuple[str, int]]) -> list[str]:
         skips = [(p, c) for c in range(chain.num_stages) for p in range(c - 1)]
         edges = [*chain.dataflow.edges, *random.sample(skips, min(3, len(skips)))]
         flow = ps.Dataflow(chain.num_stages, edges)
-        schedule = shuffle(ps.split_backward(replace(chain, dataflow=flow)), random)
+        schedule = shuffle(ps.passes.split_backward(replace(chain, dataflow=flow)), random)
         model = Model([5] * (chain.num_stages + 1), flow)
         wrong += run_steps(f"{family} with seed {seed}", model, model.layers, schedule)
     return wrong
@@ -268,13 +268,13 @@ def count_steps(rank: int) -> list[int]:
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        fault_injection=FaultInjection(by_order=True),
+        options=ps.RunOptions(fault_injection=FaultInjection(by_order=True)),
     )
     step = partial(pipeline.step, batch, target=target)
 
     def fail() -> None:
         model.layers[1].begin("forward")
-        with pytest.raises(ps.PipelineError, match="broken on purpose"):
+        with pytest.raises(ps.errors.PipelineError, match="broken on purpose"):
             step()
         model.layers[1].begin(None)
 
@@ -323,10 +323,12 @@ def swap_receives(rank: int) -> str:
         microbatches=4,
         loss=mean_loss,
         group=dist.group.WORLD,
-        around={ps.Kind.RECV_F: SwapFirstTwo()} if rank == 1 else {},
-        fault_injection=FaultInjection(by_order=True),
+        options=ps.RunOptions(
+            around={ps.Kind.RECV_F: SwapFirstTwo()} if rank == 1 else {},
+            fault_injection=FaultInjection(by_order=True),
+        ),
     )
-    with pytest.raises(ps.PeerLostError) as caught:
+    with pytest.raises(ps.errors.PeerLostError) as caught:
         pipeline.step(batch, target=target)
     assert all(parameter.grad is None for parameter in model.layers[1].parameters())
     return str(caught.value)

@@ -20,6 +20,7 @@ from penstock.ir.schedule import Schedule
 from penstock.ranks.fault_injection import Drop, FaultInjectingTransport, FaultInjection
 from penstock.ranks.transport import LocalTransport, Message
 from penstock.tensors.packet import Packet
+from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 from tests.models import gradients_of, make_batch, make_blocks, mean_loss
 from tests.processes import Processes
@@ -321,9 +322,9 @@ def train(
         schedule,
         loss=mean_loss,
         group=group,
-        fault_injection=fault_injection,
+        options=RunOptions(fault_injection=fault_injection),
     )
-    run = pipeline.eval if schedule.is_forward_only else pipeline.step
+    run = pipeline.evaluate if schedule.is_forward_only else pipeline.step
     steps: list[Step] = []
     for rows in (schedule.microbatches, schedule.microbatches + 3, schedule.microbatches):
         batch, target = make_batch(rows)

@@ -43,7 +43,7 @@ def test_a_model_as_loaded_gives_its_own_outputs(
         pipeline = ps.Pipeline(pipe, "1F1B", microbatches=2, loss=ps.find_loss)
         pipeline.step(IDS, labels=IDS)
         trained = pipeline.step(IDS, labels=IDS, return_outputs=True)
-        evaluated = pipeline.eval(IDS, labels=IDS)
+        evaluated = pipeline.evaluate(IDS, labels=IDS)
     for result in (trained, evaluated):
         assert type(result.outputs) is type(expected)
         assert list(result.outputs) == ["loss", "logits"]

@@ -49,7 +49,7 @@ def split_by_tracing(model: nn.Module) -> None:
 
 def measure_stages(model: nn.Module) -> None:
     pipe = ps.split(model, layers="layers", stages=2)
-    measure(pipe, (X,), loss=nn.functional.mse_loss, target=X, microbatches=1)
+    measure(pipe, example=(X,), loss=nn.functional.mse_loss, target=X, repeats=1)
 
 
 def balance_layers(model: nn.Module) -> None:

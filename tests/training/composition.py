@@ -31,7 +31,7 @@ class CollectiveLog(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unty
         self._action = "outside"
 
     def watch(self, action: ps.Action, run: Callable[[], None]) -> None:
-        """To be put around actions."""
+        """Wrap an action."""
         self._action = str(action)
         with self:
             run()
@@ -58,19 +58,19 @@ class SendLog:
         self._action = "outside"
 
     def watch(self, action: ps.Action, run: Callable[[], None]) -> None:
-        """To be put around actions."""
+        """Wrap an action."""
         self._action = str(action)
         run()
         self._action = "outside"
 
     def listen(self, pipeline: ps.Pipeline) -> None:
         """Note what goes through the group that the pipeline talks by."""
-        channels: Any = pipeline._transport._channels  # type: ignore[attr-defined]  # on purpose
+        channels: Any = pipeline._running().transport._channels  # type: ignore[attr-defined]  # on purpose
         channels._gloo = _Heard(channels._gloo, lambda: self.seen.append(self._action))
 
 
 class _Heard:
-    """A group that does what it did, and tells of every send."""
+    """A group that also reports every send."""
 
     def __init__(self, group: Any, tell: Callable[[], None]) -> None:
         self._group, self._tell = group, tell
@@ -93,7 +93,7 @@ def own_stages(
 def reference_gradients(
     stages: Sequence[nn.Module], batch: torch.Tensor, target: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """The gradients of the unsplit model, named as a pipeline names them."""
+    """Return the gradients of the unsplit model, named as a pipeline names them."""
     model = deepcopy(nn.Sequential(*stages))
     torch.autograd.backward(mean_loss(model(batch), target))
     return gradients_of(model.named_parameters())
@@ -102,7 +102,7 @@ def reference_gradients(
 def whole_gradients(
     parameters: Iterable[tuple[str, nn.Parameter]],
 ) -> dict[str, torch.Tensor]:
-    """The gradients by name, each put together from its shards."""
+    """Return the gradients by name, each put together from its shards."""
     return {
         name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad.clone()
         for name, p in parameters

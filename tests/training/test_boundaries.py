@@ -205,7 +205,7 @@ def make_data(name: str) -> Tensors:
 
 
 def run_unsplit(name: str) -> tuple[float, dict[str, torch.Tensor]]:
-    """The stages one after the other, on the whole batch."""
+    """Return the stages one after the other, on the whole batch."""
     stages = CASES[name]()
     value: Any
     value, target = make_data(name)
@@ -269,7 +269,7 @@ def test_value_that_cannot_cross_is_refused_with_the_place(value: object) -> Non
             return value
 
     pipeline = ps.Pipeline([Odd(), nn.Identity()], "1F1B", microbatches=1, loss=mean_loss)
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(torch.ones(2, 2), target=torch.ones(2, 2))
     place, cause, _ = str(caught.value).split(": ", 2)
     assert (place, cause) == ("rank 0, stage 0, microbatch 0, 0F0", "BoundaryError")

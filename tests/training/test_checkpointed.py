@@ -57,5 +57,9 @@ def test_a_checkpointed_stage_is_not_captured() -> None:
 
 
 def test_cuda_graphs_without_cuda_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"cuda_graphs asks for a CUDA device \(device: cpu\)"):
-        ps.Pipeline([nn.Linear(2, 2)], "GPipe", microbatches=2, cuda_graphs=True)
+    with pytest.raises(
+        ArgumentError, match=r"cuda_graphs needs stages on a CUDA device \(device: cpu\)"
+    ):
+        ps.Pipeline(
+            [nn.Linear(2, 2)], "GPipe", microbatches=2, options=ps.RunOptions(cuda_graphs=True)
+        )

@@ -26,7 +26,7 @@ MAX_NORM = 0.01
 def clip_whole(
     stages: list[nn.Sequential], norm_type: float
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """The norm of the unsplit model's gradients, and the gradients after clipping."""
+    """Return the norm of the unsplit model's gradients, and the gradients after clipping."""
     model = deepcopy(nn.Sequential(*stages))
     batch, target = make_batch()
     torch.autograd.backward(mean_loss(model(batch), target))
@@ -37,7 +37,7 @@ def clip_whole(
 def clip_split(
     rank: int, family: str, norm_type: float, with_group: bool = True
 ) -> tuple[float, dict[str, float]]:
-    """The norm as the pipeline finds it, and where the clipped gradients differ."""
+    """Return the norm as the pipeline finds it, and where the clipped gradients differ."""
     del rank
     schedule = ps.build(family, ranks=4, microbatches=4)
     stages = cut(make_blocks(), schedule.num_stages)
@@ -73,7 +73,7 @@ def test_one_process_clips_by_the_norm_of_the_unsplit_model(norm_type: float) ->
     assert wrong == {}
 
 
-def test_small_gradients_are_left_as_they_are() -> None:
+def test_small_gradients_are_left_alone() -> None:
     pipeline = ps.Pipeline(cut(make_blocks(), 2), "1F1B", microbatches=2, loss=mean_loss)
     batch, target = make_batch()
     pipeline.step(batch, target=target)
@@ -83,7 +83,7 @@ def test_small_gradients_are_left_as_they_are() -> None:
     assert differences(whole_gradients(pipeline.named_parameters()), before, limit=0.0) == {}
 
 
-def test_a_norm_that_is_no_number_is_told_and_shows_in_every_gradient() -> None:
+def test_norm_of_nan_is_returned_and_shows_in_every_gradient() -> None:
     pipeline = ps.Pipeline(cut(make_blocks(), 2), "1F1B", microbatches=2, loss=mean_loss)
     for parameter in pipeline.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -94,7 +94,7 @@ def test_a_norm_that_is_no_number_is_told_and_shows_in_every_gradient() -> None:
 
 def test_a_norm_of_order_zero_is_refused() -> None:
     pipeline = ps.Pipeline(cut(make_blocks(), 2), "1F1B", microbatches=2, loss=mean_loss)
-    with pytest.raises(ValueError, match=r"norm_type must be above 0 or infinity"):
+    with pytest.raises(ValueError, match=r"norm_type must be above 0, or infinity"):
         pipeline.clip_grad_norm_(1.0, norm_type=0.0)
 
 

@@ -32,7 +32,7 @@ MICROBATCHES = 4
 def train_in_one_process(
     stages: Sequence[nn.Module], family: str | ps.Schedule, rows: int = 16
 ) -> dict[str, float]:
-    """Where the gradients of one step differ from the unsplit model's."""
+    """Return where the gradients of one step differ from the unsplit model's."""
     batch, target = make_batch(rows)
     expected = reference_gradients(stages, batch, target)
     pipeline = ps.Pipeline(stages, family, microbatches=MICROBATCHES, loss=mean_loss)
@@ -148,7 +148,7 @@ def test_frozen_stages_pass_gradients_on_and_get_none(family: str, trained: Sequ
 
 
 def count_gradient_messages(_: int, trained: Sequence[int], family: str) -> list[str]:
-    """The links on which tensors went back in one step."""
+    """Return the links on which tensors went back in one step."""
     log = SendLog()
     batch, target = make_batch()
     pipeline = ps.Pipeline(
@@ -157,7 +157,7 @@ def count_gradient_messages(_: int, trained: Sequence[int], family: str) -> list
         microbatches=1,
         loss=mean_loss,
         group=dist.group.WORLD,
-        around={ps.Kind.SEND_B: log.watch},
+        options=ps.RunOptions(around={ps.Kind.SEND_B: log.watch}),
     )
     log.listen(pipeline)
     pipeline.step(batch, target=target)
@@ -277,9 +277,9 @@ def build_and_look(_: int) -> tuple[bool, bool, list[int]]:
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)
-    pipeline.eval(batch)
+    pipeline.evaluate(batch)
     has_same_state = torch.equal(torch.get_rng_state(), state)
-    # Stages of other ranks were given, too, and must be as they were.
+    # Stages of other ranks were given, too, and must not change.
     others = [stage for number, stage in enumerate(stages) if number not in pipeline.modules]
     is_empty = all(p.grad is None for stage in others for p in stage.parameters())
     counts = [int(b) for n, b in nn.ModuleList(stages).named_buffers() if n.endswith("calls")]
@@ -353,7 +353,7 @@ def test_values_that_skip_stages_give_the_gradients_of_the_unsplit_model(
 
 
 def train_skipping(_: int, family: str, ranks: int) -> tuple[dict[str, float], list[str]]:
-    """Where gradients differ, and the sends of one microbatch."""
+    """Return where gradients differ, and the sends of one microbatch."""
     log = SendLog()
     stages = make_skipping_stages()
     batch, target = make_batch()
@@ -364,7 +364,7 @@ def train_skipping(_: int, family: str, ranks: int) -> tuple[dict[str, float], l
         microbatches=MICROBATCHES,
         loss=mean_loss,
         group=dist.group.WORLD,
-        around=dict.fromkeys((ps.Kind.SEND_F, ps.Kind.SEND_B), log.watch),
+        options=ps.RunOptions(around=dict.fromkeys((ps.Kind.SEND_F, ps.Kind.SEND_B), log.watch)),
     )
     log.listen(pipeline)
     for _step in range(2):

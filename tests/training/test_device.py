@@ -26,7 +26,7 @@ def refusal(stages: list[nn.Module], **settings: object) -> str:
 
 
 def on(device: str) -> nn.Module:
-    """A module whose parameter says it is on a device that need not be there."""
+    """Return a module whose parameter says it is on a device that need not be there."""
     module = nn.Module()
     with FakeTensorMode():
         module.weight = nn.Parameter(torch.empty(2, device=device))
@@ -34,7 +34,7 @@ def on(device: str) -> nn.Module:
 
 
 # The device was noted and never used in one process, and failed inside the step with a group.
-def test_a_device_that_is_not_there_is_refused_when_the_pipeline_is_built() -> None:
+def test_missing_device_is_refused_when_the_pipeline_is_built() -> None:
     assert refusal([nn.Linear(2, 2)], device="cuda:99") == (
         f"device must be one that this process has (got 'cuda:99', CUDA devices here: "
         f"{torch.cuda.device_count()}); give another, or leave device out to run where the stages "
@@ -43,16 +43,16 @@ def test_a_device_that_is_not_there_is_refused_when_the_pipeline_is_built() -> N
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without CUDA")
-def test_cuda_is_refused_where_there_is_none() -> None:
+def test_cuda_is_refused_without_a_cuda_device() -> None:
     assert refusal([nn.Linear(2, 2)], device="cuda") == (
         "device must be one that this process has (got 'cuda', CUDA devices here: 0); give "
         "another, or leave device out to run where the stages are"
     )
 
 
-def test_what_names_no_device_is_refused() -> None:
+def test_unknown_device_is_refused() -> None:
     assert refusal([nn.Linear(2, 2)], device="gpu").startswith(
-        "device must name one of torch's (got 'gpu'): "
+        "device must be one that torch knows (got 'gpu'): "
     )
 
 
@@ -62,8 +62,8 @@ def test_the_meta_device_has_no_memory_to_run_in() -> None:
         "device out"
     )
     assert refusal([nn.ReLU(), nn.Linear(2, 2, device="meta")]) == (
-        "parameter 'weight' of stage 1 is on the meta device, which has no numbers; give the "
-        "stage memory first, with pipe.materialize or stage.to_empty"
+        "parameter 'weight' of stage 1 must have memory (it is on the meta device); call "
+        "pipe.materialize or stage.to_empty first"
     )
 
 
@@ -88,13 +88,13 @@ def test_stages_on_several_devices_ask_for_one() -> None:
     with pytest.raises(ArgumentError) as caught:
         find_device(None, {0: nn.Linear(2, 2), 2: on("cuda:3")})
     assert str(caught.value) == (
-        "the stages of this process lie on several devices (parameter 'weight' of stage 0 on cpu, "
-        "parameter 'weight' of stage 2 on cuda:3); say on which one they take and give values, "
-        "with device="
+        "the stages of this process must be on one device (parameter 'weight' of stage 0 on cpu, "
+        "parameter 'weight' of stage 2 on cuda:3); give device= to say where values enter and "
+        "leave them"
     )
 
 
-def test_a_stage_that_is_elsewhere_is_named() -> None:
+def test_stage_on_another_device_is_named() -> None:
     with pytest.raises(ArgumentError) as caught:
         find_device("cpu", {0: nn.Linear(2, 2), 1: on("cuda:3")})
     assert str(caught.value) == (
@@ -106,16 +106,15 @@ def test_a_stage_that_is_elsewhere_is_named() -> None:
     assert find_device("cpu", {0: mixed}) == torch.device("cpu")
 
 
-def test_a_group_must_be_able_to_carry_the_device() -> None:
+def test_backend_must_support_the_device() -> None:
     require_carrier("gloo", torch.device("cpu"))
     require_carrier("gloo", torch.device("cuda:0"))
     require_carrier("nccl", torch.device("cuda:0"))
     with pytest.raises(ArgumentError) as caught:
         require_carrier("nccl", torch.device("cpu"))
     assert str(caught.value) == (
-        "a group with backend 'nccl' carries tensors of CUDA devices, but the stages of this "
-        "process are on cpu; move them with stage.to('cuda'), or give a group made with backend "
-        "'gloo'"
+        "stages must be on a CUDA device with backend 'nccl' (got cpu); move them with "
+        "stage.to('cuda'), or give a group made with backend 'gloo'"
     )
 
 
@@ -131,7 +130,7 @@ def build_on_a_missing_device(rank: int) -> str:
     return "built"
 
 
-def test_all_ranks_hear_of_a_device_that_one_of_them_lacks(two_processes: Processes) -> None:
+def test_all_ranks_fail_if_one_of_them_lacks_the_device(two_processes: Processes) -> None:
     other, mine = two_processes.run(build_on_a_missing_device)
     reason = mine.removeprefix("ArgumentError: ")
     assert reason.startswith("device must be one that this process has (got 'cuda:99', ")
@@ -141,7 +140,7 @@ def test_all_ranks_hear_of_a_device_that_one_of_them_lacks(two_processes: Proces
 # The default was the CPU, whatever the stages were on: random numbers, autocast, clocks and what
 # came from other ranks were on the wrong device.
 @needs_cuda
-def test_stages_on_a_gpu_run_there_without_being_told() -> None:
+def test_stages_on_a_gpu_run_there_by_default() -> None:
     stages: list[nn.Module] = [nn.Linear(2, 2, device="cuda"), nn.Linear(2, 2, device="cuda")]
     pipeline = build(stages, seed=3)
     assert pipeline.device == torch.device("cuda", torch.cuda.current_device())

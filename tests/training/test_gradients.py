@@ -48,7 +48,7 @@ def exists(family: str, ranks: int, microbatches: int) -> bool:
 def make_pipeline(
     family: str, ranks: int, microbatches: int, **settings: Any
 ) -> tuple[ps.Pipeline, nn.Sequential]:
-    """A pipeline over fresh blocks, and the same blocks as one model."""
+    """Return a pipeline over fresh blocks, and the same blocks as one model."""
     blocks = copy_blocks(BLOCKS)
     stages = make_stages(family, ranks, blocks)
     settings = {"loss": mean_loss, **settings}
@@ -77,7 +77,7 @@ def test_gradients_and_loss_equal_those_of_the_unsplit_model(
 def test_sizes_that_a_family_does_not_have_are_refused_at_build(
     family: str, ranks: int, microbatches: int
 ) -> None:
-    with pytest.raises(ps.SizeError):
+    with pytest.raises(ps.errors.SizeError):
         make_pipeline(family, ranks, microbatches)
 
 
@@ -129,7 +129,7 @@ def test_sum_of_losses_is_exact(family: str) -> None:
     assert result.loss == pytest.approx(expected.loss, abs=1e-12)
 
 
-# Of eight tokens in a row, the first so many are valid, one row per microbatch.
+# How many of eight tokens in a row are valid, one row per microbatch.
 def make_tokens(valid: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     batch = torch.randn(len(valid), 8, WIDTH, generator=generator, dtype=torch.float64)
@@ -215,7 +215,7 @@ def test_gradient_scale_multiplies_the_gradients_and_not_the_loss() -> None:
 
 
 def shuffle(schedule: ps.Schedule, random: Random) -> ps.Schedule:
-    """Any order of the same work that keeps who waits for whom: weight work may come late."""
+    """Draw an order of the same work that keeps all waits: weight work may come late."""
     rows, graph = schedule.rows, build_graph(schedule)
     needs = {
         row: set(graph.need[graph.first[row] : graph.first[row + 1]].tolist())
@@ -250,7 +250,7 @@ class Join(nn.Module):
 
 
 def run_dag(parts: Sequence[nn.Module], flow: ps.Dataflow, batch: torch.Tensor) -> torch.Tensor:
-    """The unsplit model: every part once, each over what its producers gave."""
+    """Return the unsplit model: every part once, each over what its producers gave."""
     outputs: list[torch.Tensor] = []
     for part in range(flow.num_parts):
         producers = flow.producers(part)
@@ -284,7 +284,7 @@ def assert_exact(schedule: ps.Schedule) -> None:
 def test_any_order_that_keeps_the_waits_gives_exact_gradients(
     schedule: ps.Schedule, random: Random
 ) -> None:
-    shuffled = shuffle(ps.split_backward(schedule), random)
+    shuffled = shuffle(ps.passes.split_backward(schedule), random)
     ps.check(shuffled)
     assert_exact(shuffled)
 
@@ -292,7 +292,7 @@ def test_any_order_that_keeps_the_waits_gives_exact_gradients(
 @settings(max_examples=80)
 @given(dag_schedules(max_ranks=4, max_microbatches=5).filter(has_backwards), st.randoms())
 def test_any_order_over_skips_gives_exact_gradients(schedule: ps.Schedule, random: Random) -> None:
-    shuffled = shuffle(ps.split_backward(schedule), random)
+    shuffled = shuffle(ps.passes.split_backward(schedule), random)
     ps.check(shuffled)
     assert_exact(shuffled)
 
@@ -313,7 +313,7 @@ def test_weight_work_may_wait_until_the_end_of_the_step() -> None:
     assert_exact(schedule)
 
 
-def test_schedule_that_lists_its_communication_runs_as_it_is() -> None:
+def test_schedule_that_lists_its_communication_runs_unchanged() -> None:
     schedule = ps.lower(ps.build("ZBV", ranks=2, microbatches=4), receives="late")
     assert_exact(schedule)
 

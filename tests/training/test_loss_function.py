@@ -55,7 +55,7 @@ def test_a_model_with_its_own_loss_needs_no_target() -> None:
 
 def test_evaluation_without_labels_has_no_loss() -> None:
     pipeline = Pipeline(stages(), "1F1B", microbatches=2, loss=own_loss)
-    result = pipeline.eval(torch.randn(4, 4, dtype=torch.float64))
+    result = pipeline.evaluate(torch.randn(4, 4, dtype=torch.float64))
     assert result.loss is None
     assert result.outputs["logits"].shape == (4, 3)
 
@@ -91,7 +91,7 @@ def test_a_loss_with_one_element_counts_once(shape: tuple[int, ...]) -> None:
         loss=lambda output, wanted: mean(output, wanted).reshape(shape),
     )
     assert pipeline.step(batch, target=target).loss == pytest.approx(expected.loss, rel=1e-12)
-    assert pipeline.eval(batch, target=target).loss == pytest.approx(expected.loss, rel=1e-12)
+    assert pipeline.evaluate(batch, target=target).loss == pytest.approx(expected.loss, rel=1e-12)
     found = gradients_of(model.named_parameters())
     torch.testing.assert_close(found, expected.gradients, rtol=1e-12, atol=1e-14)
 
@@ -137,7 +137,7 @@ class SwitchedLoss:
 def train_after_wrong_losses(
     rank: int, family: str
 ) -> tuple[list[str], float | None, dict[str, torch.Tensor]]:
-    """The errors of steps with wrong losses, then loss and gradients of a right one."""
+    """Return the errors of steps with wrong losses, then loss and gradients of a right one."""
     del rank
     blocks = make_blocks()
     model = nn.Sequential(*blocks)
@@ -149,7 +149,7 @@ def train_after_wrong_losses(
     messages = []
     for wrong in (unreduced, detached, integer, number, pair, named, nothing):
         loss.compute = wrong
-        with pytest.raises(ps.PipelineError) as caught:
+        with pytest.raises(ps.errors.PipelineError) as caught:
             pipeline.step(batch, target=target)
         messages.append(str(caught.value).splitlines()[0])
         loss.compute = mean
@@ -197,7 +197,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 
 
 @pytest.mark.parametrize("name", CONTEXTS)
-def test_a_step_where_nothing_is_recorded_is_refused_but_eval_works(name: str) -> None:
+def test_step_without_gradient_recording_is_refused_but_evaluate_works(name: str) -> None:
     # It returned a loss, and no gradients.
     batch, target = make_batch()
     blocks = make_blocks()
@@ -206,16 +206,16 @@ def test_a_step_where_nothing_is_recorded_is_refused_but_eval_works(name: str) -
     with CONTEXTS[name]():
         with pytest.raises(PipelineError) as caught:
             pipeline.step(batch, target=target)
-        assert pipeline.eval(batch, target=target).loss == pytest.approx(expected.loss)
+        assert pipeline.evaluate(batch, target=target).loss == pytest.approx(expected.loss)
     assert str(caught.value) == (
         f"step must run where gradients are recorded (rank 0 calls it under {name}); leave that "
-        "context, or call eval"
+        "context, or call evaluate"
     )
     assert pipeline.step(batch, target=target).loss == pytest.approx(expected.loss)
 
 
 def step_in_contexts(rank: int, name: str) -> tuple[str, list[float | None]]:
-    """The error of a step that rank 1 alone calls in a context, and losses of calls after it."""
+    """Return the error of a step that rank 1 alone calls in a context, and later losses."""
     pipeline = ps.Pipeline(
         make_stages("1F1B", 2, make_blocks()),
         "1F1B",
@@ -228,7 +228,7 @@ def step_in_contexts(rank: int, name: str) -> tuple[str, list[float | None]]:
     with CONTEXTS[name]() if rank == 1 else nullcontext(), pytest.raises(PipelineError) as caught:
         pipeline.step(batch, target=target)
     with CONTEXTS[name]():
-        losses.append(pipeline.eval(batch, target=target).loss)
+        losses.append(pipeline.evaluate(batch, target=target).loss)
     losses.append(pipeline.step(batch, target=target).loss)
     return str(caught.value), losses
 
@@ -239,6 +239,6 @@ def test_a_context_on_one_rank_is_refused_on_all(two_processes: Processes, name:
     loss = run_reference(make_blocks(), *make_batch()).loss
     message = (
         f"step must run where gradients are recorded (rank 1 calls it under {name}); leave that "
-        "context, or call eval"
+        "context, or call evaluate"
     )
     assert everyone == [(message, [pytest.approx(loss)] * 3)] * 2

@@ -16,8 +16,8 @@ from penstock.errors import ArgumentError
 from tests.processes import Processes
 
 FORGOTTEN = (
-    "2 processes were started, and without group= each of them runs all ranks and trains a model "
-    "of its own; give group=torch.distributed.group.WORLD, or ranks= if that is what you want"
+    "2 processes were started, but without group= each of them runs all ranks and trains its own "
+    "model; give group=torch.distributed.group.WORLD, or ranks= if that is what you want"
 )
 
 
@@ -26,7 +26,7 @@ def make_stages() -> list[nn.Module]:
 
 
 def warned(stages: list[nn.Module], ranks: int | None = None) -> list[str]:
-    """What is said about a pipeline that runs all of its ranks here."""
+    """Return what is said about a pipeline that runs all of its ranks here."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ps.Pipeline(stages, "1F1B", microbatches=2, loss=nn.MSELoss(), ranks=ranks)
@@ -47,12 +47,12 @@ def build_without_group(_: int) -> list[list[str]]:
 
 
 # Every process trained a model of its own on the batch of its own, and said nothing.
-def test_a_pipeline_without_a_group_among_several_processes_is_told_of(
+def test_pipeline_without_a_group_among_several_processes_warns(
     two_processes: Processes,
 ) -> None:
-    told = two_processes.run(build_without_group)
+    warned = two_processes.run(build_without_group)
     # A number of ranks says that it is meant, and so do replicas that share their gradients.
-    assert told == [[[FORGOTTEN], [], [], []]] * 2
+    assert warned == [[[FORGOTTEN], [], [], []]] * 2
 
 
 def test_torchrun_is_noticed_before_processes_are_connected(
@@ -72,16 +72,16 @@ def test_torchrun_is_noticed_before_processes_are_connected(
 
 def measure_alone(_: int) -> ps.Costs:
     x = torch.ones(4, 2)
-    return ps.measure(make_stages(), (x,), loss=nn.MSELoss(), target=x, microbatches=1)
+    return ps.measure(make_stages(), example=(x,), loss=nn.MSELoss(), target=x, repeats=1)
 
 
-def test_measuring_in_one_of_several_processes_is_meant(two_processes: Processes) -> None:
+def test_measuring_in_one_of_several_processes_does_not_warn(two_processes: Processes) -> None:
     first, second = two_processes.run(measure_alone)
     assert first.parameter_bytes == second.parameter_bytes == (24, 24)
 
 
 def build_outside(rank: int) -> list[str]:
-    """What a process says that is given a group, and a mesh, of the other one alone."""
+    """Return what a process says that is given a group, and a mesh, of the other one alone."""
     group, mesh = dist.new_group([1]), DeviceMesh("cpu", [1])
     said = []
     for given in (group, mesh):
@@ -93,8 +93,10 @@ def build_outside(rank: int) -> list[str]:
 
 
 # The error was "ValueError: 0 is not in list", from inside.
-def test_a_process_outside_the_group_hears_who_is_in_it(two_processes: Processes) -> None:
-    start = "this process, rank 0 of 2, is not in the group that it was given ("
+def test_process_outside_the_group_gets_an_error_that_names_its_members(
+    two_processes: Processes,
+) -> None:
+    start = "this process must be in the group that it was given (rank 0 of 2, "
     end = "); build the pipeline only on processes of its group"
     assert two_processes.run(build_outside) == [
         [

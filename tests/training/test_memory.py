@@ -84,7 +84,7 @@ def test_peak_activations_of_every_rank_are_those_that_the_simulator_predicts(
         schedule,
         microbatches=microbatches,
         loss=mean_loss,
-        around=dict.fromkeys(COMPUTE, counter.run),
+        options=ps.RunOptions(around=dict.fromkeys(COMPUTE, counter.run)),
     )
     batch, target = make_batch(2 * microbatches)
     # The weight work of the first step is not all split off yet: a stage learns there which can.
@@ -97,7 +97,7 @@ def test_peak_activations_of_every_rank_are_those_that_the_simulator_predicts(
 
 
 def peak_bytes(family: str, ranks: int, microbatches: int) -> int:
-    """The most bytes alive after any action of a step, beside the batch and the parameters."""
+    """Return the most bytes alive after any action of a step, beside batch and parameters."""
     stages = make_stages(family, ranks, copy_blocks(BLOCKS))
     batch, target = make_batch(4 * microbatches)
     peaks = [0]
@@ -112,7 +112,7 @@ def peak_bytes(family: str, ranks: int, microbatches: int) -> int:
         ranks=ranks,
         microbatches=microbatches,
         loss=mean_loss,
-        around=dict.fromkeys(ps.Kind, measure),
+        options=ps.RunOptions(around=dict.fromkeys(ps.Kind, measure)),
     )
     with LiveMemory() as memory:
         # In the first two steps outputs are kept, to compare their loss with that of all together.
@@ -161,7 +161,7 @@ def test_nothing_is_alive_after_an_evaluation_whose_outputs_nobody_asked_for() -
     )
     batch, target = make_batch()
     with LiveMemory() as memory:
-        pipeline.eval(batch, target=target, return_outputs=False)
+        pipeline.evaluate(batch, target=target, return_outputs=False)
     assert memory.storages() == set()
 
 
@@ -195,7 +195,14 @@ def test_outputs_that_nobody_asked_for_die_with_their_backward(family: str) -> N
             alive_after.append([not ref.expired() for ref in logits])  # type: ignore[no-untyped-call]  # upstream
 
     around = {ps.Kind.FULL_BACKWARD: look, ps.Kind.BACKWARD_INPUT: look}
-    pipeline = ps.Pipeline(stages, family, ranks=2, microbatches=4, loss=mean_loss, around=around)
+    pipeline = ps.Pipeline(
+        stages,
+        family,
+        ranks=2,
+        microbatches=4,
+        loss=mean_loss,
+        options=ps.RunOptions(around=around),
+    )
     batch, target = make_batch()
     stages[-1].register_forward_hook(note)
     pipeline.step(batch, target=target)
@@ -220,7 +227,7 @@ def test_failed_step_leaves_nothing_but_gradients_alive() -> None:
     pipeline = ps.Pipeline(stages, "ZBV", microbatches=4, loss=mean_loss)
     batch, target = make_batch()
     with LiveMemory() as memory:
-        with pytest.raises(ps.PipelineError, match="the fourth call"):
+        with pytest.raises(ps.errors.PipelineError, match="the fourth call"):
             pipeline.step(batch, target=target)
         # The traceback of the error holds on to what the failed call had at hand.
         gc.collect()

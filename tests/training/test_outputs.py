@@ -30,10 +30,10 @@ def make_pipeline(**settings: Any) -> ps.Pipeline:
 
 
 def ask_for_outputs(_: int) -> list[Any]:
-    """What training and evaluation say, with outputs and without, and what comes after."""
+    """Return what training and evaluation say, with outputs and without, and what comes after."""
     pipeline = make_pipeline(group=dist.group.WORLD)
     said: list[Any] = []
-    for method in (pipeline.step, pipeline.eval):
+    for method in (pipeline.step, pipeline.evaluate):
         with pytest.raises(PipelineError) as caught:
             method(RAGGED, return_outputs=True)
         said.append(str(caught.value).splitlines()[0])
@@ -44,9 +44,9 @@ def ask_for_outputs(_: int) -> list[Any]:
     return said
 
 
-# Outputs were joined after the step had ended: the rank that has them raised, the others went on
-# and waited for it in the next step.
-def test_all_ranks_raise_what_keeps_one_from_joining_its_outputs(
+# Outputs were joined after the step had ended: the rank that has them raised, the others
+# continued and waited for it in the next step.
+def test_all_ranks_raise_if_one_cannot_join_its_outputs(
     two_processes: Processes,
 ) -> None:
     first, second = two_processes.run(ask_for_outputs)
@@ -63,5 +63,5 @@ def test_a_function_that_merges_may_fail_like_a_stage() -> None:
 
     pipeline = make_pipeline(merge=refuse)
     with pytest.raises(PipelineError, match=r"^rank 0: ZeroDivisionError: nothing to see$"):
-        pipeline.eval(EVEN)
-    assert pipeline.eval(EVEN, return_outputs=False).outputs is None
+        pipeline.evaluate(EVEN)
+    assert pipeline.evaluate(EVEN, return_outputs=False).outputs is None

@@ -96,14 +96,14 @@ def test_keywords_and_other_microbatch_counts_and_evaluation() -> None:
     with torch.no_grad():
         expected = model(X, scale=scale)
     for microbatches in (1, 2, 3, 8):
-        found = pipeline.eval(X, scale=scale, microbatches=microbatches)
+        found = pipeline.evaluate(X, scale=scale, microbatches=microbatches)
         torch.testing.assert_close(found.outputs, expected, rtol=1e-13, atol=1e-13)
         assert not found.outputs.requires_grad
     pipeline.step(X, target=NOBODY)
     assert differences(gradients(model), expected_gradients()) == {}
 
 
-def test_a_frozen_beginning_gets_no_gradients() -> None:
+def test_frozen_first_layers_get_no_gradients() -> None:
     model = make()
     model.requires_grad_(False)
     for layer in model.layers[6:]:
@@ -161,7 +161,7 @@ def test_autocast(family: str) -> None:
 
 
 def train(_rank: int, family: str, steps: int) -> dict[str, torch.Tensor]:
-    """Every rank builds the model; its gradients are those of its own stages."""
+    """Build the model on every rank, and return the gradients of its own stages."""
     model = make()
     size = dist.get_world_size()
     stages = size if family in ("1F1B", "DualPipe") else 2 * size

@@ -42,7 +42,7 @@ def make_pipeline(
 
 
 def make_ready(lengths: list[int], seed: int) -> tuple[ps.Ready, ps.Ready]:
-    """One item of two rows per length, and its target."""
+    """Return one item of two rows per length, and its target."""
     generator = torch.Generator().manual_seed(seed)
     items = [
         torch.randn(2, 2, length, WIDTH, generator=generator, dtype=torch.float64)
@@ -52,7 +52,7 @@ def make_ready(lengths: list[int], seed: int) -> tuple[ps.Ready, ps.Ready]:
 
 
 def ready_reference(batch: ps.Ready, target: ps.Ready) -> dict[str, torch.Tensor]:
-    """The mean over all numbers of the batch, on the unsplit model."""
+    """Return the mean over all numbers of the batch, on the unsplit model."""
     model = nn.Sequential(*copy_blocks(BLOCKS))
     total = sum(item.numel() for item in target.items)
     for item, wanted in zip(batch.items, target.items, strict=True):
@@ -140,7 +140,7 @@ def test_first_stage_may_take_keywords_only() -> None:
             return hidden * self.scale
 
     pipeline = ps.Pipeline([Embed(), BLOCKS[0]], "1F1B", microbatches=2, loss=mean_loss)
-    outputs = pipeline.eval(hidden=BATCH).outputs
+    outputs = pipeline.evaluate(hidden=BATCH).outputs
     assert differences({"": outputs}, {"": BLOCKS[0](BATCH).detach()}) == {}
 
 
@@ -155,7 +155,7 @@ class Pair(nn.Module):
 
 def test_batch_may_be_split_along_another_dimension_and_outputs_are_merged_in_order() -> None:
     pipeline = ps.Pipeline([Pair()], "1F1B", microbatches=4)
-    total, rest = pipeline.eval(ps.Along(BATCH, 1), ps.Along(TARGET, 1)).outputs
+    total, rest = pipeline.evaluate(ps.Along(BATCH, 1), ps.Along(TARGET, 1)).outputs
     assert torch.equal(total, torch.cat((BATCH + TARGET).tensor_split(4, 1)))
     assert torch.equal(rest["difference"], torch.cat((BATCH - TARGET).tensor_split(4, 1)))
     assert rest["name"] == "pair"
@@ -164,8 +164,8 @@ def test_batch_may_be_split_along_another_dimension_and_outputs_are_merged_in_or
 @pytest.mark.parametrize(
     ("args", "keywords", "message"),
     [
-        ((BATCH,), {}, "rank 1 holds the last stage 1, but has no target"),
-        ((), {"target": TARGET}, "rank 0 holds the first stage 0, but has no batch"),
+        ((BATCH,), {}, "rank 1 must be given a target (it holds the last stage 1)"),
+        ((), {"target": TARGET}, "rank 0 must be given a batch (it holds the first stage 0)"),
         (
             (BATCH,),
             {"target": TARGET[:8]},
@@ -175,12 +175,13 @@ def test_batch_may_be_split_along_another_dimension_and_outputs_are_merged_in_or
         (
             (BATCH,),
             {"target": TARGET, "colour": 3},
-            "rank 0 passes 'colour', which no stage's forward takes",
+            "keywords must be taken by some stage's forward (rank 0 passes 'colour'); leave it "
+            "out",
         ),
         (
             (BATCH[:0],),
             {"target": TARGET[:0]},
-            "rank 0: argument 0 has no rows; a step needs at least one",
+            "rank 0: argument 0 must have at least one row (got 0)",
         ),
     ],
 )
@@ -188,7 +189,7 @@ def test_batch_that_does_not_fit_is_refused(
     args: tuple[Any, ...], keywords: dict[str, Any], message: str
 ) -> None:
     pipeline = make_pipeline()
-    with pytest.raises(ps.BatchError) as caught:
+    with pytest.raises(ps.errors.BatchError) as caught:
         pipeline.step(*args, **keywords)
     assert str(caught.value) == message
     assert gradients_of(pipeline.named_parameters()) == {}
@@ -196,33 +197,35 @@ def test_batch_that_does_not_fit_is_refused(
 
 def test_training_step_without_a_loss_is_refused() -> None:
     pipeline = make_pipeline(loss=None)
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(BATCH, target=TARGET)
     assert str(caught.value) == "a training step needs a loss; give Pipeline(loss=...)"
 
 
 def test_training_step_of_a_schedule_without_backwards_is_refused() -> None:
     pipeline = make_pipeline("ForwardOnly")
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(BATCH, target=TARGET)
     assert str(caught.value) == (
-        "ForwardOnly has no backwards to train with; use eval, or another schedule"
+        "ForwardOnly has no backwards to train with; call evaluate, or use another schedule"
     )
-    assert pipeline.eval(BATCH, target=TARGET).loss == pytest.approx(
+    assert pipeline.evaluate(BATCH, target=TARGET).loss == pytest.approx(
         run_reference(BLOCKS, BATCH, TARGET).loss, abs=1e-12
     )
 
 
 def test_number_of_stages_must_fit_the_schedule() -> None:
-    with pytest.raises(ps.SizeError) as caught:
+    with pytest.raises(ps.errors.SizeError) as caught:
         ps.Pipeline(BLOCKS[:3], "ZBV", ranks=2, microbatches=4)
     assert str(caught.value) == (
-        "3 stages do not go evenly into 2 ranks; give a Schedule with a placement of its own"
+        "stages must be a multiple of ranks (got 3 stages, 2 ranks); give a Schedule with a "
+        "placement of its own"
     )
-    with pytest.raises(ps.SizeError) as caught:
+    with pytest.raises(ps.errors.SizeError) as caught:
         ps.Pipeline(BLOCKS[:3], ps.build("1F1B", ranks=2, microbatches=4), microbatches=4)
     assert str(caught.value) == (
-        "the schedule is for 2 stages on 2 ranks, but there are 3 stages on 2"
+        "the schedule must fit the stages and ranks (schedule: 2 stages on 2 ranks, here: 3 on "
+        "2); build it for these, or change the stages or ranks"
     )
 
 
@@ -233,11 +236,11 @@ def test_evaluation_with_other_microbatches_changes_no_training(family: str) -> 
     for each in (pipeline, twin):
         each.step(BATCH, target=TARGET)
     for microbatches in (2, 3, 16):
-        result = pipeline.eval(BATCH, microbatches=microbatches)
+        result = pipeline.evaluate(BATCH, microbatches=microbatches)
         assert result.loss is None
         assert not result.outputs.requires_grad
         assert differences({"": result.outputs}, {"": expected.output}) == {}
-    assert pipeline.eval(BATCH, target=TARGET).loss == pytest.approx(expected.loss, abs=1e-12)
+    assert pipeline.evaluate(BATCH, target=TARGET).loss == pytest.approx(expected.loss, abs=1e-12)
     for each in (pipeline, twin):
         each.step(BATCH, target=TARGET)
     found, wanted = (gradients_of(each.named_parameters()) for each in (pipeline, twin))
@@ -275,7 +278,7 @@ def test_building_and_stepping_change_no_random_state_and_each_buffer_once_per_m
     for calls in (4, 8):
         pipeline.step(BATCH, target=TARGET)
         assert [int(counter.calls) for counter in counters] == [calls] * len(stages)
-    pipeline.eval(BATCH, microbatches=2)
+    pipeline.evaluate(BATCH, microbatches=2)
     assert [int(counter.calls) for counter in counters] == [10] * len(stages)
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -355,7 +358,7 @@ def test_error_in_a_stage_names_its_place_and_the_pipeline_works_again_afterward
     pipeline = ps.Pipeline(stages, family, microbatches=4, loss=mean_loss)
     for _ in range(steps_before):
         pipeline.step(BATCH, target=TARGET)
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(BATCH, target=TARGET)
     assert str(caught.value) == f"{place}: ValueError: broken on purpose"
     assert repr(caught.value.__cause__) == "ValueError('broken on purpose')"
@@ -371,7 +374,7 @@ def test_error_in_the_loss_names_the_last_stage() -> None:
             raise ValueError("no loss for this")
         return mean_loss(output, target)
 
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         make_pipeline("ZBV", loss=loss).step(BATCH, target=TARGET)
     place = "rank 0, stage 3, microbatch 2, 3F2"
     assert str(caught.value) == f"{place}: ValueError: no loss for this"
@@ -379,7 +382,7 @@ def test_error_in_the_loss_names_the_last_stage() -> None:
 
 def test_error_in_the_counting_of_a_target_fails_the_step() -> None:
     pipeline = make_pipeline(reduction=lambda _: 0.0)
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(BATCH, target=TARGET)
     assert str(caught.value) == (
         "rank 0: BatchError: the counts of the microbatches must be finite, none negative and not "
@@ -387,7 +390,7 @@ def test_error_in_the_counting_of_a_target_fails_the_step() -> None:
     )
 
 
-def test_what_goes_around_a_kind_sees_every_action_of_it_in_order() -> None:
+def test_wrapper_of_a_kind_sees_every_action_of_it_in_order() -> None:
     seen: list[str] = []
 
     def note(action: ps.Action, work: Callable[[], None]) -> None:
@@ -403,7 +406,7 @@ def test_what_goes_around_a_kind_sees_every_action_of_it_in_order() -> None:
         schedule,
         microbatches=2,
         loss=mean_loss,
-        around=around,
+        options=ps.RunOptions(around=around),
     )
     pipeline.step(BATCH, target=TARGET)
     by_stage = [[text for text in seen if text[0] == stage] for stage in "01"]
@@ -413,7 +416,7 @@ def test_what_goes_around_a_kind_sees_every_action_of_it_in_order() -> None:
     ]
 
 
-def test_what_goes_around_a_kind_may_replace_it() -> None:
+def test_wrapper_of_a_kind_may_replace_its_actions() -> None:
     blocks = copy_blocks(BLOCKS)
     stages = make_stages("1F1B", 2, blocks)
 
@@ -423,9 +426,9 @@ def test_what_goes_around_a_kind_may_replace_it() -> None:
             parameter.grad /= 2
 
     around = {ps.Kind.REDUCE_GRAD: halve}
-    ps.Pipeline(stages, "1F1B", microbatches=4, loss=mean_loss, around=around).step(
-        BATCH, target=TARGET
-    )
+    ps.Pipeline(
+        stages, "1F1B", microbatches=4, loss=mean_loss, options=ps.RunOptions(around=around)
+    ).step(BATCH, target=TARGET)
     expected = run_reference(BLOCKS, BATCH, TARGET).gradients
     halves = {name: gradient / 2 for name, gradient in expected.items()}
     assert differences(gradients_of(nn.Sequential(*blocks).named_parameters()), halves) == {}
@@ -481,7 +484,7 @@ def test_recorded_step_gives_the_same_gradients() -> None:
 
 def test_recorded_evaluation_is_a_timeline_of_forwards() -> None:
     pipeline = make_pipeline("1F1B")
-    timeline = pipeline.eval(BATCH, record=True, microbatches=2).timeline
+    timeline = pipeline.evaluate(BATCH, record=True, microbatches=2).timeline
     assert timeline is not None
     computes = [
         [str(span.action) for span in timeline.spans(rank) if span.action.kind.is_compute]
@@ -498,4 +501,4 @@ def test_outputs_are_merged_as_asked() -> None:
         microbatches=4,
         merge=lambda parts: torch.stack(parts).sum(0),
     )
-    assert torch.equal(pipe.eval(x).outputs, x.view(4, 4, -1).sum(0))
+    assert torch.equal(pipe.evaluate(x).outputs, x.view(4, 4, -1).sum(0))

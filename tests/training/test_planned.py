@@ -108,7 +108,10 @@ def test_a_schedule_brings_its_microbatches_too() -> None:
 def test_a_name_needs_a_number_of_microbatches() -> None:
     with pytest.raises(ArgumentError) as caught:
         ps.Pipeline(cut(BLOCKS, 2), "1F1B", loss=mean_loss)
-    assert str(caught.value) == "say how many microbatches 1F1B is for: microbatches=..."
+    assert str(caught.value) == (
+        "microbatches is required when the schedule is given by name (schedule: '1F1B'); give "
+        "microbatches=..."
+    )
 
 
 def test_a_plan_for_other_stages_is_refused() -> None:
@@ -116,14 +119,15 @@ def test_a_plan_for_other_stages_is_refused() -> None:
     with pytest.raises(SizeError) as caught:
         ps.Pipeline(cut(BLOCKS, 4), plan, loss=mean_loss)
     assert str(caught.value) == (
-        "the schedule is for 6 stages on 3 ranks, but there are 4 stages on 3"
+        "the schedule must fit the stages and ranks (schedule: 6 stages on 3 ranks, here: 4 on "
+        "3); build it for these, or change the stages or ranks"
     )
 
 
 def test_what_was_measured_is_planned_run_compared_and_learned_from() -> None:
     stages = cut(copy_blocks(BLOCKS), 4)
     rows = BATCH[: len(BATCH) // 4], TARGET[: len(BATCH) // 4]
-    costs = measure([*stages], rows[:1], loss=mean_loss, target=rows[1])
+    costs = measure([*stages], example=rows[:1], loss=mean_loss, target=rows[1])
     plan = solve(SchedulingProblem.of(costs, ps.Placement.v(2), 4), seconds=0.2)
     pipeline = ps.Pipeline(stages, plan, loss=mean_loss)
     pipeline.step(BATCH, target=TARGET)

@@ -59,7 +59,7 @@ class Trainer:
         )
 
     def gradients(self) -> Gradients:
-        """This rank's gradients by the names of the model; they are taken away."""
+        """Return this rank's gradients by the names of the model; they are taken away."""
         found = gradients_of(self.model.named_parameters())
         self.model.zero_grad()
         return found
@@ -68,7 +68,7 @@ class Trainer:
 def assert_reference(
     everyone: Sequence[Gradients], expected: Gradients, *, is_shared: bool = False
 ) -> None:
-    """Every parameter has its gradient on one rank, or on all that share it."""
+    """Assert that every parameter has its gradient on one rank, or on all that share it."""
     names = [name for gradients in everyone for name in gradients]
     assert is_shared or len(names) == len(set(names))
     assert set(names) == set(expected)
@@ -228,7 +228,7 @@ def test_pipeline_may_span_a_dimension_of_a_device_mesh(
 
 
 def train_with_own_modules(rank: int) -> Gradients:
-    """Each rank builds just the stages that it holds."""
+    """Train with just the stages that each rank holds."""
     stages = make_stages("ZBV", 2, make_blocks())
     own = {0: [0, 3], 1: [1, 2]}[rank]
     pipeline = ps.Pipeline(
@@ -282,7 +282,7 @@ def test_shapes_may_change_with_every_microbatch_and_every_step(
 
 
 def count_sends(work: Callable[[], object]) -> int:
-    """The messages that gloo sends meanwhile, headers and tensors alike."""
+    """Return the messages that gloo sends meanwhile, headers and tensors alike."""
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         work()
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
@@ -295,7 +295,7 @@ def count_messages(rank: int, family: str) -> tuple[int, list[int], list[int]]:
     trainer = Trainer(family)
     batch, target = make_batch()
     train = partial(trainer.pipeline.step, batch, target=target)
-    evaluate = partial(trainer.pipeline.eval, batch, microbatches=2)
+    evaluate = partial(trainer.pipeline.evaluate, batch, microbatches=2)
     lowered = ps.lower(trainer.pipeline.schedule)
     kinds = [action.kind for action in lowered.order(rank) if isinstance(action, ps.Action)]
     sends = kinds.count(ps.Kind.SEND_F) + kinds.count(ps.Kind.SEND_B)
@@ -360,7 +360,7 @@ def test_stage_may_be_frozen_and_trained_again_between_steps(
 
 
 def cast_between_steps(rank: int) -> list[str]:
-    """The dtype that the second stage gets: without autocast, with it, and without it again."""
+    """Return the dtype that the second stage gets: without autocast, with it, without it again."""
     seen: list[str] = []
     stages = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
     stages[1].register_forward_pre_hook(lambda _, args: seen.append(str(args[0].dtype)))
@@ -403,7 +403,7 @@ def change_form_with_the_numbers(rank: int) -> list[str]:
         try:
             pipeline.step(batch.double(), target=batch)
             ends.append("ended well")
-        except ps.PipelineError as error:
+        except ps.errors.PipelineError as error:
             ends.append(str(error).partition(" (")[0].partition(": Format")[0])
     return ends
 
@@ -452,9 +452,9 @@ def test_every_rank_may_pass_keywords_masks_and_labels(two_processes: Processes)
 
 
 def refuse_batches(rank: int, family: str) -> tuple[list[str], Gradients]:
-    """The message of every refusal, and the gradients of the step after them."""
+    """Return the message of every refusal, and the gradients of the step after them."""
     trainer = Trainer(family)
-    step, evaluate = trainer.pipeline.step, trainer.pipeline.eval
+    step, evaluate = trainer.pipeline.step, trainer.pipeline.evaluate
     batch, target = make_batch()
     half = [batch, batch[:8]][rank % 2]
     unknown: dict[str, Any] = {"colour": 3} if rank == 1 else {}
@@ -469,7 +469,7 @@ def refuse_batches(rank: int, family: str) -> tuple[list[str], Gradients]:
     ]
     messages = []
     for call in wrong:
-        with pytest.raises(ps.BatchError) as caught:
+        with pytest.raises(ps.errors.BatchError) as caught:
             call()
         messages.append(str(caught.value))
     assert trainer.gradients() == {}
@@ -480,14 +480,14 @@ def refuse_batches(rank: int, family: str) -> tuple[list[str], Gradients]:
 def test_batch_that_does_not_fit_is_refused_on_every_rank(two_processes: Processes) -> None:
     everyone = two_processes.run(refuse_batches, "1F1B")
     message = [
-        "rank 1 holds the last stage 1, but has no target",
-        "rank 0 holds the first stage 0, but has no batch",
+        "rank 1 must be given a target (it holds the last stage 1)",
+        "rank 0 must be given a batch (it holds the first stage 0)",
         "rank 1: all arguments that are split must have the same number of rows (argument 0 has "
         "16, target has 8); wrap what is not split by rows in Shared, Along or Ready",
         "all arguments that are split must have the same number of rows (rank 0: argument 0 has "
         "16, rank 1: argument 0 has 8); wrap what is not split by rows in Shared, Along or Ready",
-        "rank 1 passes 'colour', which no stage's forward takes",
-        "rank 0 calls eval, rank 1 calls step",
+        "keywords must be taken by some stage's forward (rank 1 passes 'colour'); leave it out",
+        "all ranks must call the same method (rank 0 calls evaluate, rank 1 calls step)",
         "rank 1: tensors of shapes (16, 16) and (15, 16) would be split together, but have 16 and "
         "15 rows; wrap what is not split by rows in Shared or Along",
     ]
@@ -504,7 +504,7 @@ def build_with_different_schedules(rank: int) -> list[str]:
         lambda: Trainer("1F1B", loss=mean_loss if rank else None),
     ]
     for call in wrong:
-        with pytest.raises(ps.PipelineError) as caught:
+        with pytest.raises(ps.errors.PipelineError) as caught:
             call()
         messages.append(str(caught.value))
     return messages
@@ -535,8 +535,8 @@ def evaluate_between(rank: int, family: str) -> tuple[list[float | None], list[A
     trainer.pipeline.step(batch, target=target)
     trainer.gradients()
     results = [
-        trainer.pipeline.eval(batch, microbatches=3),
-        trainer.pipeline.eval(batch, target=target, microbatches=8),
+        trainer.pipeline.evaluate(batch, microbatches=3),
+        trainer.pipeline.evaluate(batch, target=target, microbatches=8),
         trainer.pipeline.step(batch, target=target, return_outputs=True),
     ]
     return [r.loss for r in results], [r.outputs for r in results], trainer.gradients()
@@ -576,7 +576,7 @@ BREAKS = ("F", "B", "loss", "count")
 
 
 def break_step(rank: int, family: str, kind: str, steps_before: int) -> tuple[str, str, Gradients]:
-    """The error of a broken step, its cause, and the gradients of the step after it."""
+    """Return the error of a broken step, its cause, and the gradients of the step after it."""
     blocks = make_blocks()
     model = nn.Sequential(*blocks)
     stages = make_stages(family, dist.get_world_size(), blocks)
@@ -597,7 +597,7 @@ def break_step(rank: int, family: str, kind: str, steps_before: int) -> tuple[st
     is_last = rank == pipeline.schedule.placement.rank_of_stage[-1]
     for _ in range(steps_before):
         pipeline.step(batch, target=harmless if is_last else None)
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(batch, target=target if is_last else None)
     model.zero_grad()
     pipeline.step(batch, target=harmless if is_last else None)
@@ -615,7 +615,7 @@ def assert_breaks(processes: Processes, family: str, kind: str, place: str) -> N
             if rank == broken:
                 assert cause == "ValueError('broken on purpose')"
             else:
-                opening, _, trace = error.partition("\n\nas told by that rank:\n")
+                opening, _, trace = error.partition("\n\nas reported by that rank:\n")
                 assert opening == message
                 assert trace.startswith("Traceback (most recent call last):\n")
                 assert trace.endswith(
@@ -697,14 +697,16 @@ def test_every_rank_gets_the_same_timeline_with_the_rows_of_all(
 def record_on_one_rank(rank: int) -> str:
     trainer = Trainer("1F1B")
     batch, target = make_batch()
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         trainer.pipeline.step(batch, target=target, record=rank == 0)
     trainer.pipeline.step(batch, target=target)
     return str(caught.value)
 
 
 def test_step_that_only_some_ranks_record_is_refused(two_processes: Processes) -> None:
-    message = "rank 0 records the step, rank 1 does not; give record to all ranks or to none"
+    message = (
+        "all ranks must record a step, or none (rank 0 does, rank 1 does not); give record alike"
+    )
     assert two_processes.run(record_on_one_rank) == [message, message]
 
 
@@ -720,7 +722,9 @@ def measure_memory(rank: int, family: str, microbatches: int) -> tuple[int, int]
         peaks.append(memory.bytes())
 
     batch, target = make_batch(4 * microbatches)
-    trainer = Trainer(family, microbatches, around=dict.fromkeys(ps.Kind, measure))
+    trainer = Trainer(
+        family, microbatches, options=ps.RunOptions(around=dict.fromkeys(ps.Kind, measure))
+    )
     with LiveMemory() as memory:
         for _ in range(2):
             peaks.clear()
@@ -753,7 +757,7 @@ LAST_COMES_FIRST = """
 
 
 def break_before_what_is_taken(_: int) -> tuple[str, Gradients]:
-    """The error of a step in which two messages fail before the one that is waited for first."""
+    """Return the error of a step in which two messages fail before the first that is needed."""
     blocks = make_blocks()
     model = nn.Sequential(*blocks)
     first, second = make_stages("1F1B", 2, blocks)
@@ -764,14 +768,14 @@ def break_before_what_is_taken(_: int) -> tuple[str, Gradients]:
         group=dist.group.WORLD,
     )
     batch, target = make_batch()
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(batch, target=target)
     model.zero_grad()
     pipeline.step(batch, target=target)
     return str(caught.value).splitlines()[0], gradients_of(model.named_parameters())
 
 
-def test_a_failed_message_before_the_one_that_is_waited_for_holds_up_nobody(
+def test_failed_message_does_not_delay_the_one_after_it(
     two_processes: Processes,
 ) -> None:
     # Letting go of a message stopped at an older one that had failed, and never came to the one

@@ -29,7 +29,7 @@ def profile_steps(rank: int, family: str, ranks: int, folder: Path) -> Path:
     pipeline.step(batch, target=target)
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         pipeline.step(batch, target=target)
-        pipeline.eval(batch)
+        pipeline.evaluate(batch)
         pipeline.step(batch, target=target)
     file = folder / f"rank{rank}.json.gz"
     profiler.export_chrome_trace(str(file))

@@ -41,7 +41,7 @@ def test_digest_differs_with_order_placement_dataflow_and_microbatches() -> None
     assert schedule_fact(read(PICTURES[0])).digest == digests[0]
 
 
-def test_schedules_that_differ_are_told_apart_by_what_differs_first() -> None:
+def test_different_schedules_are_described_by_what_differs_first() -> None:
     plain, order, placement, _, long = map(read, PICTURES)
     assert explain_schedules(plain, plain, order) == (
         "at position 2 of rank 0 in the schedule, rank 2 has 0B1, ranks 0, 1 have 0B0"
@@ -69,7 +69,7 @@ def test_a_shorter_order_lacks_an_action() -> None:
     )
 
 
-def test_models_that_differ_are_told_by_their_first_parameters() -> None:
+def test_different_models_are_described_by_their_first_parameters_that_differ() -> None:
     narrow, wide = nn.Linear(2, 2), nn.Linear(2, 3)
     assert explain_models(narrow, wide, narrow) == (
         "in stage 1, of 'weight' rank 1 has float32 [3, 2], ranks 0, 2 have float32 [2, 2]; "

@@ -16,7 +16,7 @@ def columns_of(timeline: ps.Timeline) -> list[list[float]]:
     return [column.tolist() for column in (timeline.start, timeline.end, timeline.memory)]
 
 
-def test_times_count_from_the_first_start_and_rows_stand_in_the_order_of_the_schedule() -> None:
+def test_times_count_from_the_first_start_and_rows_have_the_order_of_the_schedule() -> None:
     recording = StepRecording(
         row=[0, 2, 3, 1],
         start=[5.0, 6.0, 7.0, 8.0],

@@ -18,7 +18,7 @@ SCALE = 1024.0
 def train_with_scaler(
     rank: int, bad_rank: int | None, is_frozen: bool
 ) -> tuple[float, bool, bool]:
-    """The scale afterwards, whether parameters moved, and whether gradients were exact."""
+    """Return the scale afterwards, whether parameters moved, and whether gradients were exact."""
     stages = cut(make_blocks(), 2)
     if is_frozen:
         stages[0].requires_grad_(False)
@@ -57,7 +57,7 @@ def test_every_rank_skips_the_step_if_one_found_an_infinite_gradient(
     assert two_processes.run(train_with_scaler, bad_rank, False) == expected
 
 
-def test_a_rank_without_gradients_goes_along(two_processes: Processes) -> None:
+def test_rank_without_gradients_does_what_the_others_do(two_processes: Processes) -> None:
     assert two_processes.run(train_with_scaler, None, True) == [
         (SCALE, False, True),
         (SCALE, True, True),

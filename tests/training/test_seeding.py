@@ -102,7 +102,7 @@ def by_tracing(model: nn.Module, stages: int) -> Pipe:
 
 
 def run(pipe: Pipe, family: str, *, steps: int = 1, seed: int = 1234, **settings: Any) -> Run:
-    """The sum of the losses, and the gradients of all steps."""
+    """Return the sum of the losses, and the gradients of all steps."""
     pipeline = ps.Pipeline(pipe, family, microbatches=4, loss=F.mse_loss, seed=seed, **settings)
     batch, target = make_batch()
     losses = [pipeline.step(batch, target=target).loss for _ in range(steps)]
@@ -110,7 +110,7 @@ def run(pipe: Pipe, family: str, *, steps: int = 1, seed: int = 1234, **settings
 
 
 def far(found: Run, expected: Run) -> dict[str, float]:
-    """Where two runs differ."""
+    """Return where two runs differ."""
     loss = {} if abs(found[0] - expected[0]) < 1e-12 else {"loss": found[0] - expected[0]}
     return loss | differences(found[1], expected[1])
 
@@ -182,7 +182,7 @@ def test_calls_of_one_shared_layer_draw_by_their_number(again: str | None) -> No
     assert far(run(by_layers(make(shared=True, again=again), 4), "1F1B"), expected) == {}
 
 
-def test_layers_that_keep_no_generator_state_are_run_again_right() -> None:
+def test_layers_without_saved_generator_state_draw_the_same_when_run_again() -> None:
     class Careless(Transformer):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self.embed(x)
@@ -284,7 +284,7 @@ def total(output: torch.Tensor) -> torch.Tensor:
 
 
 def draw(pipeline: ps.Pipeline, rows: int = 2) -> list[float]:
-    """What each microbatch got in a training step."""
+    """Return what each microbatch got in a training step."""
     result = pipeline.step(torch.zeros(rows, 1), return_outputs=True)
     drawn: list[float] = result.outputs.flatten().tolist()
     return drawn
@@ -335,14 +335,14 @@ def test_without_a_seed_numbers_come_from_the_user() -> None:
 
 @pytest.mark.parametrize("again", [None, WHOLE[0], *PART])
 @RUN_FOR_NOTHING
-def test_the_users_generator_is_left_as_it_was(again: str | None) -> None:
+def test_the_users_generator_is_left_alone(again: str | None) -> None:
     pipe = by_layers(make(again=again, layers=4), 2)
     pipeline = ps.Pipeline(pipe, "ZBV", microbatches=4, loss=F.mse_loss, seed=1, ranks=1)
     batch, target = make_batch()
     torch.manual_seed(11)
     before = torch.get_rng_state()
     pipeline.step(batch, target=target)
-    pipeline.eval(batch)
+    pipeline.evaluate(batch)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -354,15 +354,15 @@ def test_the_users_generator_is_given_back_after_a_failure() -> None:
 
     pipeline = ps.Pipeline([Failing()], "GPipe", microbatches=2, loss=total, seed=1)
     before = torch.get_rng_state()
-    with pytest.raises(ps.PipelineError):
+    with pytest.raises(ps.errors.PipelineError):
         draw(pipeline)
     assert torch.equal(torch.get_rng_state(), before)
     assert pipeline.random_step == 0
 
 
-def test_evaluation_draws_by_the_step_and_leaves_it_as_it_is() -> None:
+def test_evaluation_draws_by_the_step_and_leaves_it_alone() -> None:
     def evaluate() -> list[float]:
-        drawn: list[float] = pipeline.eval(torch.zeros(2, 1)).outputs.flatten().tolist()
+        drawn: list[float] = pipeline.evaluate(torch.zeros(2, 1)).outputs.flatten().tolist()
         return drawn
 
     pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=1)
@@ -372,7 +372,7 @@ def test_evaluation_draws_by_the_step_and_leaves_it_as_it_is() -> None:
     assert pipeline.random_step == 1
 
 
-def test_setting_the_step_goes_on_where_a_run_was_left() -> None:
+def test_setting_the_step_continues_an_earlier_run() -> None:
     pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=1)
     whole = [draw(pipeline) for _ in range(4)]
     later = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=1)
@@ -381,7 +381,7 @@ def test_setting_the_step_goes_on_where_a_run_was_left() -> None:
 
 
 @pytest.mark.gpu
-def test_a_cuda_device_draws_by_layer_too_and_is_left_as_it_was() -> None:
+def test_a_cuda_device_draws_by_layer_too_and_keeps_its_state() -> None:
     def on_device(stages: int, family: str) -> Run:
         pipe = by_layers(make(), stages).to("cuda")
         settings: dict[str, Any] = {"microbatches": 4, "loss": F.mse_loss, "device": "cuda"}
@@ -390,7 +390,7 @@ def test_a_cuda_device_draws_by_layer_too_and_is_left_as_it_was() -> None:
         # Making a model seeds the device too, so that its state is looked at from here on.
         before = torch.cuda.get_rng_state()
         loss = pipeline.step(batch, target=target).loss
-        pipeline.eval(batch)
+        pipeline.evaluate(batch)
         assert torch.equal(torch.cuda.get_rng_state(), before)
         return loss or 0.0, gradients_of(pipeline.named_parameters())
 
@@ -403,7 +403,7 @@ def test_a_cuda_device_draws_by_layer_too_and_is_left_as_it_was() -> None:
 
 
 def train(family: str, stages: int) -> dict[str, torch.Tensor]:
-    """The parameters after five steps."""
+    """Return the parameters after five steps."""
     model = make()
     pipeline = ps.Pipeline(
         by_layers(model, stages), family, microbatches=4, loss=F.mse_loss, seed=1234

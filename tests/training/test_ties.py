@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
-from penstock.training.ties import SharedParameter, declared_ties, find_ties
+from penstock.errors import BatchError, ModelError, PipelineError
+from penstock.training.shared_parameters import SharedParameter, declared_ties, find_ties
 from tests.models import cut, differences, gradients_of, make_blocks, mean_loss
 from tests.processes import Processes
 
@@ -32,7 +33,7 @@ class Reuse(nn.Module):
 
 
 def make_tied_stages(num_stages: int, second: int) -> list[nn.Module]:
-    """The embedding in stage 0, its second use at the end of stage `second`."""
+    """Return the embedding in stage 0, its second use at the end of stage `second`."""
     embedding = nn.Embedding(TOKENS, WIDTH).double()
     with torch.no_grad():
         generator = torch.Generator().manual_seed(0)
@@ -143,7 +144,7 @@ def test_a_parameter_that_only_one_rank_uses_is_not_tied() -> None:
 
 
 class Refuse(nn.Module):
-    """Fails while it is told to."""
+    """Fails while it is asked to."""
 
     is_refusing = True
 
@@ -166,19 +167,19 @@ def fail_with_gradients(rank: int) -> float:
     weight = next(p for p in pipeline.parameters() if p.shape == (TOKENS, WIDTH))
     weight.grad = torch.full_like(weight, 3.0)
     tokens, target = make_tokens(0)
-    with pytest.raises(ps.PipelineError, match="refused"):
+    with pytest.raises(PipelineError, match="refused"):
         pipeline.step(tokens, target=target)
     return float(weight.grad.max())
 
 
-def test_a_failed_step_gives_back_what_the_gradient_of_a_tied_weight_held(
+def test_failed_step_restores_the_gradient_of_a_tied_weight(
     two_processes: Processes,
 ) -> None:
     assert two_processes.run(fail_with_gradients) == [3.0, 3.0]
 
 
 def train_with_declared_tie(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each rank has a weight of its own, tied by name only."""
+    """Train with a separate weight on each rank, tied by name only."""
     stages = make_tied_stages(2, 1)
     own = {rank: deepcopy(stages[rank])}
     name = {0: "0.0.weight", 1: "1.1.weight"}
@@ -212,19 +213,29 @@ def test_a_tie_declared_by_name_has_the_sum_of_the_gradients(two_processes: Proc
     [
         (
             ("0.a", "x.b"),
-            "'x.b' names no stage; begin with its number, as in '0.embedding.weight'",
+            "a tied name must begin with the number of its stage, below 2 (got 'x.b'); write it "
+            "as in '0.embedding.weight'",
         ),
         (
             ("0.a", "7.b"),
-            "'7.b' names no stage; begin with its number, as in '0.embedding.weight'",
+            "a tied name must begin with the number of its stage, below 2 (got '7.b'); write it "
+            "as in '0.embedding.weight'",
         ),
-        (("0.c", "1.b"), "rank 0 has no parameter '0.c' to tie"),
-        (("0.a", "0.b", "1.b"), "rank 0 has '0.a' and '0.b' as two parameters; make them one"),
+        (
+            ("0.c", "1.b"),
+            "ties must name parameters of the stages (rank 0 has no '0.c'); names are stage, dot, "
+            "name in the stage",
+        ),
+        (
+            ("0.a", "0.b", "1.b"),
+            "tied names must be one parameter within a rank (rank 0 has two: '0.a' and '0.b'); "
+            "assign one to the other before building the pipeline",
+        ),
     ],
 )
-def test_a_tie_that_cannot_be_is_refused(names: tuple[str, ...], message: str) -> None:
+def test_invalid_tie_is_refused(names: tuple[str, ...], message: str) -> None:
     parameters = {name: nn.Parameter(torch.zeros(1)) for name in ("0.a", "0.b")}
-    with pytest.raises(ps.ModelError) as caught:
+    with pytest.raises(ModelError) as caught:
         declared_ties([names], parameters, ps.Placement.loop(2), 0)
     assert str(caught.value) == message
 
@@ -283,12 +294,12 @@ def edit_tied_weights(rank: int, edit: str) -> list[Any]:
         return [unused.weight.grad is None]
     if edit == "freeze on one rank":
         shared.requires_grad_(rank == 0)
-        with pytest.raises(ps.BatchError, match=r"frozen on rank 1, trained on rank 0"):
+        with pytest.raises(BatchError, match=r"frozen on rank 1, trained on rank 0"):
             pipeline.step(x, target=2 * x)
         return [True]
     for stage in stages:
         stage.shared.weight = nn.Parameter(torch.ones(4, 4, dtype=torch.float64))
-    with pytest.raises(ps.BatchError, match=r"'[01]\.shared\.weight' is shared with another rank"):
+    with pytest.raises(BatchError, match=r"'[01]\.shared\.weight' is shared with another rank"):
         pipeline.step(x, target=2 * x)
     return [True]
 
@@ -305,5 +316,5 @@ def test_tied_weights_may_be_frozen_and_unused_but_not_replaced(
 
 def test_a_shared_parameter_without_a_shape_is_refused() -> None:
     stage = nn.LazyLinear(4)
-    with pytest.raises(ps.ModelError, match="call the model once"):
+    with pytest.raises(ModelError, match="call the model once"):
         find_ties([stage, stage], ps.Placement.loop(2))

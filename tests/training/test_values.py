@@ -52,7 +52,7 @@ def channels_last(z: torch.Tensor) -> Any:
 
 
 def sizes(z: torch.Tensor) -> Any:
-    """Nothing, one number, a mask, whole numbers."""
+    """Return nothing, one number, a mask, whole numbers."""
     return {"z": z, "none": z[:0], "sum": z.sum(), "mask": z.real > 0, "n": torch.tensor(3)}
 
 
@@ -107,7 +107,7 @@ def make_complex_batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cross(rank: int, by_order: bool) -> dict[str, Any]:
-    """Where gradients differ from those of the unsplit model, in any of three steps."""
+    """Return where gradients differ from those of the unsplit model, in any of three steps."""
     del rank
     wrong: dict[str, Any] = {}
     batch, target = make_complex_batch()
@@ -120,7 +120,7 @@ def cross(rank: int, by_order: bool) -> dict[str, Any]:
             microbatches=1,
             loss=distance,
             group=dist.group.WORLD,
-            fault_injection=FaultInjection(by_order=by_order),
+            options=ps.RunOptions(fault_injection=FaultInjection(by_order=by_order)),
         )
         twin = deepcopy(model)
         middle = twin[0](batch)
@@ -135,7 +135,7 @@ def cross(rank: int, by_order: bool) -> dict[str, Any]:
     return wrong
 
 
-# `.contiguous()` keeps the bits for conjugate and negative, and memory was sent as it was: the
+# `.contiguous()` keeps the bits for conjugate and negative, and memory was sent unresolved: the
 # receiver got the number without the recipe.
 @pytest.mark.parametrize("by_order", [False, True])
 def test_lazy_and_odd_tensors_cross_as_the_numbers_that_they_mean(
@@ -165,7 +165,7 @@ def look_up(rank: int) -> Any:
 def test_sparse_gradient_comes_back_as_the_numbers_that_it_means(
     two_processes: Processes,
 ) -> None:
-    # The gradient was given to the backend as it was, which takes dense memory only.
+    # The sparse gradient was given to the backend, which takes dense memory only.
     weight = torch.eye(WIDTH, requires_grad=True)
     batch = torch.arange(4.0 * WIDTH).reshape(4, WIDTH)
     torch.autograd.backward(square((batch @ weight.T)[[2, 0, 2, 1]], torch.zeros(4, WIDTH)))
@@ -206,7 +206,7 @@ def square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple[str, Losses]:
-    """The error of a step in which stage 1 hands on something else, and a loss after it."""
+    """Return the error of a step in which stage 1 hands on something else, and a loss after it."""
     del rank
     stages = [Switch() for _ in range(4)]
     pipeline = ps.Pipeline(
@@ -215,7 +215,7 @@ def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple
         microbatches=2,
         loss=square,
         group=dist.group.WORLD,
-        fault_injection=FaultInjection(by_order=by_order),
+        options=ps.RunOptions(fault_injection=FaultInjection(by_order=by_order)),
     )
     batch = torch.ones(4, WIDTH, dtype=torch.float64)
 
@@ -225,7 +225,7 @@ def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple
     for _ in range(steps_before):
         step()
     stages[0].make = make
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         step()
     stages[0].make = None
     return str(caught.value).splitlines()[0], [step(), step()]
@@ -250,7 +250,7 @@ def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple
         (huge, 2, "0SEND_F0: BoundaryError: what edge 0 carries has changed its form"),
     ],
 )
-def test_what_cannot_be_sent_fails_one_step_on_every_rank(
+def test_value_that_cannot_be_sent_fails_one_step_on_every_rank(
     make: Make, steps_before: int, message: str, by_order: bool, two_processes: Processes
 ) -> None:
     found = two_processes.run(fail_once, make, steps_before, by_order)
@@ -276,7 +276,7 @@ class Alarm:
 
 
 def raise_alarm(rank: int, kind: str, is_after: bool, by_order: bool) -> tuple[str, bool]:
-    """The error of a step with an alarm on rank 1, and whether the next one is as without it."""
+    """Return the error of a step with an alarm on rank 1, and whether the next step is right."""
     stages = [Switch() for _ in range(4)]
     alarm = {ps.Kind[kind]: Alarm(is_after=is_after)} if rank == 1 else {}
     pipeline = ps.Pipeline(
@@ -285,11 +285,10 @@ def raise_alarm(rank: int, kind: str, is_after: bool, by_order: bool) -> tuple[s
         microbatches=3,
         loss=square,
         group=dist.group.WORLD,
-        around=alarm,
-        fault_injection=FaultInjection(by_order=by_order),
+        options=ps.RunOptions(around=alarm, fault_injection=FaultInjection(by_order=by_order)),
     )
     batch = torch.arange(6.0 * WIDTH, dtype=torch.float64).reshape(6, WIDTH)
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(batch, target=torch.zeros_like(batch))
     losses = [pipeline.step(batch, target=torch.zeros_like(batch)).loss for _ in range(3)]
     expected = square(nn.Sequential(*stages)(batch), torch.zeros_like(batch)).item()
@@ -331,7 +330,7 @@ def send_what_is_under_way(rank: int) -> Any:
     pipeline = ps.Pipeline(
         [Collected(alone), nn.Identity()], "1F1B", microbatches=1, group=dist.group.WORLD
     )
-    outputs = pipeline.eval(torch.arange(4.0)).outputs
+    outputs = pipeline.evaluate(torch.arange(4.0)).outputs
     return None if outputs is None else (type(outputs).__name__, outputs.tolist())
 
 
@@ -381,8 +380,8 @@ def train_tied(rank: int) -> list[complex]:
 def test_tied_weight_sums_gradients_of_which_one_is_lazily_conjugated(
     two_processes: Processes,
 ) -> None:
-    # The memory of gradients is summed over ranks; one that was still to be conjugated was given
-    # to that as it was.
+    # The memory of gradients is summed over ranks; one that was still to be conjugated was
+    # summed unresolved.
     weight = nn.Parameter(torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128))
     batch = torch.tensor([[1 - 1j, 2 + 0.5j]], dtype=torch.complex128)
     torch.autograd.backward(distance(batch * weight.conj() * weight, torch.zeros_like(batch)))

@@ -109,7 +109,7 @@ def test_one_process_has_the_whole_state_as_a_copy(family: str) -> None:
     train(pipeline)
     state = pipeline.full_state_dict()
     compare(state, train_unsplit())
-    # One process trains all of the model, which can be saved as it is.
+    # One process trains all of the model, which can then be saved directly.
     compare({**model.state_dict(), "head.weight": state["head.weight"],
              "embedding.weight": state["embedding.weight"]}, state)  # fmt: skip
     before = state["layers.0.linear.weight"].clone()
@@ -139,10 +139,10 @@ def test_the_first_rank_gets_what_the_unsplit_model_has_after_training(
 
 
 def ask_the_original(_: int) -> list[str]:
-    """What a trained model says on one of two ranks, to everyone who wants all of it."""
+    """Return what a trained model says on one of two ranks, to everyone who wants all of it."""
     model = make_model()
     pipeline = make_pipeline(model, "1F1B", group=dist.group.WORLD)
-    pipeline.eval(TOKENS)
+    pipeline.evaluate(TOKENS)
     # Before the first step the model is what it was.
     copied = pickle.loads(pickle.dumps(model))
     assert set(copied.state_dict()) == set(model.state_dict())
@@ -235,10 +235,10 @@ def gather_odd_state(rank: int) -> str:
     return str(caught.value)
 
 
-def test_state_that_cannot_travel_is_refused_by_all_ranks(two_processes: Processes) -> None:
+def test_state_that_cannot_be_gathered_is_refused_by_all_ranks(two_processes: Processes) -> None:
     reason = (
-        "'1._extra_state' is of type object, which cannot be gathered; let get_extra_state return "
-        "tensors, or what JSON has"
+        "'1._extra_state' must be a tensor or a JSON value to be gathered (got object); let "
+        "get_extra_state return one of these"
     )
     first, second = two_processes.run(gather_odd_state)
     assert (first, second) == (

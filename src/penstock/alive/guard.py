@@ -39,6 +39,9 @@ class Guard(Protocol):
     def tracking(self) -> AbstractContextManager[None]:
         """Let the guard abort the groups that are opened inside."""
 
+    def close(self) -> None:
+        """Leave the other ranks, which do not wait for this one any more."""
+
 
 class NoGuard:
     """A guard of a process that runs all ranks."""
@@ -54,6 +57,9 @@ class NoGuard:
     def tracking(self) -> AbstractContextManager[None]:
         """Do nothing, because nothing is ever aborted."""
         return nullcontext()
+
+    def close(self) -> None:
+        """Nobody is left behind."""
 
 
 class RankGuard:
@@ -80,6 +86,10 @@ class RankGuard:
     def tracking(self) -> AbstractContextManager[None]:
         """Let the guard abort the groups that are opened inside."""
         return self._transport.connections.tracking()
+
+    def close(self) -> None:
+        """Leave the other ranks, which do not wait for this one any more."""
+        self._heartbeat.close()
 
     @contextmanager
     def call(self, abort: Callable[[], None] = lambda: None) -> Iterator[None]:

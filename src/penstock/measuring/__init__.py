@@ -1,1 +1,16 @@
 """Measured costs: seconds and bytes of stages and layers, seconds of links."""
+
+from penstock.measuring.balance import balance
+from penstock.measuring.layers import measure_layers
+from penstock.measuring.links import Links, measure_links
+from penstock.measuring.stages import Measurement, measure, measure_closely
+
+__all__ = [
+    "Links",
+    "Measurement",
+    "balance",
+    "measure",
+    "measure_closely",
+    "measure_layers",
+    "measure_links",
+]

@@ -9,6 +9,7 @@ from torch import nn
 from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
 from penstock.measuring.layers import measure_pieces
+from penstock.measuring.optimizer_state import MakeOptimizer
 from penstock.planner.partition.partition import Partition, partition
 from penstock.planner.partition.pieces import Piece
 from penstock.splitting.by_layers.layers import split_layers
@@ -30,7 +31,7 @@ def balance(
     weights: Sequence[float] | None = None,
     memory: float | Sequence[float] | None = None,
     in_flight: int | Sequence[int] = 1,
-    optimizer_bytes: float = 0.0,
+    optimizer: MakeOptimizer | None = None,
     device: torch.device | str | None = None,
 ) -> Partition:
     """Find how many layers each stage gets: `split(model, layers=..., stages=found.sizes)`.
@@ -40,9 +41,9 @@ def balance(
     own device. What the model does before and after the layers counts with the first and the
     last one, and so does the loss. `weights`, one per layer, replace the measurement.
 
-    `memory` caps the bytes of each rank: parameters, gradients of those that are trained with
-    `optimizer_bytes` for every byte of them, and the activations of `in_flight` microbatches; see
-    `partition`.
+    `memory` caps the bytes of each rank: parameters, gradients of those that are trained, what
+    `optimizer` holds for them (as by `measure`), and the activations of `in_flight` microbatches;
+    see `partition`.
     """
     args, kwargs = tuple(example), dict(example_kwargs or {})
     if weights is None and loss is None:
@@ -72,7 +73,7 @@ def balance(
             kwargs,
             loss=loss,
             target=target,
-            optimizer_bytes=optimizer_bytes,
+            optimizer=optimizer,
             device=device,
         )
     return partition(pieces, placement, memory=memory, in_flight=in_flight)

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.errors import ArgumentError
 from penstock.measuring.optimizer_state import MakeOptimizer
 from penstock.measuring.stages import measure
 from penstock.planner.partition.pieces import Piece
@@ -23,6 +22,7 @@ _COLUMNS = (
     "backward_weight",
     "parameter_bytes",
     "gradient_bytes",
+    "optimizer_bytes",
     "activation_bytes",
     "weight_stash_bytes",
     "message_bytes",
@@ -39,15 +39,13 @@ def measure_layers(
     loss: Callable[..., torch.Tensor],
     target: Any = None,
     optimizer: MakeOptimizer | None = None,
-    optimizer_bytes: float = 0.0,
     device: torch.device | str | None = None,
 ) -> tuple[Piece, ...]:
     """Measure every layer of a model on one microbatch, for `partition` and `search`.
 
     `layers` names the model's lists of layers, as in `split`. What the model does before and after
     them counts with the first and the last layer, and so does the loss. The state of the optimizer
-    is found from `optimizer`, as in `measure`, or is `optimizer_bytes` for every byte of trained
-    parameters.
+    is counted from `optimizer`, as in `measure`.
     """
     lists = [layers] if isinstance(layers, str) else list(layers)
     names = find_units(model, lists).layers
@@ -61,7 +59,6 @@ def measure_layers(
         loss=loss,
         target=target,
         optimizer=optimizer,
-        optimizer_bytes=optimizer_bytes,
         device=device,
     )
     return tuple(pieces)
@@ -76,26 +73,21 @@ def measure_pieces(
     loss: Callable[..., torch.Tensor],
     target: Any,
     optimizer: MakeOptimizer | None = None,
-    optimizer_bytes: float = 0.0,
     device: torch.device | str | None,
 ) -> list[Piece]:
     """Make one piece per stage of a pipe, from what the stage costs."""
-    if optimizer is not None and optimizer_bytes:
-        raise ArgumentError(
-            f"optimizer_bytes must be 0 if an optimizer is given (got {optimizer_bytes}); "
-            "leave it out"
-        )
     costs = measure(
-        pipe, args, kwargs, loss=loss, target=target, device=device, optimizer=optimizer
+        pipe,
+        example=args,
+        example_kwargs=kwargs,
+        loss=loss,
+        target=target,
+        device=device,
+        optimizer=optimizer,
     )
     count = len(names)
     columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
-    state = costs.per_stage("optimizer_bytes", count) + optimizer_bytes * columns["gradient_bytes"]
     return [
-        Piece(
-            name,
-            optimizer_bytes=float(state[number]),
-            **{column: float(values[number]) for column, values in columns.items()},
-        )
+        Piece(name, **{column: float(values[number]) for column, values in columns.items()})
         for number, name in enumerate(names)
     ]

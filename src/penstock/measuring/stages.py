@@ -24,6 +24,7 @@ from penstock.splitting.pipe import Pipe
 from penstock.splitting.untouched import untouched
 from penstock.step.microbatches import Ready, count_rows
 from penstock.training.device import find_device
+from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 
 __all__ = ["Measurement", "measure", "measure_closely"]
@@ -68,7 +69,7 @@ class _Sample:
     kwargs: Mapping[str, Any]
     target: Any
     loss: Callable[..., torch.Tensor]
-    microbatches: int
+    repeats: int
     device: torch.device
 
 
@@ -82,31 +83,32 @@ class _Observed:
 
 def measure(
     stages: Pipe | Sequence[nn.Module],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
     *,
+    example: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
     loss: Callable[..., torch.Tensor],
     target: Any = None,
-    microbatches: int = 5,
+    repeats: int = 5,
     device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Costs:
-    """Measure the seconds of F, I, W and B and the bytes of every stage, for one microbatch.
+    """Measure seconds of F, I, W and B and bytes of every stage, for one microbatch.
 
-    Seconds are medians over `microbatches`, after warm-up steps; see `measure_closely` for their
-    spread. Activations are what a forward leaves in use on its rank, and the weight stash is what
-    remains of it after I. `optimizer` is a class such as `torch.optim.AdamW`
+    `example`, `example_kwargs` and `target` are that microbatch. Seconds are medians over
+    `repeats` runs of it, after some that do not count; see `penstock.measuring.measure_closely`
+    for how far they can be trusted. Activations are what a forward leaves in use on its rank, and
+    the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
     or a function that makes one for a list of parameters; its state is counted from one step on
     a copy. The stages run where their parameters are; `device` is needed only for stages without
     parameters. Parameters, gradients, buffers and random numbers are not changed.
     """
     found = measure_closely(
         stages,
-        args,
-        kwargs,
+        example=example,
+        example_kwargs=example_kwargs,
         loss=loss,
         target=target,
-        microbatches=microbatches,
+        repeats=repeats,
         device=device,
         optimizer=optimizer,
     )
@@ -115,21 +117,21 @@ def measure(
 
 def measure_closely(
     stages: Pipe | Sequence[nn.Module],
-    args: tuple[Any, ...] = (),
-    kwargs: Mapping[str, Any] | None = None,
     *,
+    example: Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
     loss: Callable[..., torch.Tensor],
     target: Any = None,
-    microbatches: int = 5,
+    repeats: int = 5,
     device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Measurement:
-    """Measure what `measure` does, and the spread of its seconds."""
-    if microbatches < 1:
-        raise ArgumentError(f"microbatches must be at least 1 (got {microbatches})")
+    """Measure as `measure` does, and return the spread of the seconds too."""
+    if repeats < 1:
+        raise ArgumentError(f"repeats must be at least 1 (got {repeats})")
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
-    chosen = find_device(device, dict(enumerate(modules)))
-    sample = _Sample(args, kwargs or {}, target, loss, microbatches, chosen)
+    place = find_device(device, dict(enumerate(modules)))
+    sample = _Sample(tuple(example), example_kwargs or {}, target, loss, repeats, place)
     with untouched(modules):
         split = _observe(stages, len(modules), ("F", "I", "W"), sample)
         whole = _observe(stages, len(modules), ("F", "B"), sample)
@@ -156,7 +158,7 @@ def _observe(
     stages: Pipe | Sequence[nn.Module], count: int, kinds: Sequence[str], sample: _Sample
 ) -> _Observed:
     """Run every microbatch by itself through all stages and back, each stage on its own rank."""
-    numbers = range(sample.microbatches)
+    numbers = range(sample.repeats)
     orders = [[f"{s}{kind}{m}" for m in numbers for kind in kinds] for s in range(count)]
     schedule = Schedule.from_orders(orders, name="one by one")
     held = ActionBytes(sample.device)
@@ -168,11 +170,11 @@ def _observe(
         # All microbatches are the same, so that nothing has to be found out about the loss.
         reduction="mean",
         device=sample.device,
-        around=held.around,
+        options=RunOptions(around=held.around),
     )
-    batch = [_repeat(value, sample.microbatches) for value in sample.args]
-    named = {name: _repeat(value, sample.microbatches) for name, value in sample.kwargs.items()}
-    target = None if sample.target is None else _repeat(sample.target, sample.microbatches)
+    batch = [_repeat(value, sample.repeats) for value in sample.args]
+    named = {name: _repeat(value, sample.repeats) for name, value in sample.kwargs.items()}
+    target = None if sample.target is None else _repeat(sample.target, sample.repeats)
     pipeline.step(*batch, target=target, **named)
     with held.counting():
         pipeline.step(*batch, target=target, **named)
@@ -181,9 +183,9 @@ def _observe(
     return _Observed(timeline, held)
 
 
-def _repeat(value: Any, microbatches: int) -> Any:
+def _repeat(value: Any, repeats: int) -> Any:
     """Return the same value for every microbatch."""
-    return value if count_rows(value) is None else Ready([value] * microbatches)
+    return value if count_rows(value) is None else Ready([value] * repeats)
 
 
 def _seconds(observed: Sequence[_Observed], kind: Kind) -> list[Floats]:

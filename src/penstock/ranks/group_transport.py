@@ -107,6 +107,10 @@ class GroupTransport:
         self.control.abort()
         self._channels.abort()
 
+    def close(self) -> None:
+        """Free the channels of a device at once, which takes seconds when they are collected."""
+        self._channels.abort()
+
     def _reset(self, signature: bytes) -> None:
         self._signature = signature
         self._known = self._formats.get(signature)

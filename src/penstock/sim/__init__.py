@@ -1,1 +1,22 @@
 """Pricing: from a schedule and costs to a timeline, and why it is as long as it is."""
+
+from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.engine import simulate
+from penstock.sim.explain import Explanation, Gap, Saving, explain
+from penstock.sim.review import Pair, Review, Tally, review
+from penstock.sim.timeline import Span, Timeline
+
+__all__ = [
+    "Explanation",
+    "Gap",
+    "Pair",
+    "Review",
+    "Saving",
+    "Span",
+    "Tally",
+    "Timeline",
+    "costs_of",
+    "explain",
+    "review",
+    "simulate",
+]

@@ -1,8 +1,9 @@
-"""Who runs what: the schedule, this process's stages and its transport, agreed by all ranks."""
+"""What a pipeline consists of on this process, agreed by all ranks."""
 
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
@@ -32,13 +33,14 @@ from penstock.training.device import find_device
 from penstock.training.membership import warn_without_group
 from penstock.training.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
 from penstock.training.step_schedules import (
-    ScheduleSource,
+    StepSchedules,
     count_microbatches,
     default_ranks,
     number_of_copies,
+    read_schedule,
 )
 
-__all__ = ["BUILDING", "Assembly", "Modules", "gather_crew"]
+__all__ = ["BUILDING", "Assembly", "BuildRequest", "LocalPart", "Modules", "assemble"]
 
 # What a rank was doing when it could not get ready.
 BUILDING = "build its part of the pipeline"
@@ -47,133 +49,139 @@ Modules: TypeAlias = Sequence[nn.Module] | Mapping[int, nn.Module]
 
 
 @dataclass(frozen=True, slots=True)
-class Assembly:
-    """What a pipeline is made of on this process.
+class BuildRequest:
+    """What the user gave to build a pipeline from."""
+
+    stages: Pipe | Modules
+    schedule: str | Path | Schedule | Plan
+    facts: RankFacts
+    microbatches: int | None
+    group: dist.ProcessGroup | None
+    ranks: int | None
+    device: torch.device | str | None
+
+    @property
+    def pipe(self) -> Pipe | None:
+        """The pipe, if the stages came as one."""
+        return self.stages if isinstance(self.stages, Pipe) else None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """What this process builds by itself.
 
     `modules` are those of all stages, or those that this process was given.
     """
 
     modules: Modules
     microbatches: int
-    source: ScheduleSource
-    schedule: Schedule
-    transport: Transport
-    control: Control
-    stages: dict[int, Stage]
-    device: torch.device
-    guard: Guard
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What this process builds by itself."""
-
-    modules: Modules
-    microbatches: int
-    source: ScheduleSource
-    schedule: Schedule
+    schedules: StepSchedules
     stages: dict[int, Stage]
     device: torch.device
     checkpointed: tuple[int, ...]
 
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of a full training step."""
+        return self.schedules.schedule
 
-def gather_crew(
-    stages: Pipe | Modules,
-    schedule: str | Schedule | Plan,
-    terms: RankFacts,
-    *,
-    microbatches: int | None,
-    group: dist.ProcessGroup | None,
-    ranks: int | None,
-    device: torch.device | str | None,
-    fault_injection: FaultInjection | None,
-    timeouts: Timeouts,
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A process's own part, and what connects it with the other ranks."""
+
+    part: LocalPart
+    transport: Transport
+    control: Control
+    guard: Guard
+    close_channels: Callable[[], None]
+
+
+def assemble(
+    request: BuildRequest, *, fault_injection: FaultInjection | None, timeouts: Timeouts
 ) -> Assembly:
-    """Find out what this process runs, and stop on every rank if one cannot or if they differ."""
+    """Build this process's part; fail on every rank if one cannot, or if ranks differ."""
+    group = request.group
     if group is None:
-        part = _build(stages, schedule, terms, microbatches, None, ranks, device)
-        warn_without_group(ranks, part.stages.values())
-        transport = _with_faults(LocalTransport(part.schedule.num_ranks), fault_injection)
-        return _crew(part, transport, LocalControl(), NoGuard())
+        part = _build(request)
+        warn_without_group(request.ranks, part.stages.values())
+        local = LocalTransport(part.schedule.num_ranks)
+        return Assembly(part, _inject(local, fault_injection), LocalControl(), NoGuard(), _nothing)
     control = GroupControl(group)
     with control.together(cannot(BUILDING)):
         _require_names(group, fault_injection)
-        part = _build(stages, schedule, terms, microbatches, group, ranks, device)
-        facts, known = _facts(part, terms), _model_facts(stages, part)
+        part = _build(request)
+        facts, known = _facts(part, request.facts), _model_facts(request.stages, part)
     agree(control, facts)
     agree_where_known(control, known)
     by_order = fault_injection is not None and fault_injection.by_order
     members = GroupTransport(group, part.device, by_order=by_order, control=control)
     members.open_channels(_pairs(part.schedule))
     guard = open_guard(members, part.schedule, timeouts)
-    return _crew(part, _with_faults(members, fault_injection), control, guard)
+    return Assembly(part, _inject(members, fault_injection), control, guard, members.close)
 
 
-def _crew(part: _Part, transport: Transport, control: Control, guard: Guard) -> Assembly:
-    return Assembly(
-        part.modules,
-        part.microbatches,
-        part.source,
-        part.schedule,
-        transport,
-        control,
-        part.stages,
-        part.device,
-        guard,
-    )
+def _nothing() -> None:
+    """Close nothing, because one process has no channels."""
 
 
-def _build(
-    stages: Pipe | Modules,
-    schedule: str | Schedule | Plan,
-    terms: RankFacts,
-    microbatches: int | None,
-    group: dist.ProcessGroup | None,
-    ranks: int | None,
-    device: torch.device | str | None,
-) -> _Part:
-    """All that can be done without the other ranks."""
-    require_reduction(terms.reduction)
-    order = schedule.schedule if isinstance(schedule, Plan) else schedule
-    count = count_microbatches(order, microbatches)
-    modules, dataflow = _take_apart(stages, order)
-    source = _find_source(modules, order, dataflow, group, ranks)
-    found = source.training(count)
-    own = range(found.num_ranks) if group is None else [dist.get_rank(group)]
-    held = _own_stages(modules, found, own)
-    home = find_device(device, {index: stage.module for index, stage in held.items()}, group)
-    _require_graphs(terms, home)
-    checkpointed = _checkpointed_stages(schedule)
-    _set_up(held, found, checkpointed, terms.cuda_graphs)
-    return _Part(modules, count, source, found, held, home, checkpointed)
+def _build(request: BuildRequest) -> LocalPart:
+    """Do everything that needs no other rank."""
+    require_reduction(request.facts.reduction)
+    given = read_schedule(request.schedule)
+    count = count_microbatches(given, request.microbatches)
+    modules, dataflow = _take_apart(request.stages, given)
+    num_stages, num_ranks = _count(modules, given, request)
+    schedules = StepSchedules(given, count, num_stages, num_ranks, dataflow)
+    own = range(num_ranks) if request.group is None else [dist.get_rank(request.group)]
+    held = _own_stages(modules, schedules.schedule, own)
+    found = {index: stage.module for index, stage in held.items()}
+    device = find_device(request.device, found, request.group)
+    _require_graphs(request.facts, device)
+    checkpointed = _checkpointed_stages(request.schedule)
+    _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
+    return LocalPart(modules, count, schedules, held, device, checkpointed)
 
 
-def _take_apart(
-    stages: Pipe | Modules, schedule: str | Schedule
-) -> tuple[Modules, Dataflow | None]:
-    """The modules, those of a pipe once per copy of the model, and the model's own dataflow."""
+def _take_apart(stages: Pipe | Modules, given: str | Schedule) -> tuple[Modules, Dataflow | None]:
+    """Return the modules, those of a pipe once per copy of the model, and its own dataflow."""
     if isinstance(stages, Pipe):
-        return stages.stages * number_of_copies(schedule), stages.dataflow
+        return stages.stages * number_of_copies(given), stages.dataflow
     return stages, None
 
 
-def _checkpointed_stages(schedule: str | Schedule | Plan) -> tuple[int, ...]:
-    """The stages that a plan wants to run their forward again."""
+def _count(modules: Modules, given: str | Schedule, request: BuildRequest) -> tuple[int, int]:
+    """Return how many stages and ranks the pipeline has in all."""
+    num_stages = len(modules)
+    if request.group is not None:
+        num_ranks = dist.get_world_size(request.group)
+        if isinstance(modules, Mapping):
+            num_stages *= num_ranks
+    else:
+        asked = request.ranks
+        num_ranks = default_ranks(given, num_stages) if asked is None else asked
+    if isinstance(given, Schedule) and isinstance(modules, Mapping):
+        num_stages = given.num_stages
+    return num_stages, num_ranks
+
+
+def _checkpointed_stages(schedule: str | Path | Schedule | Plan) -> tuple[int, ...]:
+    """Return the stages that a plan runs forward again in their backward."""
     if isinstance(schedule, Plan) and schedule.choices is not None:
         return schedule.choices.checkpointed
     return ()
 
 
-def _require_graphs(terms: RankFacts, device: torch.device) -> None:
-    if terms.cuda_graphs and device.type != "cuda":
+def _require_graphs(facts: RankFacts, device: torch.device) -> None:
+    if facts.cuda_graphs and device.type != "cuda":
         raise ArgumentError(
-            f"cuda_graphs asks for a CUDA device (device: {device}); leave it out, or move "
+            f"cuda_graphs needs stages on a CUDA device (device: {device}); leave it out, or move "
             "the stages there"
         )
-    if terms.cuda_graphs and terms.seed is not None:
+    if facts.cuda_graphs and facts.seed is not None:
         raise ArgumentError(
-            f"a seed (here {terms.seed}) is set layer by layer, which a CUDA graph cannot repeat; "
-            "leave out cuda_graphs or seed"
+            f"seed must be left out with cuda_graphs (got {facts.seed}), because a CUDA graph "
+            "cannot set it again for every layer; leave out cuda_graphs or seed"
         )
 
 
@@ -185,22 +193,21 @@ def _require_names(group: dist.ProcessGroup, fault_injection: FaultInjection | N
         )
 
 
-def _facts(part: _Part, terms: RankFacts) -> list[Fact]:
-    """What every rank knows."""
+def _facts(part: LocalPart, facts: RankFacts) -> list[Fact]:
+    """Return what must be the same on every rank."""
     return [
         *version_facts(),
         plain_fact("microbatches", part.microbatches),
         schedule_fact(part.schedule),
         plain_fact("checkpointed stages", list(part.checkpointed)),
-        *terms.facts(),
+        *facts.facts(),
     ]
 
 
-def _model_facts(stages: Pipe | Modules, part: _Part) -> list[Fact]:
-    """What each part of the model holds, where this rank has it.
+def _model_facts(stages: Pipe | Modules, part: LocalPart) -> list[Fact]:
+    """Return what each part of the model holds, as far as this rank has it.
 
-    A pipe tells what was split: what is done to stages afterwards, say to shard or cast them, is
-    done by each rank to its own.
+    Of a pipe that is what was split: ranks may shard or cast their own stages afterwards.
     """
     flow = part.schedule.dataflow
     split: list[Signature | None] = [None] * flow.num_parts
@@ -214,32 +221,10 @@ def _model_facts(stages: Pipe | Modules, part: _Part) -> list[Fact]:
     return [model_fact(i, one) for known in (split, given) for i, one in enumerate(known)]
 
 
-def _with_faults(transport: Transport, fault_injection: FaultInjection | None) -> Transport:
-    return (
-        transport
-        if fault_injection is None
-        else FaultInjectingTransport(transport, fault_injection)
-    )
-
-
-def _find_source(
-    modules: Modules,
-    schedule: str | Schedule,
-    dataflow: Dataflow | None,
-    group: dist.ProcessGroup | None,
-    ranks: int | None,
-) -> ScheduleSource:
-    """How many stages and ranks there are in all."""
-    num_stages = len(modules)
-    if group is not None:
-        num_ranks = dist.get_world_size(group)
-        if isinstance(modules, Mapping):
-            num_stages *= num_ranks
-    else:
-        num_ranks = default_ranks(schedule, num_stages) if ranks is None else ranks
-    if isinstance(schedule, Schedule) and isinstance(modules, Mapping):
-        num_stages = schedule.num_stages
-    return ScheduleSource(schedule, num_stages, num_ranks, dataflow)
+def _inject(transport: Transport, fault_injection: FaultInjection | None) -> Transport:
+    if fault_injection is None:
+        return transport
+    return FaultInjectingTransport(transport, fault_injection)
 
 
 def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> dict[int, Stage]:
@@ -247,8 +232,8 @@ def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> d
     missing = [s for s in own if isinstance(modules, Mapping) and s not in modules]
     if missing:
         raise SizeError(
-            f"rank {ranks[0]} holds the stages {own} ({schedule.placement.style} placement), but "
-            f"was not given {missing}"
+            f"rank {ranks[0]} must be given its stages {own} ({schedule.placement.style} "
+            f"placement), but {missing} are missing; add them to the mapping"
         )
     return {index: Stage(index, modules[index], replica_of(modules[index])) for index in own}
 
@@ -259,7 +244,7 @@ def _set_up(
     checkpointed: Collection[int],
     cuda_graphs: bool,
 ) -> None:
-    """Tell stages how they are run."""
+    """Prepare stages for how they are run."""
     for index in set(stages) & set(checkpointed):
         stages[index].checkpoint()
     if schedule.rows.has_kind(Kind.BACKWARD_INPUT):
@@ -269,7 +254,7 @@ def _set_up(
 
 
 def _prepare_split(stages: Iterable[Stage]) -> None:
-    """Let stages put off weight work; tell the user once where there is none to put off."""
+    """Let stages defer weight gradients; warn once about stages that have none to defer."""
     whole = [
         stage.index
         for stage in stages
@@ -278,14 +263,14 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
     if whole:
         warnings.warn(
             f"the backward of the stages {whole} cannot be split, since none of their trained "
-            "weights goes into a product that could be left for later: I does all of it and W "
-            "nothing, which is right, but no faster than a schedule without I and W",
+            "weights is used in a product that could be deferred: I does all of it and W nothing, "
+            "which is correct, but no faster than a schedule without I and W",
             stacklevel=6,
         )
 
 
 def _pairs(schedule: Schedule) -> list[tuple[int, int]]:
-    """The ranks that talk to one another, in both directions."""
+    """Return the ranks that exchange messages, in both directions."""
     holder = schedule.placement.rank_of_stage
     pairs = {(holder[a], holder[b]) for a, b in schedule.dataflow.edges if holder[a] != holder[b]}
     return sorted(pairs | {(b, a) for a, b in pairs})

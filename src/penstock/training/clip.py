@@ -20,7 +20,7 @@ from penstock.ranks.control import Control
 __all__ = ["clip_gradients", "total_norm"]
 
 _NUMBER = struct.Struct("!d")
-# The process groups over which the parts of a gradient lie; none if this rank holds it whole.
+# The process groups that a gradient is spread over; none if this rank holds it whole.
 _Spread: TypeAlias = tuple[dist.ProcessGroup, ...]
 
 
@@ -31,9 +31,9 @@ def total_norm(
     *,
     counted_elsewhere: Collection[nn.Parameter],
 ) -> float:
-    """The norm of the gradients of the whole model, the same on every rank; all ranks call it."""
+    """Return the norm of the whole model's gradients on every rank; all ranks call it."""
     if not norm_type > 0:
-        raise ArgumentError(f"norm_type must be above 0 or infinity (norm_type: {norm_type})")
+        raise ArgumentError(f"norm_type must be above 0, or infinity (got {norm_type})")
     shares: dict[_Spread, list[torch.Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None and parameter not in counted_elsewhere:
@@ -48,7 +48,7 @@ def total_norm(
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: float) -> None:
     """Scale gradients of this norm down to `max_norm`, by torch's own formula."""
     factor = max_norm / (norm + 1e-6)
-    # Written so that a norm that is no number shows in every gradient, as it does in torch.
+    # Written so that a norm of NaN shows in every gradient, as it does in torch.
     if not factor >= 1.0:
         local = [_share(p.grad)[1] for p in parameters if p.grad is not None]
         for gradient in local:
@@ -56,7 +56,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float, norm: fl
 
 
 def _share(gradient: torch.Tensor) -> tuple[_Spread, torch.Tensor]:
-    """What this rank holds of a gradient, and over which groups the rest lies."""
+    """Return this rank's part of a gradient, and the groups that hold the rest."""
     if not isinstance(gradient, DTensor):
         return (), gradient.detach()
     if any(isinstance(placement, Partial) for placement in gradient.placements):
@@ -72,7 +72,7 @@ def _share(gradient: torch.Tensor) -> tuple[_Spread, torch.Tensor]:
 
 
 def _sum_share(spread: _Spread, shares: list[torch.Tensor], norm_type: float) -> float:
-    """The sum of powers of what these groups hold together, or the largest value."""
+    """Return the sum of powers over what these groups hold together, or the largest value."""
     largest = math.isinf(norm_type)
     norm = torch.nn.utils.get_total_norm(shares, norm_type).double()
     total = norm if largest else norm**norm_type

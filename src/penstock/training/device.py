@@ -17,9 +17,9 @@ def find_device(
     stages: Mapping[int, nn.Module],
     group: dist.ProcessGroup | None = None,
 ) -> torch.device:
-    """Return the device of these stages: the one given, if it is there and they are on it.
+    """Return the device of these stages: the one given, if this process has it and they are on it.
 
-    Without one it is that of their parameters, else of their buffers, else the one that `group`
+    Without one, return that of their parameters, else of their buffers, else the one that `group`
     is made for.
 
     >>> find_device(None, {0: nn.Linear(2, 2)})
@@ -37,19 +37,18 @@ def find_device(
 
 
 def _device_of_group(group: dist.ProcessGroup | None) -> torch.device:
-    """Return the device whose memory a group's backend talks from."""
+    """Return the device whose memory a group's backend sends from."""
     if group is None or dist.get_backend(group) == "gloo":
         return torch.device("cpu")
     return _existing("cuda")
 
 
 def require_carrier(backend: str, device: torch.device) -> None:
-    """Refuse a group that cannot carry tensors of this device; gloo takes them from any."""
+    """Refuse a group that cannot send tensors of this device; gloo sends from any."""
     if backend != "gloo" and device.type != "cuda":
         raise ArgumentError(
-            f"a group with backend {backend!r} carries tensors of CUDA devices, but the stages of "
-            f"this process are on {device}; move them with stage.to('cuda'), or give a group made "
-            "with backend 'gloo'"
+            f"stages must be on a CUDA device with backend {backend!r} (got {device}); move them "
+            "with stage.to('cuda'), or give a group made with backend 'gloo'"
         )
 
 
@@ -58,7 +57,9 @@ def _existing(given: torch.device | str) -> torch.device:
     try:
         device = torch.device(given)
     except RuntimeError as error:
-        raise ArgumentError(f"device must name one of torch's (got {given!r}): {error}") from error
+        raise ArgumentError(
+            f"device must be one that torch knows (got {given!r}): {error}"
+        ) from error
     if device.type == "meta":
         raise ArgumentError(
             "device must have memory (got 'meta'); give the device that the stages run on, or "
@@ -87,8 +88,8 @@ def _device_of_stages(stages: Mapping[int, nn.Module]) -> torch.device | None:
         if len(found) > 1:
             where = ", ".join(f"{name} on {device}" for device, name in found.items())
             raise ArgumentError(
-                f"the stages of this process lie on several devices ({where}); say on which one "
-                "they take and give values, with device="
+                f"the stages of this process must be on one device ({where}); give device= to say "
+                "where values enter and leave them"
             )
         if found:
             return next(iter(found))
@@ -96,7 +97,7 @@ def _device_of_stages(stages: Mapping[int, nn.Module]) -> torch.device | None:
 
 
 def _require_on(device: torch.device, stages: Mapping[int, nn.Module]) -> None:
-    """Refuse a stage of which no parameter is on the device that was given."""
+    """Refuse a stage that has no parameter on the device that was given."""
     for stage, module in stages.items():
         homes = {name: _home(p) for _, name, p in _tensors({stage: module}, "parameter")}
         if homes and device not in homes.values():
@@ -111,8 +112,8 @@ def _refuse_meta(stages: Mapping[int, nn.Module]) -> None:
     for stage, name, parameter in _tensors(stages, "parameter"):
         if parameter.is_meta:
             raise ArgumentError(
-                f"parameter {name!r} of stage {stage} is on the meta device, which has no "
-                "numbers; give the stage memory first, with pipe.materialize or stage.to_empty"
+                f"parameter {name!r} of stage {stage} must have memory (it is on the meta "
+                "device); call pipe.materialize or stage.to_empty first"
             )
 
 

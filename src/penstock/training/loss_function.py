@@ -11,7 +11,7 @@ __all__ = ["takes_target", "with_target"]
 
 
 def takes_target(loss: LossFunction) -> bool:
-    """Whether a loss function wants a target; one that takes a single value does not.
+    """Return whether a loss function takes a target; one that takes a single value does not.
 
     >>> takes_target(lambda output: output.loss)
     False
@@ -30,7 +30,7 @@ def takes_target(loss: LossFunction) -> bool:
 
 
 def with_target(loss: LossFunction) -> LossFunction:
-    """The loss as a function of output and target."""
+    """Return the loss as a function of output and target."""
     if takes_target(loss):
         return loss
 

@@ -14,7 +14,7 @@ __all__ = ["find_group", "warn_without_group"]
 
 
 def find_group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    """Return the process group that was given; a process that is not in it is refused."""
+    """Return the process group that was given; refuse a process that is not in it."""
     if isinstance(given, DeviceMesh):
         if given.get_coordinate() is None:
             raise _outside(f"ranks: {given.mesh.flatten().tolist()}")
@@ -28,28 +28,28 @@ def find_group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGrou
 
 def _outside(members: str) -> ArgumentError:
     return ArgumentError(
-        f"this process, rank {dist.get_rank()} of {dist.get_world_size()}, is not in the group "
-        f"that it was given ({members}); build the pipeline only on processes of its group"
+        f"this process must be in the group that it was given (rank {dist.get_rank()} of "
+        f"{dist.get_world_size()}, {members}); build the pipeline only on processes of its group"
     )
 
 
 def warn_without_group(ranks: int | None, stages: Iterable[Stage]) -> None:
     """Warn that one of several processes trains a whole model by itself, unless that is meant.
 
-    It is if `ranks` was given, or if a stage is data-parallel, as in replicas of one process each.
+    That is meant if `ranks` was given, or if a stage is data-parallel.
     """
     world = _world_size(os.environ.get("WORLD_SIZE"), os.environ.get("RANK"))
     if ranks is None and world > 1 and all(stage.replica.is_alone for stage in stages):
         warnings.warn(
-            f"{world} processes were started, and without group= each of them runs all ranks and "
-            "trains a model of its own; give group=torch.distributed.group.WORLD, or ranks= if "
-            "that is what you want",
+            f"{world} processes were started, but without group= each of them runs all ranks and "
+            "trains its own model; give group=torch.distributed.group.WORLD, or ranks= if that is "
+            "what you want",
             stacklevel=4,
         )
 
 
 def _world_size(size: str | None, rank: str | None) -> int:
-    """Return how many processes there are, as torch knows or as torchrun tells this one."""
+    """Return how many processes there are, according to torch or to torchrun."""
     if dist.is_initialized():
         return dist.get_world_size()
     is_launched = size is not None and size.isdecimal() and rank is not None

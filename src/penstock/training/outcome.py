@@ -1,4 +1,4 @@
-"""How a step ended, told by every rank to every rank: the loss, or who failed first."""
+"""How a step ended, gathered from all ranks: the loss, or which rank failed first."""
 
 import struct
 from dataclasses import astuple, dataclass
@@ -13,20 +13,20 @@ from penstock.step.executor import Results
 
 __all__ = ["Outcome", "gather_outcome", "raise_first_fault"]
 
-# Has this rank failed, has it a loss, and which.
+# Whether this rank has failed, whether it has a loss, and the loss.
 _RECORD = struct.Struct("!??d")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What all ranks together have to say of a step."""
+    """The end of a step on all ranks together."""
 
     has_failed: bool
     loss: float | None
 
 
 def gather_outcome(control: Control, results: Results, failure: StepFailedError | None) -> Outcome:
-    """Whether any rank has failed, and the loss of the whole batch."""
+    """Return whether any rank has failed, and the loss of the whole batch."""
     mine = 0.0
     if results.losses:
         losses = torch.stack([loss for loss, _ in results.losses]).double()
@@ -44,8 +44,7 @@ def gather_outcome(control: Control, results: Results, failure: StepFailedError 
 def raise_first_fault(control: Control, failure: StepFailedError | None) -> NoReturn:
     """Raise, on every rank, the error of the rank that failed first."""
     mine = None if failure is None else astuple(Fault.of(failure))
-    told = [Fault(*fault) for fault in control.gather(mine) if fault]
-    first = min(told)
+    first = min(Fault(*fault) for fault in control.gather(mine) if fault)
     if failure is not None and first == Fault.of(failure):
         raise failure
-    raise PipelineError(f"{first.message}\n\nas told by that rank:\n{first.trace}")
+    raise PipelineError(f"{first.message}\n\nas reported by that rank:\n{first.trace}")

@@ -1,4 +1,4 @@
-"""What the ranks of one pipeline must have in common, and how to say where they differ."""
+"""What the ranks of one pipeline must have in common, and how a difference is described."""
 
 import json
 import sys
@@ -18,13 +18,13 @@ from penstock.version import own_version
 
 __all__ = ["RankFacts", "model_fact", "schedule_fact", "version_facts"]
 
-# So many parameters that differ are told.
-_TOLD = 3
+# How many parameters that differ an error names.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """What a pipeline is told beside its model and schedule, the same on every rank."""
+    """Settings of a pipeline, beside model and schedule, that must be the same on every rank."""
 
     has_loss: bool
     reduction: Reduction
@@ -34,7 +34,7 @@ class RankFacts:
     compare_data: bool = True
 
     def facts(self) -> list[Fact]:
-        """Each of them; of a function only that it is one."""
+        """Return one fact per setting; functions are not compared."""
         reduction = self.reduction if isinstance(self.reduction, str) else "by a function"
         return [
             plain_fact("loss", "given" if self.has_loss else None),
@@ -47,7 +47,7 @@ class RankFacts:
 
 
 def version_facts(*, torch_version: str = torch.__version__) -> list[Fact]:
-    """What runs here: the last number of Python's version makes no difference, all others do."""
+    """Return what runs here; the last number of Python's version makes no difference."""
     return [
         plain_fact("penstock", own_version()),
         plain_fact("torch", torch_version),
@@ -56,7 +56,7 @@ def version_facts(*, torch_version: str = torch.__version__) -> list[Fact]:
 
 
 def schedule_fact(schedule: Schedule) -> Fact:
-    """The order of every rank, with its placement and dataflow."""
+    """Return a fact of the order of every rank, with its placement and dataflow."""
     digest = blake2b(repr((schedule.placement, schedule.dataflow)).encode(), digest_size=16)
     for column in (schedule.rows.first, *schedule.rows.columns):
         digest.update(column.tobytes())
@@ -76,26 +76,26 @@ def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def _explain_schedules(told: Mapping[int, Any]) -> str:
-    """By name and sizes, else by placement, by dataflow, or by the first action that differs."""
+def _explain_schedules(by_rank: Mapping[int, Any]) -> str:
+    """Say how schedules differ: in name or sizes, placement, dataflow, or the first action."""
     for key in ("schedule", "placement", "dataflow"):
-        values = {rank: str(schedule[key]) for rank, schedule in told.items()}
+        values = {rank: str(schedule[key]) for rank, schedule in by_rank.items()}
         if len(set(values.values())) > 1:
             return group_ranks(values, key)
-    for rank in range(len(next(iter(told.values()))["orders"])):
-        lanes = [schedule["orders"][rank] for schedule in told.values()]
+    for rank in range(len(next(iter(by_rank.values()))["orders"])):
+        lanes = [schedule["orders"][rank] for schedule in by_rank.values()]
         for position, works in enumerate(zip_longest(*lanes, fillvalue="nothing")):
             if len(set(works)) > 1:
                 where = f"at position {position} of rank {rank} in the schedule, "
-                return where + group_ranks(dict(zip(told, works, strict=True)))
+                return where + group_ranks(dict(zip(by_rank, works, strict=True)))
     raise AssertionError("schedules with different digests are different")
 
 
 def model_fact(stage: int, signature: Signature | None) -> Fact:
-    """What a stage holds, if that is known here."""
+    """Return a fact of what a stage holds, if that is known here."""
 
-    def explain(told: Mapping[int, Any]) -> str:
-        return _explain_signatures(stage, told)
+    def explain(by_rank: Mapping[int, Any]) -> str:
+        return _explain_signatures(stage, by_rank)
 
     name = f"stage {stage}"
     if signature is None:
@@ -103,8 +103,8 @@ def model_fact(stage: int, signature: Signature | None) -> Fact:
     return Fact(name, digest_of(json.dumps(signature).encode()), lambda: signature, explain)
 
 
-def _explain_signatures(stage: int, told: Mapping[int, Any]) -> str:
-    held = {rank: dict(signature) for rank, signature in told.items()}
+def _explain_signatures(stage: int, by_rank: Mapping[int, Any]) -> str:
+    held = {rank: dict(signature) for rank, signature in by_rank.items()}
     differing = {
         name: {rank: own.get(name, "nothing of that name") for rank, own in held.items()}
         for name in dict.fromkeys(name for own in held.values() for name in own)
@@ -112,7 +112,7 @@ def _explain_signatures(stage: int, told: Mapping[int, Any]) -> str:
     different = {n: values for n, values in differing.items() if len(set(values.values())) > 1}
     if not different:
         return f"stage {stage} has its parameters in different orders"
-    lines = [f"of {n!r} {group_ranks(different[n])}" for n in list(different)[:_TOLD]]
-    if len(different) > _TOLD:
-        lines.append(f"and {len(different) - _TOLD} more differ")
+    lines = [f"of {n!r} {group_ranks(different[n])}" for n in list(different)[:_MOST_NAMED]]
+    if len(different) > _MOST_NAMED:
+        lines.append(f"and {len(different) - _MOST_NAMED} more differ")
     return f"in stage {stage}, {'; '.join(lines)}"

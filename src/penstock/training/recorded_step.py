@@ -1,4 +1,4 @@
-"""From what each rank noted to one timeline, the same on every rank."""
+"""One timeline from what each rank recorded, the same on every rank."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ __all__ = ["join_recordings"]
 
 
 def join_recordings(control: Control, schedule: Schedule, mine: StepRecording) -> Timeline:
-    """The timeline of a recorded step; the ranks' clocks start together when they agree on it."""
+    """Return the timeline of a recorded step; the ranks' clocks started when they agreed on it."""
     everyone = control.gather([mine.row, mine.start, mine.end, mine.memory])
     start, end, memory = (np.zeros(len(schedule.rows)) for _ in range(3))
     for rows, starts, ends, held in everyone:

@@ -1,4 +1,4 @@
-"""Gives the stages of a pipeline random numbers that are the same for every layout."""
+"""Random numbers for the stages of a pipeline that are the same for every layout."""
 
 from collections.abc import Mapping, Sequence
 
@@ -19,7 +19,7 @@ def seed_stages(
     `parts` has the part of the model that each stage runs; copies of a part draw the same.
     """
     random = LayerRandom(seed, device)
-    # A module that two stages run has its layers announced once.
+    # A module that two stages run announces its layers once.
     for module in dict.fromkeys(unwrap(stage.module) for stage in stages.values()):
         if isinstance(module, KnowsLayers):
             random.watch(module)

@@ -1,104 +1,151 @@
-"""Which lowered schedule a step runs, for any number of microbatches."""
+"""The schedules of steps: built once per number of microbatches, then lowered and checked."""
 
-from dataclasses import dataclass
+from pathlib import Path
 
-from penstock.assembly import build, lower
+from penstock.assembly import generate, lower
 from penstock.checks.report import check
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.passes.reroute import reroute
 from penstock.passes.thin import thin_out
+from penstock.planner.plans import Plan
 from penstock.schedules.forward_only import forward_only_on
 from penstock.schedules.registry import find_family
 
-__all__ = ["ScheduleSource", "count_microbatches", "default_ranks", "number_of_copies"]
+__all__ = [
+    "StepSchedules",
+    "count_microbatches",
+    "default_ranks",
+    "number_of_copies",
+    "read_schedule",
+]
 
 
-def count_microbatches(given: str | Schedule, asked_for: int | None) -> int:
-    """How many microbatches a step has: as many as are asked for, or as the schedule is for."""
-    if asked_for is not None:
-        return asked_for
+def read_schedule(given: str | Path | Schedule | Plan) -> str | Schedule:
+    """Return the schedule that was given, read from its CSV file or plan, or a family's name."""
+    match given:
+        case Plan():
+            return given.schedule
+        case Path():
+            return Schedule.from_csv(given)
+        case str() if given.lower().endswith(".csv"):
+            return Schedule.from_csv(given)
+        case str() | Schedule():
+            return given
+        case _:
+            raise ArgumentError(
+                "schedule must be the name of a family, a CSV file, a Schedule or a Plan (got "
+                f"{type(given).__name__}); make one from a function with build(function, "
+                "ranks=..., microbatches=...)"
+            )
+
+
+def count_microbatches(given: str | Schedule, microbatches: int | None) -> int:
+    """Return the number of microbatches of a step: as given, else that of the schedule."""
+    if microbatches is not None:
+        return microbatches
     if isinstance(given, str):
-        raise ArgumentError(f"say how many microbatches {given} is for: microbatches=...")
+        raise ArgumentError(
+            "microbatches is required when the schedule is given by name (schedule: "
+            f"{given!r}); give microbatches=..."
+        )
     return given.microbatches
 
 
 def default_ranks(given: str | Schedule, num_stages: int) -> int:
-    """How many ranks these stages make, as far as the schedule says."""
+    """Return the number of ranks that this many stages need, as far as the schedule says."""
     if isinstance(given, Schedule):
         return given.num_ranks
     return max(1, num_stages // find_family(given).stages_per_rank)
 
 
 def number_of_copies(given: str | Schedule) -> int:
-    """How many copies of the model the stages of this schedule are."""
+    """Return how many copies of the model the stages of this schedule make up."""
     if isinstance(given, Schedule):
         return max(given.dataflow.stream_of_stage) + 1
     return find_family(given).copies
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduleSource:
-    """Makes the schedule of a step, from a family or from a schedule that was given.
+class StepSchedules:
+    """Builds each schedule once, and checks once what is run.
 
-    `dataflow` is that between the parts of the model, where the model has one of its own.
+    `schedule` is the order of a full training step, without communication unless it was given
+    with it. `dataflow` is the one between the parts of the model, if the model has its own.
     """
 
-    given: str | Schedule
-    num_stages: int
-    num_ranks: int
-    dataflow: Dataflow | None = None
+    def __init__(
+        self,
+        given: str | Schedule,
+        microbatches: int,
+        num_stages: int,
+        num_ranks: int,
+        dataflow: Dataflow | None = None,
+    ) -> None:
+        self._given = given
+        self._sizes = num_stages, num_ranks
+        self._dataflow = dataflow
+        self.schedule = self._build(microbatches)
+        self._lowered = {(microbatches, True): _lower(self.schedule)}
 
-    def training(self, microbatches: int) -> Schedule:
-        """The schedule of a training step, checked but not lowered unless it was given so."""
-        if isinstance(self.given, Schedule):
-            schedule = self._rerouted(thin_out(self.given, microbatches))
-            check(schedule)
-        else:
-            schedule = self._rerouted(
-                build(
-                    self.given,
-                    ranks=self.num_ranks,
-                    microbatches=microbatches,
-                    stages_per_rank=self._stages_per_rank(),
-                )
+    def lowered(self, microbatches: int, *, is_training: bool) -> Schedule:
+        """Return what a step runs, proven to finish; evaluation does not move the stages."""
+        key = microbatches, is_training
+        if key not in self._lowered:
+            self._lowered[key] = _lower(
+                self._build(microbatches) if is_training else self._evaluation(microbatches)
             )
-        if (schedule.num_stages, schedule.num_ranks) != (self.num_stages, self.num_ranks):
+        return self._lowered[key]
+
+    def _evaluation(self, microbatches: int) -> Schedule:
+        return forward_only_on(self.schedule.placement, self.schedule.dataflow, microbatches)
+
+    def _build(self, microbatches: int) -> Schedule:
+        """Build the order of a training step, with the model's own dataflow if it has one."""
+        num_stages, num_ranks = self._sizes
+        if isinstance(self._given, Schedule):
+            schedule = thin_out(self._given, microbatches)
+        else:
+            per_rank = _stages_per_rank(num_stages, num_ranks)
+            schedule = generate(
+                self._given, ranks=num_ranks, microbatches=microbatches, stages_per_rank=per_rank
+            )
+        schedule = self._reroute(schedule)
+        if (schedule.num_stages, schedule.num_ranks) != self._sizes:
             raise SizeError(
-                f"the schedule is for {schedule.num_stages} stages on {schedule.num_ranks} ranks, "
-                f"but there are {self.num_stages} stages on {self.num_ranks}"
+                f"the schedule must fit the stages and ranks (schedule: {schedule.num_stages} "
+                f"stages on {schedule.num_ranks} ranks, here: {num_stages} on {num_ranks}); build "
+                "it for these, or change the stages or ranks"
             )
         return schedule
 
-    def _rerouted(self, schedule: Schedule) -> Schedule:
-        """The schedule with the model's own dataflow, if it is for as many parts."""
-        flow, parts = self.dataflow, schedule.dataflow.parts
+    def _reroute(self, schedule: Schedule) -> Schedule:
+        """Use the model's own dataflow, if the schedule has as many parts."""
+        flow, parts = self._dataflow, schedule.dataflow.parts
         if flow is None or flow.num_stages != schedule.dataflow.num_parts:
             return schedule
         return schedule if schedule.dataflow == flow.with_parts(parts) else reroute(schedule, flow)
 
-    def lowered(self, microbatches: int, *, is_training: bool) -> Schedule:
-        """What a step runs, proven to finish; evaluation has the stages where training has."""
-        schedule = self.training(self._known_count(microbatches))
-        if not is_training:
-            schedule = forward_only_on(schedule.placement, schedule.dataflow, microbatches)
-        elif schedule.microbatches != microbatches:
-            raise SizeError(f"{schedule.name} was given for {schedule.microbatches} microbatches")
-        if not schedule.has_communication:
-            schedule = lower(schedule)
+
+def _stages_per_rank(num_stages: int, num_ranks: int) -> int:
+    if num_stages % num_ranks:
+        raise SizeError(
+            f"stages must be a multiple of ranks (got {num_stages} stages, {num_ranks} ranks); "
+            "give a Schedule with a placement of its own"
+        )
+    return num_stages // num_ranks
+
+
+def _lower(schedule: Schedule) -> Schedule:
+    """Add communication where there is none, and check the result."""
+    if schedule.has_communication:
         check(schedule)
         return schedule
-
-    def _known_count(self, microbatches: int) -> int:
-        if isinstance(self.given, Schedule):
-            return min(microbatches, self.given.microbatches)
-        return microbatches
-
-    def _stages_per_rank(self) -> int:
-        if self.num_stages % self.num_ranks:
-            raise SizeError(
-                f"{self.num_stages} stages do not go evenly into {self.num_ranks} ranks; "
-                "give a Schedule with a placement of its own"
-            )
-        return self.num_stages // self.num_ranks
+    try:
+        lowered = lower(schedule)
+        check(lowered)
+    except Exception:
+        # A mistake in the schedule itself is reported at the position that its author knows.
+        check(schedule)
+        raise
+    return lowered

@@ -24,7 +24,7 @@ __all__ = ["Weighing"]
 
 # The keyword by which a model is given the count of the whole batch, so that its losses add up.
 _NUM_ITEMS = "num_items_in_batch"
-# Stands for a count that could not be made.
+# A count that could not be made.
 _UNKNOWN = float("nan")
 
 

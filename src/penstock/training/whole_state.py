@@ -36,7 +36,7 @@ def gather_state(
     """Return every rank's state on the first rank, and nothing on the others.
 
     All ranks call this. `shared_names` has the first name of every parameter with several: it
-    goes over once. Other ranks hold one tensor more than they do now, the first holds them all.
+    is sent once. Other ranks hold one more tensor than before, the first holds them all.
     """
     with control.together(cannot("give its part of the model")):
         table = _describe(state, shared_names)
@@ -55,16 +55,16 @@ def gather_state(
                 gathered[name] = torch.empty(shape, dtype=getattr(torch, dtype))
                 _exchange(gloo, rank, gathered[name], is_sent=False)
     except Exception:
-        # The others wait for what comes from here.
+        # The others wait for messages from here.
         connections.abort()
         raise
-    # Nobody leaves, and closes its connections, before all has arrived.
+    # Connections stay open until everything has arrived.
     control.gather_bytes(b"-")
     return _complete(gathered, everyone, shared_names) if mine == 0 else {}
 
 
 def _describe(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict[str, Any]:
-    """Say what this rank has to give: names, the form of tensors, and what is none."""
+    """Describe what this rank has: names, shapes and types of tensors, and other values."""
     tensors = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
     plain = {name: value for name, value in state.items() if name not in tensors}
     for name, value in plain.items():
@@ -72,8 +72,8 @@ def _describe(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict
             json.dumps(value)
         except TypeError as error:
             raise PipelineError(
-                f"{name!r} is of type {type(value).__name__}, which cannot be gathered; let "
-                "get_extra_state return tensors, or what JSON has"
+                f"{name!r} must be a tensor or a JSON value to be gathered (got "
+                f"{type(value).__name__}); let get_extra_state return one of these"
             ) from error
     return {
         "names": list(state),
@@ -87,7 +87,7 @@ def _describe(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict
 
 
 def _once_each(everyone: list[Any]) -> Iterator[tuple[int, str, tuple[list[int], str]]]:
-    """Give every tensor with the first rank that has it, in an order that all ranks know."""
+    """Yield every tensor with the first rank that has it, in an order that all ranks know."""
     seen: set[str] = set()
     for rank, table in enumerate(everyone):
         for name, form in table["tensors"].items():
@@ -99,7 +99,7 @@ def _once_each(everyone: list[Any]) -> Iterator[tuple[int, str, tuple[list[int],
 def _complete(
     gathered: dict[str, Any], everyone: list[Any], shared_names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Add what is no tensor, and further names of what has several."""
+    """Add values that are not tensors, and further names of parameters that have several."""
     whole: dict[str, Any] = {}
     for table in everyone:
         for name in table["names"]:
@@ -119,7 +119,7 @@ def _copy(value: Any) -> Any:
 
 
 def _exchange(gloo: PrivateGroup, peer: int, tensor: torch.Tensor, *, is_sent: bool) -> None:
-    """Send a tensor of host memory, or receive it in place, as the bytes that it is."""
+    """Send a tensor of host memory as bytes, or receive it in place."""
     if tensor.numel() == 0:
         return
     data = tensor.reshape(-1).view(torch.uint8)
@@ -127,11 +127,13 @@ def _exchange(gloo: PrivateGroup, peer: int, tensor: torch.Tensor, *, is_sent: b
     try:
         start([data], peer, 0).wait()
     except RuntimeError as error:
-        raise LinkLostError(f"rank {peer}, which gathers the model, is gone: {error}") from error
+        raise LinkLostError(
+            f"rank {peer} was lost while the model was gathered: {error}"
+        ) from error
 
 
 class _Trained(Protocol):
-    """A pipeline, as far as it matters here."""
+    """The part of a pipeline that matters here."""
 
     @property
     def random_step(self) -> int:
@@ -141,7 +143,7 @@ class _Trained(Protocol):
 def guard_original(pipe: Pipe, owner: _Trained, held: Collection[int]) -> None:
     """Refuse the state of the model that was split, once its pipeline has trained a part of it.
 
-    `owner` is the pipeline, with which the refusal goes, and `held` the parts that it has here.
+    `owner` is the pipeline, `held` the parts that it has here. The refusal ends with the pipeline.
     """
     model = None if pipe.original is None else pipe.original()
     if model is None or len(held) == pipe.num_stages:

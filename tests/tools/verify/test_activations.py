@@ -19,7 +19,7 @@ def count(stages: list[nn.Module], family: str, microbatches: int) -> dict[int, 
         schedule,
         microbatches=microbatches,
         loss=nn.MSELoss(),
-        around=counter.around,
+        options=ps.RunOptions(around=counter.around),
     )
     for stage in stages:
         counter.attach(stage)

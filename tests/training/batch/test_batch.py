@@ -8,7 +8,7 @@ import penstock as ps
 from penstock.training.batch.batch import (
     Accepted,
     BatchFacts,
-    accepted_keywords,
+    accepted_arguments,
     deal_keywords,
     describe_batch,
     try_split,
@@ -94,7 +94,7 @@ def test_values_with_different_rows_are_an_error() -> None:
 
 
 def test_batch_without_rows_is_an_error() -> None:
-    assert describe(torch.ones(0, 2)).error == "argument 0 has no rows; a step needs at least one"
+    assert describe(torch.ones(0, 2)).error == "argument 0 must have at least one row (got 0)"
 
 
 def test_value_that_cannot_be_split_is_an_error() -> None:
@@ -116,26 +116,26 @@ class Both(nn.Module):
     """Takes an argument of every sort."""
 
     def forward(self, value: object, /, mask: object, *rest: object, scale: object = 1) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Everything(nn.Module):
     """Takes any keyword."""
 
     def forward(self, value: object, **keywords: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
-def test_keywords_that_a_module_takes_are_read_off_its_forward() -> None:
-    assert accepted_keywords(Both()) == Accepted(frozenset({"mask", "scale"}), False)
-    assert accepted_keywords(Everything()) == Accepted(frozenset({"value"}), True)
+def test_arguments_that_a_module_takes_are_read_from_its_forward() -> None:
+    assert accepted_arguments(Both()) == Accepted(frozenset({"mask", "scale"}), False)
+    assert accepted_arguments(Everything()) == Accepted(frozenset({"value"}), True, 1)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on import
 def test_keywords_are_seen_through_a_compiled_module() -> None:
     compiled = torch.compile(Both())
     assert isinstance(compiled, nn.Module)
-    assert accepted_keywords(compiled) == Accepted(frozenset({"mask", "scale"}), False)
+    assert accepted_arguments(compiled) == Accepted(frozenset({"mask", "scale"}), False)
 
 
 def test_each_stage_gets_the_keywords_that_it_takes_for_each_microbatch() -> None:

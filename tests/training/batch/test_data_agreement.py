@@ -15,7 +15,7 @@ from tests.processes import Processes
 ADVICE = (
     "; give all ranks of a pipeline the same batch (a distributed sampler, and loaders prepared "
     "by accelerate or the Trainer, give each its own), leave out what a rank does not need, or "
-    "say Pipeline(compare_data=False)"
+    "give RunOptions(compare_data=False)"
 )
 
 
@@ -62,15 +62,15 @@ def train_on_other_batches(rank: int) -> list[str]:
     tries.attempt("step", rows(mine), target=rows(1))
     tries.attempt("step", rows(1), target=rows(mine))
     tries.attempt("step", rows(1), target=rows(1), scale=ps.Shared(rows(mine, 1)))
-    tries.attempt("eval", rows(mine), target=rows(1))
+    tries.attempt("evaluate", rows(mine), target=rows(1))
     for _ in range(3):
         tries.attempt("step", rows(1), target=rows(1))
     # Nothing is compared any more in a form that is known, which costs steady steps nothing.
     tries.attempt("step", rows(1) if rank == 0 else rows(2), target=rows(1))
     # A new form is.
     tries.attempt("step", rows(mine, 6), target=rows(1, 6))
-    tries.attempt("eval", rows(mine), target=rows(1))
-    tries.attempt("eval", rows(1), target=rows(1))
+    tries.attempt("evaluate", rows(mine), target=rows(1))
+    tries.attempt("evaluate", rows(1), target=rows(1))
     return tries.said
 
 
@@ -97,7 +97,7 @@ def test_other_data_of_the_same_form_is_refused_by_all_ranks_in_the_first_steps(
     assert all(one.endswith(ADVICE) for one in first if one != "done")
 
 
-def tell_differences(rank: int) -> list[str]:
+def report_differences(rank: int) -> list[str]:
     tries = Tries(make_pipeline())
     odd = rank == 2
     tries.attempt("step", rows(1), target=rows(2 if odd else 1))
@@ -108,9 +108,9 @@ def tell_differences(rank: int) -> list[str]:
 
 @pytest.mark.slow
 def test_the_error_names_the_argument_and_the_ranks(four_processes: Processes) -> None:
-    told = four_processes.run(tell_differences)
-    assert told == [told[0]] * 4
-    values, form, several = told[0]
+    everyone = four_processes.run(report_differences)
+    assert everyone == [everyone[0]] * 4
+    values, form, several = everyone[0]
     start = "BatchError: the ranks were given different data for "
     assert values.startswith(f"{start}'target': rank 2 has values with the digest ")
     assert ", ranks 0, 1, 3 have " in values
@@ -123,7 +123,7 @@ def test_the_error_names_the_argument_and_the_ranks(four_processes: Processes) -
 
 
 def leave_out(rank: int) -> list[str]:
-    """Every rank gives what it needs, or None; what it gives is the same."""
+    """Give every rank what it needs, or None, with the same data on all."""
     tries = Tries(make_pipeline())
     for _ in range(2):
         if rank == 0:
@@ -140,11 +140,11 @@ def test_ranks_may_leave_arguments_out(two_processes: Processes) -> None:
 
 
 def switch_off(rank: int) -> list[str]:
-    tries = Tries(make_pipeline(compare_data=False))
+    tries = Tries(make_pipeline(options=ps.RunOptions(compare_data=False)))
     tries.attempt("step", rows(10 + rank), target=rows(10 + rank))
-    tries.attempt("eval", rows(10 + rank), target=rows(10 + rank))
+    tries.attempt("evaluate", rows(10 + rank), target=rows(10 + rank))
     with pytest.raises(PenstockError) as caught:
-        make_pipeline(compare_data=rank == 0)
+        make_pipeline(options=ps.RunOptions(compare_data=rank == 0))
     return [*tries.said, str(caught.value)]
 
 
@@ -175,14 +175,14 @@ def give_something_unreadable(rank: int) -> str:
     return str(caught.value)
 
 
-def test_a_rank_that_cannot_look_at_its_batch_stops_all_with_its_error(
+def test_rank_that_cannot_read_its_batch_fails_the_step_on_all_ranks(
     two_processes: Processes,
 ) -> None:
     assert (
         two_processes.run(give_something_unreadable)
         == [
             "rank 0 cannot compare its batch with that of others: RuntimeError: no looking; give "
-            "Pipeline(compare_data=False) to leave that out"
+            "RunOptions(compare_data=False) to skip the comparison"
         ]
         * 2
     )

@@ -62,7 +62,7 @@ def test_form_is_part_of_the_fingerprint() -> None:
     assert len({digest(value) for value in (x, *others)}) == 1 + len(others)
 
 
-def test_what_is_left_out_or_none_has_no_fingerprint() -> None:
+def test_argument_that_is_left_out_or_none_has_no_fingerprint() -> None:
     found = fingerprints({"x": torch.zeros(0, 3), "labels": None, "scale": 2.0})
     assert {name: one.form for name, one in found.items()} == {
         "x": "(0, 3) torch.float32",
@@ -70,14 +70,14 @@ def test_what_is_left_out_or_none_has_no_fingerprint() -> None:
     }
 
 
-def test_what_has_no_numbers_to_read_is_known_by_its_form() -> None:
+def test_tensor_without_readable_numbers_is_known_by_its_form() -> None:
     assert digest(torch.eye(3).to_sparse()) == digest(torch.zeros(3, 3).to_sparse())
     assert digest(torch.empty(3, device="meta")) == digest(torch.empty(3, device="meta"))
     assert digest(object()) == digest(object())
 
 
 # Texts begin with the same token in every row: elements in even distances may all be those.
-def test_rows_that_begin_alike_are_told_apart() -> None:
+def test_rows_that_begin_alike_have_different_fingerprints() -> None:
     one, other = noise(256, 4096, seed=1), noise(256, 4096, seed=2)
     one[:, 0] = other[:, 0] = 1
     assert digest(one) != digest(other)
@@ -92,7 +92,7 @@ def test_a_fingerprint_neither_changes_a_tensor_nor_joins_its_graph() -> None:
     assert x.grad is None
 
 
-def test_long_forms_are_told_in_part() -> None:
+def test_long_forms_are_shortened() -> None:
     form = fingerprints({"x": list(range(1000))})["x"].form
     assert len(form) == 83
     assert form.startswith("[0, 1, 2")

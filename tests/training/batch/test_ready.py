@@ -43,7 +43,7 @@ class Join(nn.Module):
 
 
 def make_values() -> dict[str, Any]:
-    """What each of three microbatches is given, of 3, 2 and 2 rows."""
+    """Return what each of three microbatches is given, of 3, 2 and 2 rows."""
     generator = torch.Generator().manual_seed(1)
     x, target = torch.randn(2, 7, 4, generator=generator, dtype=torch.float64)
     return {
@@ -75,7 +75,7 @@ def make_stages() -> list[nn.Module]:
 
 
 def give(is_split: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The values as arguments of a step, with x and target ready-made or to be split."""
+    """Return the values as arguments of a step, with x and target ready-made or to be split."""
     values = make_values()
     x, target = (
         torch.cat(values[name]) if is_split else ps.Ready(values[name]) for name in ("x", "target")
@@ -141,8 +141,8 @@ def test_rows_that_are_ambiguous_are_refused_where_they_matter() -> None:
     stages: list[nn.Module] = [nn.Linear(4, 4), nn.Linear(4, 4)]
     pipeline = ps.Pipeline(stages, "1F1B", microbatches=2, loss=double)
     x, target = torch.ones(4, 4), ps.Ready([torch.ones(3, 4), torch.ones(1, 4)])
-    with pytest.raises(ps.PipelineError) as caught:
+    with pytest.raises(ps.errors.PipelineError) as caught:
         pipeline.step(x, target=target)
     assert "(the batch has [2, 2] rows, the target [3, 1]); say what it is" in str(caught.value)
-    told = ps.Pipeline(stages, "1F1B", microbatches=2, loss=double, reduction="mean")
-    assert told.step(x, target=target).loss is not None
+    meant = ps.Pipeline(stages, "1F1B", microbatches=2, loss=double, reduction="mean")
+    assert meant.step(x, target=target).loss is not None

@@ -78,10 +78,10 @@ def test_ranks_are_settled_together() -> None:
             "x must have at least one row for each of the 3 ready-made microbatches (got 2)",
         ),
         ([{"x": Ready([])}], "x must have at least one ready-made microbatch (got 0)"),
-        ([{"x": rows(0)}], "x has no rows; a step needs at least one"),
+        ([{"x": rows(0)}], "x must have at least one row (got 0)"),
     ],
 )
-def test_what_does_not_fit_is_refused(ranks: list[dict[str, Any]], message: str) -> None:
+def test_rows_that_do_not_fit_are_refused(ranks: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(BatchError) as caught:
         settle(*ranks)
     assert str(caught.value) == message

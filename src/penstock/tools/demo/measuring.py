@@ -59,10 +59,10 @@ def _measure(task: Task, _report: Report) -> MeasuredTask:
     found = [
         measure_closely(
             pieces,
-            (batch.tokens[:rows],),
+            example=(batch.tokens[:rows],),
             loss=next_token_loss,
             target=batch.target[:rows],
-            microbatches=_SAMPLES,
+            repeats=_SAMPLES,
             device=device,
             optimizer=make_optimizer,
         )

@@ -20,6 +20,7 @@ from penstock.tools.soak.cases import FaultKind, InjectedFault, SoakCase
 from penstock.tools.soak.models import count_tokens, make_case
 from penstock.tools.verify.case import Case
 from penstock.tools.verify.reference import GradientError, largest_error, run_unsplit
+from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 
 __all__ = ["SoakFaultError", "SoakFindings", "run_case"]
@@ -64,9 +65,10 @@ def run_case(
         loss=running.loss,
         reduction=_reduction(case),
         group=group,
-        around=fault.around if around is None else around,
+        options=RunOptions(
+            around=fault.around if around is None else around, fault_injection=case.fault_injection
+        ),
         timeouts=Timeouts(_SILENCE_SECONDS, folder=folder),
-        fault_injection=case.fault_injection,
     )
     worst = GradientError(0.0, "")
     for number, given in enumerate(cases):
@@ -89,7 +91,7 @@ def _reduction(case: SoakCase) -> Reduction:
 def _run_step(case: SoakCase, pipeline: Pipeline, reference: Case, number: int) -> GradientError:
     """Run one step of both, and return the largest error."""
     flow, is_training = case.schedule.dataflow, not case.schedule.is_forward_only
-    run = pipeline.step if is_training else pipeline.eval
+    run = pipeline.step if is_training else pipeline.evaluate
     loss = run(*reference.args, target=reference.target).loss
     assert loss is not None, "a step with a target has a loss"
     with torch.set_grad_enabled(is_training):

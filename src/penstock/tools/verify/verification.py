@@ -22,6 +22,7 @@ from penstock.tools.verify.reference import (
     largest_error,
     run_unsplit,
 )
+from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 from penstock.view.units import format_number
 
@@ -120,11 +121,11 @@ def _run_step(request: VerifyRequest, group: dist.ProcessGroup | None) -> _Findi
         microbatches=schedule.microbatches,
         loss=case.loss,
         group=group,
-        around=counter.around,
+        options=RunOptions(around=counter.around),
     )
     for module in set(pipeline.modules.values()):
         counter.attach(module)
-    run = pipeline.eval if schedule.is_forward_only else pipeline.step
+    run = pipeline.evaluate if schedule.is_forward_only else pipeline.step
     result = run(*case.args, target=case.target, record=True)
     unsplit_loss = run_unsplit(expected, flow)
     if not schedule.is_forward_only:

@@ -1,4 +1,4 @@
-"""All ranks agree on a step's batch before anything of it is sent, or refuse it together."""
+"""Agreement of all ranks on a step's batch before any of it is sent."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -25,8 +25,8 @@ _SIGNATURES = 1024
 class Agreed:
     """What all ranks know of a step's batch.
 
-    `keywords` are those that any rank was given; `lacks_labels` says that a rank which makes the
-    loss was given no `labels`, but another was.
+    `keywords` are those that any rank was given. `lacks_labels` is true if a rank that computes
+    the loss was given no `labels`, but another rank was.
     """
 
     rows: BatchRows
@@ -35,7 +35,7 @@ class Agreed:
 
 
 class BatchAgreement:
-    """Compares what the ranks were given; what has fitted once is not looked at again."""
+    """Compares what the ranks were given; a form that fitted once is not compared again."""
 
     def __init__(
         self,
@@ -62,20 +62,20 @@ class BatchAgreement:
         mode: object,
         is_recorded: bool,
     ) -> tuple[Agreed, bytes]:
-        """What all ranks know of the batch, and a name for it.
+        """Return what all ranks know of the batch, and a name for it.
 
-        `named` has the values by their names, None for those that were left out. `mode` is
-        whatever else the values between stages depend on.
+        `named` has the values by name, None for those that were left out. `mode` is whatever else
+        the values between stages depend on.
         """
         mine = sha256(repr((facts, mode)).encode()).digest()
         everyone = self._control.gather_bytes(mine + bytes([is_recorded]))
-        _compare_recording([bool(told[-1]) for told in everyone])
-        signature = sha256(b"".join(told[:-1] for told in everyone)).digest()
+        _compare_recording([bool(data[-1]) for data in everyone])
+        signature = sha256(b"".join(data[:-1] for data in everyone)).digest()
         agreed = self._agreed.get(signature)
         is_new = agreed is None
         if agreed is None:
-            told = self._control.gather(astuple(try_split(facts, values)))
-            agreed = self._compare([_from_plain(theirs) for theirs in told])
+            gathered = self._control.gather(astuple(try_split(facts, values)))
+            agreed = self._compare([_from_plain(theirs) for theirs in gathered])
         if self._compares_data and len(everyone) > 1 and (is_new or self._steps_to_compare):
             compare_data(self._control, named)
             self._steps_to_compare = max(0, self._steps_to_compare - 1)
@@ -89,19 +89,23 @@ class BatchAgreement:
         """Refuse, on every rank alike, a batch that does not fit together."""
         for rank, facts in enumerate(everyone):
             if facts.is_training != everyone[0].is_training:
-                calls = [("eval", "step")[f.is_training] for f in (everyone[0], facts)]
-                raise BatchError(f"rank 0 calls {calls[0]}, rank {rank} calls {calls[1]}")
+                calls = [("evaluate", "step")[f.is_training] for f in (everyone[0], facts)]
+                raise BatchError(
+                    f"all ranks must call the same method (rank 0 calls {calls[0]}, rank {rank} "
+                    f"calls {calls[1]})"
+                )
             if facts.no_graph is not None:
                 raise PipelineError(
                     f"step must run where gradients are recorded (rank {rank} calls it under "
-                    f"{facts.no_graph}); leave that context, or call eval"
+                    f"{facts.no_graph}); leave that context, or call evaluate"
                 )
             if facts.error is not None:
                 raise BatchError(f"rank {rank}: {facts.error}")
             unknown = sorted(set(facts.keywords) - self._keywords)
             if unknown and "**" not in self._keywords:
                 raise BatchError(
-                    f"rank {rank} passes {unknown[0]!r}, which no stage's forward takes"
+                    f"keywords must be taken by some stage's forward (rank {rank} passes "
+                    f"{unknown[0]!r}); leave it out"
                 )
         self._require_inputs(everyone)
         _compare_ties(everyone)
@@ -109,25 +113,29 @@ class BatchAgreement:
         return Agreed(_compare_rows(everyone), keywords, self._lacks_labels(everyone))
 
     def _lacks_labels(self, everyone: Sequence[BatchFacts]) -> bool:
-        """Whether a rank with a last stage was given no labels, but another was."""
+        """Return whether a rank with a last stage was given no labels, but another was."""
         flow, holder = self._schedule.dataflow, self._schedule.placement.rank_of_stage
         last = {rank for stage, rank in enumerate(holder) if not flow.consumers(stage)}
         has_labels = [LABELS in facts.keywords for facts in everyone]
         return any(has_labels) and not all(has_labels[r] for r in last if r < len(everyone))
 
     def _require_inputs(self, everyone: Sequence[BatchFacts]) -> None:
-        """The first stages need a batch, and the last ones a target to train."""
+        """Refuse a step without a batch for a first stage, or a target to train a last one."""
         flow, holder = self._schedule.dataflow, self._schedule.placement.rank_of_stage
         for stage, rank in enumerate(holder):
             facts = everyone[rank if len(everyone) > 1 else 0]
             if not flow.producers(stage) and not facts.has_inputs:
-                raise BatchError(f"rank {rank} holds the first stage {stage}, but has no batch")
+                raise BatchError(
+                    f"rank {rank} must be given a batch (it holds the first stage {stage})"
+                )
             if facts.is_training and not flow.consumers(stage) and not facts.has_target:
-                raise BatchError(f"rank {rank} holds the last stage {stage}, but has no target")
+                raise BatchError(
+                    f"rank {rank} must be given a target (it holds the last stage {stage})"
+                )
 
 
 def _compare_ties(everyone: Sequence[BatchFacts]) -> None:
-    """A parameter that ranks share is trained by all of them or by none."""
+    """Refuse a shared parameter that is trained on some of its ranks only."""
     first: dict[str, tuple[int, bool]] = {}
     for rank, facts in enumerate(everyone):
         for tie, is_trained in facts.trained_ties.items():
@@ -144,27 +152,29 @@ def _compare_ties(everyone: Sequence[BatchFacts]) -> None:
 def _compare_rows(everyone: Sequence[BatchFacts]) -> BatchRows:
     rows = settle_rows(merge_claims([facts.claims for facts in everyone]))
     if rows is None:
-        raise BatchError("no rank knows the rows of the batch; pass a tensor, or Ready parts")
+        raise BatchError(
+            "some rank must know the rows of the batch; pass a tensor, or Ready parts"
+        )
     return rows
 
 
-def _from_plain(told: Sequence[Any]) -> BatchFacts:
-    """The facts that a rank has sent as plain values."""
-    facts = BatchFacts(*told)
-    return replace(facts, claims=RowClaims.of_plain(told[1]))
+def _from_plain(sent: Sequence[Any]) -> BatchFacts:
+    """Return the facts that a rank has sent as plain values."""
+    facts = BatchFacts(*sent)
+    return replace(facts, claims=RowClaims.of_plain(sent[1]))
 
 
 def _compare_recording(is_recorded: list[bool]) -> None:
-    """All ranks record a step, or none does."""
+    """Refuse a step that only some ranks record."""
     if len(set(is_recorded)) > 1:
         raise PipelineError(
-            f"rank {is_recorded.index(True)} records the step, rank {is_recorded.index(False)} "
-            "does not; give record to all ranks or to none"
+            f"all ranks must record a step, or none (rank {is_recorded.index(True)} does, rank "
+            f"{is_recorded.index(False)} does not); give record alike"
         )
 
 
 def _gather_keywords(control: Control, accepted: Sequence[Accepted]) -> frozenset[str]:
-    """Every keyword that some stage takes; "**" if one takes all."""
+    """Return every keyword that some stage takes, and "**" if one takes all."""
     mine = {name for takes in accepted for name in takes.names}
     if any(takes.takes_all for takes in accepted):
         mine.add("**")

@@ -16,7 +16,7 @@ from penstock.training.batch.rows import RowClaims, claim_rows, settle_rows
 __all__ = [
     "Accepted",
     "BatchFacts",
-    "accepted_keywords",
+    "accepted_arguments",
     "deal_keywords",
     "describe_batch",
     "try_split",
@@ -28,10 +28,10 @@ __all__ = [
 class BatchFacts:
     """What a rank was given for a step, as plain values.
 
-    `claims` are what its arguments say of the rows of each microbatch; `error` says
-    what is wrong with the batch already on this rank; `no_graph` names the context, if any, in
-    which a training step would record no graph. `trained_ties` says of every parameter that this
-    rank shares with others whether it is trained here.
+    `claims` are what its arguments say of the rows of each microbatch. `error` says what is wrong
+    with the batch on this rank alone. `no_graph` names the context, if any, in which a training
+    step would record no graph. `trained_ties` says whether each parameter that this rank shares
+    with others is trained here.
     """
 
     is_training: bool
@@ -55,7 +55,7 @@ def describe_batch(
     needs_target: bool = True,
     uses_target: bool = True,
 ) -> BatchFacts:
-    """What this rank was given; what is wrong with it is part of the answer, for all to know."""
+    """Describe what this rank was given, and what is wrong with it, for all ranks to know."""
     named = {f"argument {i}": value for i, value in enumerate(args)} | dict(kwargs)
     if target is not None:
         named["target"] = target
@@ -66,7 +66,7 @@ def describe_batch(
     except BatchError as wrong:
         error = str(wrong)
     if target is not None and not uses_target:
-        error = "target has no effect, since the loss takes the output alone; leave it out"
+        error = "target must be left out, since the loss takes the output alone"
     shapes = [f"{name}: {_shape(value)}" for name, value in named.items()]
     return BatchFacts(
         is_training,
@@ -81,14 +81,14 @@ def describe_batch(
 
 
 def _name_context() -> str | None:
-    """The context that keeps autograd from recording, if this thread is in one."""
+    """Return the context that keeps autograd from recording, if this thread is in one."""
     if torch.is_inference_mode_enabled():
         return "torch.inference_mode()"
     return None if torch.is_grad_enabled() else "torch.no_grad()"
 
 
 def try_split(facts: BatchFacts, values: Iterable[Any]) -> BatchFacts:
-    """The facts, with an error if one of the values cannot be split as its rows say."""
+    """Return the facts, with an error if one of the values cannot be split by its rows."""
     settled = settle_rows(facts.claims) if facts.error is None else None
     if settled is not None:
         try:
@@ -100,7 +100,7 @@ def try_split(facts: BatchFacts, values: Iterable[Any]) -> BatchFacts:
 
 
 def _shape(value: Any) -> str:
-    """Everything about a value that the shapes of a step can depend on."""
+    """Return everything about a value that the shapes of a step can depend on."""
     match value:
         case torch.Tensor():
             return f"{tuple(value.shape)} {value.dtype}"
@@ -122,25 +122,33 @@ def _shape(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The keywords that a stage's forward takes; all of them if `takes_all`."""
+    """The keywords that a stage's forward takes; all of them if `takes_all`.
+
+    It takes at most `most_positional` positional arguments, if that is known.
+    """
 
     names: frozenset[str]
     takes_all: bool
+    most_positional: int | None = None
 
 
-def accepted_keywords(module: nn.Module) -> Accepted:
-    """What keywords a module takes, seen through the wrappers of DDP and torch.compile."""
-    parameters = inspect.signature(unwrap(module).forward).parameters.values()
+def accepted_arguments(module: nn.Module) -> Accepted:
+    """Return what a module takes, seen through the wrappers of DDP and torch.compile."""
+    inner = unwrap(module)
+    parameters = inspect.signature(inner.forward).parameters.values()
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    # A hook may change the arguments on their way to forward.
+    is_open = any(p.kind == p.VAR_POSITIONAL for p in parameters) or inner._forward_pre_hooks
     return Accepted(
-        frozenset(
-            p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-        ),
+        frozenset(p.name for p in named),
         any(p.kind == p.VAR_KEYWORD for p in parameters),
+        None if is_open else len(by_position),
     )
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's own module inside those that DDP and torch.compile put around it."""
+    """Return the user's own module inside the wrappers of DDP and torch.compile."""
     while True:
         match module:
             case DistributedDataParallel():
@@ -154,7 +162,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 def deal_keywords(
     columns: Mapping[str, Sequence[Any]], accepted: Mapping[int, Accepted], microbatches: int
 ) -> dict[int, Sequence[dict[str, Any]]]:
-    """For each stage and microbatch, the keywords that the stage takes."""
+    """Return, for each stage and microbatch, the keywords that the stage takes."""
     result: dict[int, Sequence[dict[str, Any]]] = {}
     for stage, takes in accepted.items():
         own = {name: c for name, c in columns.items() if takes.takes_all or name in takes.names}

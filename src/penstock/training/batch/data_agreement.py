@@ -1,4 +1,4 @@
-"""All ranks compare what they were given for the same argument, and refuse it if it differs."""
+"""A comparison of the data that ranks were given for the same argument."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.training.batch.fingerprint import Fingerprint, fingerprints
 
 __all__ = ["compare_data"]
 
-# How much of a digest is told: enough to see which ranks have the same.
+# How much of a digest an error shows: enough to see which ranks have the same.
 _DIGITS = 8
 
 
@@ -25,15 +25,15 @@ def compare_data(control: Control, named: Mapping[str, Any]) -> None:
         mine["data"] = {name: [one.form, one.digest] for name, one in found.items()}
     except Exception as error:
         mine["error"] = f"{type(error).__name__}: {error}"
-    told = control.gather(mine)
-    for rank, theirs in enumerate(told):
+    gathered = control.gather(mine)
+    for rank, theirs in enumerate(gathered):
         if "error" in theirs:
             raise BatchError(
                 f"rank {rank} cannot compare its batch with that of others: {theirs['error']}; "
-                "give Pipeline(compare_data=False) to leave that out"
+                "give RunOptions(compare_data=False) to skip the comparison"
             )
     held: dict[str, dict[int, Fingerprint]] = {}
-    for rank, theirs in enumerate(told):
+    for rank, theirs in enumerate(gathered):
         for name, one in theirs["data"].items():
             held.setdefault(name, {})[rank] = Fingerprint(*one)
     differing = [name for name, by_rank in held.items() if len(set(by_rank.values())) > 1]
@@ -52,6 +52,6 @@ def _explain(by_rank: Mapping[int, Fingerprint], names: list[str]) -> str:
     return (
         f"the ranks were given different data for {names[0]!r}: {who}{others}; give all ranks of "
         "a pipeline the same batch (a distributed sampler, and loaders prepared by accelerate or "
-        "the Trainer, give each its own), leave out what a rank does not need, or say "
-        "Pipeline(compare_data=False)"
+        "the Trainer, give each its own), leave out what a rank does not need, or "
+        "give RunOptions(compare_data=False)"
     )

@@ -25,13 +25,13 @@ _SAMPLE = 256
 _SPREAD = 11400714819323198485
 # As what the elements of a tensor are read, by their bytes: whatever they mean, NaN included.
 _AS_NUMBERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# A form is told only so far.
-_TOLD = 80
+# The most characters of a form that an error shows.
+_LONGEST_FORM = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a value looks like, as text, and a digest of that and of what it holds."""
+    """The form of a value as text, and a digest of its form and content."""
 
     form: str
     digest: str
@@ -50,9 +50,9 @@ def fingerprints(named: Mapping[str, Any]) -> dict[str, Fingerprint]:
             if value is not None:
                 begin = len(samples)
                 forms[name] = _look(value, samples), slice(begin, len(samples))
-        told = _to_host(samples)
+        found = _to_host(samples)
     return {
-        name: Fingerprint(_shorten(form), _digest(form, told[held]))
+        name: Fingerprint(_shorten(form), _digest(form, found[held]))
         for name, (form, held) in forms.items()
     }
 
@@ -84,7 +84,7 @@ def _look_at_tensor(tensor: torch.Tensor, samples: list[torch.Tensor]) -> str:
     local = tensor.detach()
     if isinstance(local, DTensor):
         local = local.to_local()
-    # What has no numbers, or keeps them in a way of its own, is known by its form.
+    # Tensors without numbers, or with a layout of their own, are known by their form.
     is_plain = local.layout is torch.strided and not (local.is_meta or local.is_quantized)
     if is_plain and not (local.is_nested or is_traceable_wrapper_subclass(local)):
         plain = local.as_subclass(torch.Tensor).resolve_conj().resolve_neg()
@@ -104,7 +104,7 @@ def _sample(numbers: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def _positions(total: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the places to look at, of so many; even distances would meet one column only.
+    """Return which of all elements to sample; even distances could hit a single column.
 
     >>> _positions(4).tolist(), len(_positions(10**12))
     ([0, 1, 2, 3], 256)
@@ -116,13 +116,13 @@ def _positions(total: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def _to_host(samples: Sequence[torch.Tensor]) -> list[bytes]:
     """Return the bytes of every sample, in one copy from each device."""
-    told = [b""] * len(samples)
+    found = [b""] * len(samples)
     for device in {sample.device for sample in samples}:
         numbers = [n for n, sample in enumerate(samples) if sample.device == device]
         data = torch.cat([samples[n] for n in numbers]).cpu().numpy().tobytes()
         for n in numbers:
-            told[n], data = data[: samples[n].numel()], data[samples[n].numel() :]
-    return told
+            found[n], data = data[: samples[n].numel()], data[samples[n].numel() :]
+    return found
 
 
 def _digest(form: str, samples: Sequence[bytes]) -> str:
@@ -130,4 +130,4 @@ def _digest(form: str, samples: Sequence[bytes]) -> str:
 
 
 def _shorten(form: str) -> str:
-    return form if len(form) <= _TOLD else f"{form[:_TOLD]}..."
+    return form if len(form) <= _LONGEST_FORM else f"{form[:_LONGEST_FORM]}..."

@@ -1,4 +1,4 @@
-"""What the user asked of one step: described for the other ranks, and split into microbatches."""
+"""One step as the user asked for it: described for other ranks, and split into microbatches."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class StepRequest:
 
     @property
     def named(self) -> dict[str, Any]:
-        """Everything that the user gave, by the names that errors have for it."""
+        """Everything that the user gave, by the names that errors use."""
         positional = {f"argument {number}": value for number, value in enumerate(self.args)}
         return positional | self.kwargs | {"target": self.target}
 
@@ -53,7 +53,7 @@ class StepRequest:
         )
 
     def split_labels(self, microbatches: int) -> list[Any] | None:
-        """Split the labels that a model makes its own loss from, if it was given any here."""
+        """Split the labels from which a model computes its own loss, if given on this rank."""
         labels = self.kwargs.get(LABELS)
         return None if labels is None else split_batch(labels, microbatches)
 

@@ -1,7 +1,7 @@
-"""How many rows each microbatch has, from what all arguments of all ranks say.
+"""The rows of each microbatch, from all arguments of all ranks.
 
-Tensors that are split say it first; else the ready-made items of the target, else those of the
-arguments if they agree. Where nothing is known, every microbatch counts the same.
+Tensors that are split decide first; else the ready-made items of the target, else those of the
+arguments if they agree. If nothing is known, every microbatch counts the same.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _TARGET = "target"
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """An argument with tensors that are split: how many rows they have."""
+    """An argument with tensors that are split, and the number of their rows."""
 
     name: str
     total: int
@@ -35,7 +35,7 @@ class SplitRows:
 
 @dataclass(frozen=True, slots=True)
 class ReadyRows:
-    """A ready-made argument: the rows of each item, None for one that has none."""
+    """A ready-made argument, and the rows of each item, None for one without rows."""
 
     name: str
     rows: tuple[int | None, ...]
@@ -44,7 +44,7 @@ class ReadyRows:
 
 @dataclass(frozen=True, slots=True)
 class RowClaims:
-    """What the arguments of one rank, or of several, say of the rows."""
+    """The rows according to the arguments of one rank, or of several."""
 
     microbatches: int
     split: tuple[SplitRows, ...]
@@ -52,7 +52,7 @@ class RowClaims:
 
     @classmethod
     def of_plain(cls, plain: Sequence[Any]) -> "RowClaims":
-        """The claims that another rank has sent as plain values."""
+        """Return the claims that another rank has sent as plain values."""
         microbatches, split, ready = plain
         return cls(
             microbatches,
@@ -70,7 +70,7 @@ class BatchRows:
 
 
 def claim_rows(named: Mapping[str, Any], microbatches: int) -> RowClaims:
-    """What the arguments of a step say of its rows; the target is one of them, by its name."""
+    """Return what the arguments of a step, with the target by its name, say of its rows."""
     totals = [(name, count_rows(value)) for name, value in named.items()]
     return RowClaims(
         microbatches,
@@ -87,7 +87,7 @@ def _find_ready(named: Mapping[str, Any]) -> Iterator[ReadyRows]:
 
 
 def merge_claims(everyone: Sequence[RowClaims]) -> RowClaims:
-    """What all ranks say together; ranks that split tensors make equally many microbatches."""
+    """Return what all ranks say together; refuse different numbers of microbatches."""
     counts = {rank: claims.microbatches for rank, claims in enumerate(everyone) if claims.split}
     for rank, count in counts.items():
         first = next(iter(counts))
@@ -107,7 +107,7 @@ def merge_claims(everyone: Sequence[RowClaims]) -> RowClaims:
 
 
 def _add_rank(rank: int, claims: RowClaims) -> RowClaims:
-    """The claims with the rank in the names of the arguments."""
+    """Return the claims with the rank in the names of the arguments."""
     return replace(
         claims,
         split=tuple(replace(one, name=f"rank {rank}: {one.name}") for one in claims.split),
@@ -116,7 +116,7 @@ def _add_rank(rank: int, claims: RowClaims) -> RowClaims:
 
 
 def settle_rows(claims: RowClaims) -> BatchRows | None:
-    """The rows of each microbatch, or None if no argument says how many microbatches there are."""
+    """Return the rows of each microbatch, or None if no argument says how many there are."""
     count = _settle_count(claims)
     if count is None:
         return None
@@ -147,7 +147,7 @@ def _settle_count(claims: RowClaims) -> int | None:
 
 
 def _settle_split(claims: RowClaims, count: int) -> list[int] | None:
-    """The rows of tensors that are split."""
+    """Return the rows of tensors that are split."""
     if not claims.split:
         return None
     first, *others = claims.split
@@ -159,7 +159,7 @@ def _settle_split(claims: RowClaims, count: int) -> list[int] | None:
                 "rows in Shared, Along or Ready"
             )
     if first.total == 0:
-        raise BatchError(f"{first.name} has no rows; a step needs at least one")
+        raise BatchError(f"{first.name} must have at least one row (got 0)")
     if first.total < count:
         raise BatchError(
             f"{first.name} must have at least one row for each of the {count} ready-made "
@@ -169,7 +169,7 @@ def _settle_split(claims: RowClaims, count: int) -> list[int] | None:
 
 
 def _settle_ready(known: Sequence[ReadyRows], count: int) -> BatchRows:
-    """The rows that ready-made items agree on; else every microbatch counts the same."""
+    """Return the rows that ready-made items agree on; else count every microbatch the same."""
     different = list(dict.fromkeys(ready.rows for ready in known))
     if len(different) == 1:
         return BatchRows([rows or 0 for rows in different[0]])
@@ -178,7 +178,7 @@ def _settle_ready(known: Sequence[ReadyRows], count: int) -> BatchRows:
 
 
 def _known_rows(claims: RowClaims, count: int) -> list[ReadyRows]:
-    """The ready-made arguments whose items all have rows, and not all of them none."""
+    """Return the ready-made arguments whose items have rows, at least one of them some."""
     return [r for r in claims.ready if None not in r.rows and r.rows != (0,) * count]
 
 
