@@ -21,11 +21,11 @@ from penstock.planner.search.layer_files import LayerCosts, read_layers
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
 from penstock.sim.timeline import Timeline
-from penstock.view.flight_report import flight_view, step_title
+from penstock.view.html.page import page
 from penstock.view.notebook import plan_html, schedule_html, timeline_html
-from penstock.view.page.html import page
 from penstock.view.plan_report import plan_report
-from penstock.view.terminal import plain_timeline_view, timeline_view
+from penstock.view.text.flight import flight_view, step_title
+from penstock.view.text.timeline import colour_timeline, plain_timeline
 from penstock.view.trace import write_trace
 from tests.fuzzing import valid_files
 
@@ -94,8 +94,8 @@ def _use_schedule(found: Schedule) -> None:
 
 def _use_timeline(found: Timeline) -> None:
     json.loads(to_json(timeline(found)), parse_constant=_refuse)
-    plain_timeline_view(found, width=60)
-    timeline_view(found, width=60)
+    plain_timeline(found, width=60)
+    colour_timeline(found, width=60)
     timeline_html(found)
     page(found).encode()
 

@@ -21,8 +21,8 @@ from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.untrusted import clean_name
 from penstock.view import figure
+from penstock.view.html.page import page
 from penstock.view.notebook import plan_html, schedule_html, timeline_html
-from penstock.view.page.html import page
 from penstock.view.plan_report import plan_report
 from penstock.view.trace import write_trace
 from tests.browser import Browser, open_browser

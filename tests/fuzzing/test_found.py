@@ -16,8 +16,8 @@ from penstock.planner.plans import Plan
 from penstock.planner.search.layer_files import read_layers
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
+from penstock.view.html.page import page
 from penstock.view.notebook import timeline_html
-from penstock.view.page.html import page
 from tests.fuzzing import valid_files
 from tests.fuzzing.bounds import bounded
 from tests.fuzzing.judging import check_message, judge

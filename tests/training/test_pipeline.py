@@ -12,7 +12,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import penstock as ps
-from penstock.view.terminal import plain_timeline_view
+from penstock.view.text.timeline import plain_timeline
 from tests.models import (
     WIDTH,
     copy_blocks,
@@ -469,7 +469,7 @@ def test_recorded_and_simulated_timelines_are_drawn_by_the_same_view() -> None:
     recorded = pipeline.step(BATCH, target=TARGET, record=True).timeline
     assert recorded is not None
     for timeline in (recorded, ps.simulate(ps.lower(pipeline.schedule))):
-        drawn = plain_timeline_view(timeline, width=100)
+        drawn = plain_timeline(timeline, width=100)
         assert "rank 0" in drawn
         assert "rank 1" in drawn
 

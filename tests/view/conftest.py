@@ -1,4 +1,4 @@
-"""The browser that the tests of pages share."""
+"""A shared browser for tests of pages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def visit_page(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
-    """Opens pages; at the end, a message on any console fails the test."""
+    """Open pages; at the end, any console message fails the test."""
     opener = Opener(browser, tmp_path)
     yield opener
     opener.close()

@@ -25,14 +25,14 @@ from tests.view.timelines import EVERY_FAMILY, timeline_of
 
 
 def boxes(axes: Axes) -> list[PolyCollection]:
-    """The idle lanes, the bars and the borders of overlapped pairs, in this order."""
+    """Return the idle lanes, the bars and the borders of overlapped pairs, in this order."""
     found = [artist for artist in axes.collections if isinstance(artist, PolyCollection)]
     assert len(found) == 3
     return found
 
 
 def corners(collection: PolyCollection) -> NDArray[np.float64]:
-    """Left, right, top and bottom of every drawn box."""
+    """Return left, right, top and bottom of every drawn box."""
     vertices = np.array([path.vertices for path in collection.get_paths()])
     low, high = vertices.min(axis=1), vertices.max(axis=1)
     return np.stack([low[:, 0], high[:, 0], low[:, 1], high[:, 1]], axis=-1)
@@ -57,12 +57,12 @@ def test_drawn_boxes_are_the_rectangles_of_the_timeline(name: str) -> None:
     wanted = rectangles(timeline)
     columns = (wanted.left, wanted.right, wanted.top, wanted.bottom)
     np.testing.assert_allclose(corners(bars), np.stack(columns, axis=-1), atol=1e-12)
-    places = wanted.num_places
-    cells = zip(wanted.kind.tolist(), wanted.place.tolist(), strict=True)
-    assert colours(bars) == [shade(Kind(kind), place, places) for kind, place in cells]
+    count = wanted.num_local_stages
+    pairs = zip(wanted.kind.tolist(), wanted.local_stage.tolist(), strict=True)
+    assert colours(bars) == [shade(Kind(kind), at, count) for kind, at in pairs]
 
 
-def test_idle_time_shows_on_every_lane_from_first_start_to_last_end() -> None:
+def test_idle_time_is_visible_on_every_lane_from_first_start_to_last_end() -> None:
     lanes, _, _ = boxes(draw(timeline_of("1F1B", 2, 4)).axes[0])
     np.testing.assert_allclose(corners(lanes), [(0, 15, -0.42, 0.42), (0, 15, 0.58, 1.42)])
     assert set(colours(lanes)) == {IDLE}
@@ -76,7 +76,7 @@ def test_overlapped_pair_is_two_half_bars_inside_a_thicker_border() -> None:
     assert np.max(borders.get_linewidth()) > np.max(bars.get_linewidth())
 
 
-def test_clock_of_a_recorded_run_may_begin_anywhere() -> None:
+def test_recorded_times_may_start_at_any_offset() -> None:
     simulated = timeline_of("1F1B", 2, 4)
     moved = (simulated.start + 700, simulated.end + 700, simulated.memory)
     recorded = Timeline(simulated.schedule, *moved)
@@ -84,7 +84,7 @@ def test_clock_of_a_recorded_run_may_begin_anywhere() -> None:
     np.testing.assert_allclose(one, other, atol=1e-9)
 
 
-def test_every_bar_with_room_bears_its_microbatch() -> None:
+def test_every_bar_with_enough_room_shows_its_microbatch() -> None:
     axes = draw(timeline_of("1F1B", 2, 3)).axes[0]
     assert numbers(axes) == ["0", "1", "0", "2", "1", "2", "0", "0", "1", "1", "2", "2"]
 
@@ -107,11 +107,11 @@ def test_numbers_lie_inside_their_bars(ranks: int, microbatches: int) -> None:
         assert extent.x1 <= right
 
 
-def test_bars_without_room_bear_no_number() -> None:
+def test_narrow_bars_show_no_number() -> None:
     assert numbers(draw(timeline_of("1F1B", 8, 500)).axes[0]) == []
 
 
-def test_legend_holds_only_what_occurs() -> None:
+def test_legend_lists_only_kinds_that_occur() -> None:
     assert legend_labels(draw(timeline_of("GPipe", 2, 4))) == ["Forward", "Full backward", "Idle"]
     assert legend_labels(draw(timeline_of("DualPipeV", 4, 10))) == [
         "Forward",
@@ -123,20 +123,20 @@ def test_legend_holds_only_what_occurs() -> None:
     ]
 
 
-def test_memory_of_every_rank_is_below() -> None:
+def test_memory_panel_has_a_bar_per_rank() -> None:
     memory = draw(timeline_of("1F1B", 4, 8)).axes[1]
     assert [bar.get_height() for bar in memory.patches] == [4, 3, 2, 1]  # type: ignore[attr-defined]  # bars
     assert memory.get_title(loc="left") == "peak activations per rank"
 
 
-def test_memory_is_in_bytes_where_they_are_known() -> None:
+def test_memory_is_in_bytes_if_they_are_known() -> None:
     costs = Costs(activation_bytes=[2**30, 2**31])
     memory = draw(timeline_of("1F1B", 2, 4, costs)).axes[1]
     assert [text.get_text() for text in memory.texts] == ["2 GiB", "2 GiB"]
     assert memory.get_title(loc="left") == "peak bytes per rank"
 
 
-def test_title_is_the_name_of_the_schedule_or_the_one_given() -> None:
+def test_title_defaults_to_the_name_of_the_schedule() -> None:
     timeline = timeline_of("ZBV", 2, 4)
     axes = draw(timeline).axes[0]
     assert axes.get_title(loc="left") == "ZBV"
@@ -144,7 +144,7 @@ def test_title_is_the_name_of_the_schedule_or_the_one_given() -> None:
     assert draw(timeline, title="Figure 1").axes[0].get_title(loc="left") == "Figure 1"
 
 
-def test_comparison_has_one_panel_each_on_one_time_axis() -> None:
+def test_comparison_has_one_panel_per_timeline_on_one_time_axis() -> None:
     timelines = {name: timeline_of(name, 4, 8) for name in ("1F1B", "ZB-H1", "DualPipeV")}
     figure = draw_comparison(timelines)
     assert [axes.get_title(loc="left") for axes in figure.axes] == list(timelines)
@@ -154,8 +154,8 @@ def test_comparison_has_one_panel_each_on_one_time_axis() -> None:
     assert len(widths) == 1
 
 
-def test_nothing_to_compare_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing to compare"):
+def test_empty_comparison_is_rejected() -> None:
+    with pytest.raises(ValueError, match="timelines must not be empty; give at least one"):
         draw_comparison({})
 
 
@@ -163,15 +163,17 @@ def test_nothing_to_compare_is_an_error() -> None:
     ("suffix", "first_bytes"),
     [(".png", b"\x89PNG\r\n\x1a\n"), (".svg", b"<?xml"), (".pdf", b"%PDF-"), (".PNG", b"\x89PNG")],
 )
-def test_suffix_says_the_format(tmp_path: Path, suffix: str, first_bytes: bytes) -> None:
+def test_suffix_selects_the_format(tmp_path: Path, suffix: str, first_bytes: bytes) -> None:
     file = tmp_path / f"picture{suffix}"
     save(draw(timeline_of("DualPipeV", 4, 10)), file)
     assert file.read_bytes().startswith(first_bytes)
 
 
-def test_other_suffixes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_other_suffixes_are_rejected_before_anything_is_written(tmp_path: Path) -> None:
     file = tmp_path / "picture.jpeg"
-    with pytest.raises(ValueError, match=r"'picture.jpeg'; end the name in \.png, \.svg, \.pdf"):
+    with pytest.raises(
+        ValueError, match=r"must end in \.png, \.svg, \.pdf \(got 'picture\.jpeg'\)"
+    ):
         save(draw(timeline_of("GPipe", 1, 1)), file)
     assert not file.exists()
 
@@ -185,7 +187,7 @@ def test_picture_stays_within_a_page(tmp_path: Path, ranks: int, microbatches: i
     save(figure, tmp_path / "picture.png")
 
 
-def test_labels_of_many_ranks_are_thinned_evenly() -> None:
+def test_labels_of_many_ranks_are_thinned_out_evenly() -> None:
     axes = draw(timeline_of("GPipe", 256, 1)).axes[0]
     labels = [label.get_text() for label in axes.get_yticklabels()]
     assert labels == [f"rank {rank}" for rank in range(0, 256, 4)]
@@ -199,18 +201,18 @@ def test_many_bars_become_an_image_inside_a_vector_file(tmp_path: Path) -> None:
     assert len(text) < 1_000_000
 
 
-def test_timeline_without_time_can_be_drawn(tmp_path: Path) -> None:
+def test_timeline_of_zero_length_can_be_drawn(tmp_path: Path) -> None:
     costs = Costs(forward=0, backward_input=0, backward_weight=0)
     save(draw(timeline_of("GPipe", 2, 2, costs)), tmp_path / "picture.png")
 
 
-def test_drawing_leaves_the_settings_of_matplotlib_alone(tmp_path: Path) -> None:
+def test_drawing_does_not_change_matplotlib_settings(tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
     save(draw(timeline_of("ZBV", 2, 4)), tmp_path / "picture.pdf")
     assert dict(mpl.rcParams) == before
 
 
-def test_sends_that_take_time_are_drawn_and_named() -> None:
+def test_sends_that_take_time_are_drawn_and_in_the_legend() -> None:
     lowered = lower(build("1F1B", ranks=2, microbatches=2))
     busy, free = (legend_labels(draw(simulate(lowered, Costs(send=s)))) for s in (0.5, 0))
     assert busy == ["Forward", "Full backward", "Send forward", "Send backward", "Idle"]
@@ -218,7 +220,7 @@ def test_sends_that_take_time_are_drawn_and_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")
-def test_shown_figure_has_a_window_to_itself() -> None:
+def test_shown_figure_has_its_own_window() -> None:
     pyplot.switch_backend("agg")
     figure = draw(timeline_of("ZBV", 2, 4))
     show(figure)
@@ -228,8 +230,8 @@ def test_shown_figure_has_a_window_to_itself() -> None:
     pyplot.close("all")
 
 
-def test_missing_matplotlib_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What Python itself does for a module that is not installed.
+def test_error_without_matplotlib_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Python itself marks a module that is not installed like this.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"pip install 'penstock\[figure\]'"):
         draw(timeline_of("GPipe", 1, 1))

@@ -19,7 +19,7 @@ def corners(bars: Rectangles) -> list[tuple[float, float, float, float]]:
 
 
 @every_timeline
-def test_every_action_is_drawn_where_and_when_the_timeline_has_it(timeline: Timeline) -> None:
+def test_every_action_is_drawn_on_its_rank_at_its_time(timeline: Timeline) -> None:
     bars = rectangles(timeline)
     spans = [span for rank in range(timeline.schedule.num_ranks) for span in timeline.spans(rank)]
     actions = [timeline.schedule.rows.action(row) for row in bars.row.tolist()]
@@ -31,7 +31,7 @@ def test_every_action_is_drawn_where_and_when_the_timeline_has_it(timeline: Time
 
 
 @every_timeline
-def test_every_bar_lies_on_the_lane_of_the_rank_that_holds_its_stage(timeline: Timeline) -> None:
+def test_every_bar_is_on_the_lane_of_the_rank_that_holds_its_stage(timeline: Timeline) -> None:
     bars = rectangles(timeline)
     holder = np.array(timeline.schedule.placement.rank_of_stage)
     stages = timeline.schedule.rows.stage[bars.row]
@@ -41,16 +41,16 @@ def test_every_bar_lies_on_the_lane_of_the_rank_that_holds_its_stage(timeline: T
 
 
 @every_timeline
-def test_no_two_bars_cover_one_another(timeline: Timeline) -> None:
+def test_bars_do_not_cover_each_other(timeline: Timeline) -> None:
     bars = rectangles(timeline)
-    # Halves of a lane are enough: an overlapped pair has one each, other bars have both.
+    # Half lanes are enough: an overlapped pair has one each, other bars have both.
     for half in (bars.top < bars.rank, bars.bottom > bars.rank):
         order = np.lexsort((bars.left[half], bars.rank[half]))
         rank, left, right = (c[half][order] for c in (bars.rank, bars.left, bars.right))
         assert ((left[1:] >= right[:-1] - 1e-9) | (rank[1:] != rank[:-1])).all()
 
 
-def test_overlapped_pair_has_its_forward_above_in_whichever_order_it_is_written() -> None:
+def test_overlapped_pair_has_its_forward_above_in_either_order() -> None:
     # The first pair is written forward first, the second backward first.
     for pair in ("(0F1;0B0)OVERLAP_F_B", "(0B0;0F1)OVERLAP_F_B"):
         timeline = simulate(Schedule.from_orders([["0F0", pair, "0B1"]]))
@@ -67,7 +67,7 @@ def test_overlapped_pair_has_its_forward_above_in_whichever_order_it_is_written(
         }
 
 
-def test_lowering_adds_no_bar() -> None:
+def test_lowering_adds_no_bars() -> None:
     schedule = build("ZBV", ranks=4, microbatches=8)
     plain, lowered = (rectangles(simulate(s)) for s in (schedule, lower(schedule)))
     assert corners(lowered) == corners(plain)
@@ -84,14 +84,14 @@ def test_sends_are_drawn_when_they_take_time_and_receives_when_asked_for() -> No
     assert len(receives) == 2
 
 
-def test_place_counts_the_stages_of_a_rank() -> None:
+def test_local_stage_counts_the_stages_of_a_rank() -> None:
     bars = rectangles(timeline_of("ZBV", 2, 4))
     stages = timeline_of("ZBV", 2, 4).schedule.rows.stage[bars.row]
-    pairs = set(zip(bars.rank.tolist(), stages.tolist(), bars.place.tolist(), strict=True))
+    pairs = set(zip(bars.rank.tolist(), stages.tolist(), bars.local_stage.tolist(), strict=True))
     assert pairs == {(0, 0, 0), (0, 3, 1), (1, 1, 0), (1, 2, 1)}
 
 
-def test_timeline_without_time_has_no_bars() -> None:
+def test_timeline_of_zero_length_has_no_bars() -> None:
     costs = Costs(forward=0, backward_input=0, backward_weight=0)
     bars = rectangles(timeline_of("GPipe", 2, 2, costs))
-    assert (len(bars), bars.kinds, bars.num_places, bars.seconds) == (0, [], 1, 1.0)
+    assert (len(bars), bars.kinds, bars.num_local_stages, bars.seconds) == (0, [], 1, 1.0)

@@ -1,4 +1,4 @@
-"""What notebooks show of schedules, timelines and plans, read as a browser would."""
+"""Schedules, timelines and plans in a notebook, parsed as a browser would."""
 
 import subprocess
 import sys
@@ -11,19 +11,20 @@ import pytest
 
 from penstock.assembly import build
 from penstock.costs import Costs
+from penstock.errors import ScheduleError
 from penstock.ir.schedule import Schedule
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
-from penstock.view.notebook import plan_html, schedule_html, show_in, timeline_html
+from penstock.view.notebook import plan_html, register_types, schedule_html, timeline_html
 from tests.tables import read_schedule
 
 HOSTILE = '<script>alert("&")</script>'
 
 
 class Reader(HTMLParser):
-    """The tags and texts of a snippet; every tag must be closed in its turn."""
+    """The tags and texts of a snippet; every tag must be closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -49,7 +50,7 @@ class Reader(HTMLParser):
 
 @dataclass
 class Formatters:
-    """What a shell keeps for one form: a function for each type."""
+    """The formatter of a shell: one function per type."""
 
     functions: dict[type, Callable[[Any], str]] = field(default_factory=dict)
 
@@ -65,9 +66,9 @@ def make_plan() -> Plan:
     return plan(Costs(activation_bytes=8), ranks=2, microbatches=4, seconds=0)
 
 
-def test_a_shell_is_told_how_our_values_look() -> None:
+def test_types_are_registered_with_the_formatter_of_a_shell() -> None:
     html = Formatters()
-    show_in({"text/html": html})
+    register_types({"text/html": html})
     schedule = build("1F1B", ranks=2, microbatches=4)
     assert html.show(schedule) == schedule_html(schedule)
     assert html.show(simulate(schedule)) == timeline_html(simulate(schedule))
@@ -77,11 +78,11 @@ def test_a_shell_is_told_how_our_values_look() -> None:
 
 def test_schedule_is_drawn_with_unit_costs() -> None:
     found = Reader(schedule_html(build("ZBV", ranks=2, microbatches=4)))
-    assert found.texts == ["ZBV: 2 ranks, 4 stages, 4 microbatches", "priced with unit costs"]
+    assert found.texts == ["ZBV: 2 ranks, 4 stages, 4 microbatches", "drawn with unit costs"]
     assert found.tags == {"div", "strong", "svg", "rect", "title", "text"}
 
 
-def test_timeline_has_its_numbers() -> None:
+def test_timeline_lists_its_numbers() -> None:
     schedule = build("1F1B", ranks=4, microbatches=8)
     assert Reader(timeline_html(simulate(schedule))).texts == [
         "1F1B: 4 ranks, 4 stages, 8 microbatches",
@@ -91,7 +92,7 @@ def test_timeline_has_its_numbers() -> None:
     assert Reader(timeline_html(timeline)).texts[1] == "makespan 33, bubble 27.3 %, peak 4 GiB"
 
 
-def test_plan_says_what_it_says_elsewhere() -> None:
+def test_plan_has_the_same_text_as_when_printed() -> None:
     found = make_plan()
     assert Reader(plan_html(found)).texts == str(found).splitlines()
 
@@ -99,27 +100,28 @@ def test_plan_says_what_it_says_elsewhere() -> None:
 def test_large_timelines_are_summarised_with_a_note() -> None:
     found = Reader(timeline_html(simulate(build("GPipe", ranks=150, microbatches=4))))
     assert found.texts[2] == (
-        "1,200 actions: each column of time shows what takes most, for the first 128 of 150 "
-        "ranks; up to 600 are drawn one by one, and penstock.view.page.html shows all"
+        "1,200 actions: each column shows what takes most of its time (first 128 of 150 ranks); "
+        "up to 600 are drawn one by one, and penstock.view.page shows all"
     )
     assert "path" in found.tags
 
 
-def test_a_schedule_that_never_finishes_is_shown_as_a_table() -> None:
+def test_schedule_with_a_deadlock_is_shown_as_a_table() -> None:
     schedule = read_schedule("""
         0F0 0B0
         1B0 1F0
     """)
     found = Reader(schedule_html(schedule))
+    with pytest.raises(ScheduleError) as error:
+        simulate(schedule)
     assert found.texts == [
         "custom: 2 ranks, 2 stages, 1 microbatches",
-        "cannot be drawn: the schedule never finishes (ranks that wait for one another: 1); "
-        "penstock.check names the actions",
+        f"cannot be drawn: {error.value}",
         "   rank 0  rank 1\n0  0F0     1B0\n1  0B0     1F0",
     ]
 
 
-def test_of_a_large_schedule_that_cannot_be_drawn_only_the_beginning_is_shown() -> None:
+def test_large_schedule_with_a_deadlock_shows_only_its_beginning() -> None:
     orders = [[f"{rank}B{number}" for number in range(500)] for rank in range(40)]
     found = Reader(schedule_html(Schedule.from_orders(orders)))
     table = found.texts[2].splitlines()
@@ -128,7 +130,7 @@ def test_of_a_large_schedule_that_cannot_be_drawn_only_the_beginning_is_shown() 
 
 
 @pytest.mark.parametrize("is_broken", [False, True])
-def test_names_are_text_and_nothing_else(is_broken: bool) -> None:
+def test_names_are_escaped(is_broken: bool) -> None:
     orders = [["0B0", "0F0"] if is_broken else ["0F0", "0B0"]]
     schedule = Schedule.from_orders(orders, name=HOSTILE)
     snippets = [schedule_html(schedule)]
@@ -165,8 +167,8 @@ print(*html.types)
 @pytest.mark.parametrize(
     ("mode", "expected"), [("shell", "Schedule Timeline Plan"), ("library", "")]
 )
-def test_importing_the_package_in_a_notebook_is_enough(mode: str, expected: str) -> None:
-    # IPython is no dependency of ours, so a stand-in plays its part.
+def test_importing_the_package_in_a_notebook_registers_its_types(mode: str, expected: str) -> None:
+    # IPython is not a dependency, so a minimal stand-in replaces it.
     command = [sys.executable, "-c", IN_A_NOTEBOOK, mode]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == expected

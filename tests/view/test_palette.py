@@ -8,9 +8,9 @@ from penstock.ir.actions import Kind
 from penstock.view.palette import IDLE, LOOKS, PAPER, contrast, shade, text_colour
 
 COMPUTE = [kind for kind in Kind if kind.is_compute]
-COMPUTE_SHADES = [shade(kind, place, 2) for kind in COMPUTE for place in range(2)]
+COMPUTE_SHADES = [shade(kind, at, 2) for kind in COMPUTE for at in range(2)]
 
-# How eyes without one kind of cone see linear light, after Machado, Oliveira and Fernandes (2009).
+# Colour vision deficiencies in linear light, after Machado, Oliveira and Fernandes (2009).
 EYES = {
     "usual": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopia": [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]],
@@ -20,7 +20,7 @@ EYES = {
 
 
 def lightness_and_hue(colour: str, eye: str) -> NDArray[np.float64]:
-    """The colour in CIELAB, where distances are those that an eye sees."""
+    """Convert a colour to CIELAB, where distances are perceived differences."""
     channels = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     seen = np.clip(np.array(EYES[eye]) @ linear, 0, 1)
@@ -32,7 +32,7 @@ def lightness_and_hue(colour: str, eye: str) -> NDArray[np.float64]:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-def test_every_kind_has_a_look_of_its_own() -> None:
+def test_every_kind_has_its_own_colour_letter_and_label() -> None:
     assert list(LOOKS) == list(Kind)
     for column in ("colour", "letter", "label"):
         assert len({getattr(look, column) for look in LOOKS.values()}) == len(Kind)
@@ -43,15 +43,15 @@ def test_compute_kinds_have_the_letters_of_action_text() -> None:
 
 
 @pytest.mark.parametrize("eye", EYES)
-def test_compute_kinds_and_their_shades_stay_apart_for_every_eye(eye: str) -> None:
+def test_compute_kinds_stay_distinct_with_colour_blindness(eye: str) -> None:
     seen = [lightness_and_hue(colour, eye) for colour in [*COMPUTE_SHADES, IDLE]]
-    # A difference of about 2 can just be seen; 10 is seen at a glance.
+    # A difference of about 2 is barely visible; 10 is visible at a glance.
     assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 10
 
 
-def test_text_reads_on_every_shade_of_every_kind() -> None:
-    shades = [shade(kind, place, 4) for kind in Kind for place in range(4)]
-    # 4.5 is what the web's guidelines ask of small text.
+def test_text_is_readable_on_every_shade_of_every_kind() -> None:
+    shades = [shade(kind, at, 4) for kind in Kind for at in range(4)]
+    # WCAG requires 4.5 for small text.
     assert min(contrast(text_colour(colour), colour) for colour in shades) >= 4.5
 
 
@@ -67,7 +67,7 @@ def test_communication_is_quieter_than_compute() -> None:
 
 
 def test_later_stages_of_a_rank_are_lighter() -> None:
-    shades = [shade(Kind.FORWARD, place, 4) for place in range(4)]
+    shades = [shade(Kind.FORWARD, at, 4) for at in range(4)]
     contrasts = [contrast(colour, PAPER) for colour in shades]
     assert shades[0] == LOOKS[Kind.FORWARD].colour
     assert contrasts == sorted(set(contrasts), reverse=True)

@@ -1,4 +1,4 @@
-"""A report says what a plan takes, holds and needs, in Markdown."""
+"""Reports of plans in Markdown."""
 
 import re
 
@@ -28,9 +28,9 @@ def test_report_of_a_plan() -> None:
         "| --- | --- |\n"
         "| sizes | 2 ranks, 2 stages (loop), 2 microbatches |\n"
         "| step | 10 s from a rank's first action to its last |\n"
-        "| all ranks done after | 10 s |\n"
+        "| all ranks finish after | 10 s |\n"
         "| bubble | 40.0 % |\n"
-        "| proven bound | 8 s: no order is faster, and this one is at most 25.0 % slower |\n"
+        "| proven bound | 8 s: no order is faster, and this order is at most 25.0 % slower |\n"
         "\n"
         "## Ranks\n"
         "\n"
@@ -69,7 +69,7 @@ def test_report_of_a_plan() -> None:
     )
 
 
-def test_report_of_a_search_has_all_plans_and_how_to_cut_and_checkpoint() -> None:
+def test_report_of_a_search_lists_all_plans_with_cuts_and_checkpointing() -> None:
     findings = make_findings()
     report = findings_report(findings)
     assert "stages=[2, 3, 3, 2])" in report
@@ -78,9 +78,9 @@ def test_report_of_a_search_has_all_plans_and_how_to_cut_and_checkpoint() -> Non
     for remark in findings.remarks:
         assert f"- {remark.strip()}\n" in report
     second = plan_report(findings.found[1].plan)
-    assert "with the forward of stages 0 under activation checkpointing." in second
+    assert "Run the forward of stages 0 with activation checkpointing." in second
 
 
-def test_tables_have_as_many_cells_in_every_line() -> None:
+def test_every_line_of_a_table_has_the_same_number_of_cells() -> None:
     for table in re.findall(r"(?:^\|.*\n)+", findings_report(make_findings()), re.MULTILINE):
         assert len({line.count(" | ") for line in table.splitlines()}) == 1

@@ -1,4 +1,4 @@
-"""The small picture shows what the timeline says, and stays small."""
+"""SVG pictures match their timeline and stay small."""
 
 import re
 from xml.etree.ElementTree import Element, fromstring, tostring
@@ -12,21 +12,21 @@ from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.view.layout import rectangles
 from penstock.view.palette import shade
-from penstock.view.svg import MOST_BARS, MOST_RANKS, is_summarised, timeline_drawing
+from penstock.view.svg import MAX_BARS, MAX_RANKS, is_summarised, timeline_drawing
 from tests.view.timelines import EVERY_FAMILY, timeline_of
 
-FEW_BARS = [name for name, t in EVERY_FAMILY.items() if len(t.schedule.rows) <= MOST_BARS]
-# Where bars begin, and how wide all of them are.
+FEW_BARS = [name for name, t in EVERY_FAMILY.items() if len(t.schedule.rows) <= MAX_BARS]
+# The left edge of the bars, and the width of all of them.
 LEFT, WIDTH = 60.0, 840.0
 
 
 def picture_of(timeline: Timeline) -> Element:
-    """The picture after it was written and read."""
+    """Return the picture after writing and parsing it."""
     return fromstring(tostring(timeline_drawing(timeline), encoding="unicode"))
 
 
 def bars_of(picture: Element) -> list[tuple[str, str, float, float]]:
-    """The text, colour, left and right of every bar; right is that of the next, less a seam."""
+    """Return the text, colour, left and width of every bar."""
     return [
         (text, box.attrib["fill"], float(box.attrib["x"]), float(box.attrib["width"]))
         for box in picture.iter("rect")
@@ -35,7 +35,7 @@ def bars_of(picture: Element) -> list[tuple[str, str, float, float]]:
 
 
 @pytest.mark.parametrize("name", FEW_BARS)
-def test_every_bar_lies_where_its_action_ran(name: str) -> None:
+def test_every_bar_is_at_the_time_of_its_action(name: str) -> None:
     timeline = EVERY_FAMILY[name]
     bars = rectangles(timeline)
     found = bars_of(picture_of(timeline))
@@ -44,8 +44,8 @@ def test_every_bar_lies_where_its_action_ran(name: str) -> None:
     for bar, (text, colour, left, width) in enumerate(found):
         action = timeline.schedule.rows.action(int(bars.row[bar]))
         assert text.startswith(f"{action}: ")
-        kind, place = Kind(int(bars.kind[bar])), int(bars.place[bar])
-        assert colour == shade(kind, place, bars.num_places)
+        kind, local_stage = Kind(int(bars.kind[bar])), int(bars.local_stage[bar])
+        assert colour == shade(kind, local_stage, bars.num_local_stages)
         assert left == pytest.approx(LEFT + (bars.left[bar] - bars.begin) * scale, abs=0.01)
         length = (bars.right[bar] - bars.left[bar]) * scale
         assert width == pytest.approx(length, abs=0.02) or width == pytest.approx(
@@ -54,7 +54,7 @@ def test_every_bar_lies_where_its_action_ran(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FEW_BARS)
-def test_pictures_of_one_scale_have_bars_of_one_scale(name: str) -> None:
+def test_seconds_scales_the_bars(name: str) -> None:
     timeline = EVERY_FAMILY[name]
     seconds = 2 * timeline.end_time
     alone = bars_of(picture_of(timeline))
@@ -66,7 +66,7 @@ def test_pictures_of_one_scale_have_bars_of_one_scale(name: str) -> None:
     )
 
 
-def test_columns_of_many_bars_follow_the_scale() -> None:
+def test_seconds_scales_the_columns_of_a_summary() -> None:
     timeline = timeline_of("ZBV", 8, 32)
     picture = timeline_drawing(timeline, seconds=4 * timeline.end_time)
     lefts = [
@@ -77,12 +77,12 @@ def test_columns_of_many_bars_follow_the_scale() -> None:
     assert LEFT <= min(lefts) <= max(lefts) <= LEFT + WIDTH / 4
 
 
-def test_a_bar_tells_its_action_and_its_times() -> None:
+def test_tooltip_of_a_bar_has_its_action_and_times() -> None:
     texts = [text for text, *_ in bars_of(picture_of(timeline_of("1F1B", 2, 1)))]
     assert texts == ["0F0: 0 to 1", "0B0: 4 to 6", "1F0: 1 to 2", "1B0: 2 to 4"]
 
 
-def test_picture_says_in_words_what_it_shows() -> None:
+def test_picture_has_a_text_description() -> None:
     picture = picture_of(timeline_of("1F1B", 4, 8))
     assert picture.attrib["role"] == "img"
     assert picture.attrib["aria-label"] == (
@@ -99,7 +99,7 @@ def test_picture_says_in_words_what_it_shows() -> None:
     ]
 
 
-def test_communication_is_left_out_where_it_takes_no_time() -> None:
+def test_communication_that_takes_no_time_is_left_out() -> None:
     schedule = build("ZBV", ranks=2, microbatches=4)
     plain, lowered = (tostring(timeline_drawing(simulate(s))) for s in (schedule, lower(schedule)))
     assert plain == lowered
@@ -113,7 +113,7 @@ def test_many_bars_are_summarised_in_proportion(name: str, ranks: int, microbatc
     timeline = timeline_of(name, ranks, microbatches)
     assert is_summarised(timeline)
     picture = picture_of(timeline)
-    shown = min(ranks, MOST_RANKS)
+    shown = min(ranks, MAX_RANKS)
     lanes = [box for box in picture.iter("rect") if box.attrib["fill"] == "currentColor"]
     assert len(lanes) == shown
     area = sum(float(lane.attrib["width"]) * float(lane.attrib["height"]) for lane in lanes)
@@ -122,7 +122,7 @@ def test_many_bars_are_summarised_in_proportion(name: str, ranks: int, microbatc
         for width, height in re.findall(r"h([\d.]+)v([\d.]+)h-", path.attrib["d"]):
             filled += float(width) * float(height)
     busy = sum(timeline.busy_seconds[:shown]) / (shown * timeline.end_time)
-    # A column that is busy for most of its time is shown as busy, so that this is not exact.
+    # Not exact, because a column that is busy for most of its time counts as busy.
     assert filled / area == pytest.approx(busy, abs=0.08)
 
 
@@ -132,7 +132,7 @@ def test_picture_of_a_very_large_timeline_stays_small() -> None:
     assert len(tostring(timeline_drawing(timeline))) < 400_000
 
 
-def test_timeline_without_time_is_idle() -> None:
+def test_timeline_of_zero_length_is_idle() -> None:
     costs = Costs(forward=0, backward_input=0, backward_weight=0)
     picture = picture_of(timeline_of("GPipe", 2, 2, costs))
     assert bars_of(picture) == []

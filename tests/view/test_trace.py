@@ -1,4 +1,4 @@
-"""Traces have the form that viewers ask for, and say what the timeline says."""
+"""Traces have the format that viewers require, and match their timeline."""
 
 import gzip
 import json
@@ -24,16 +24,16 @@ from tests.view.trace_format import Events, check_trace, flows_of
 
 
 def events_of(timeline: Timeline) -> Events:
-    """The events of a timeline's trace, checked."""
+    """Return the events of a timeline's trace after checking them."""
     return check_trace("".join(trace_lines(timeline)))
 
 
 def of_phase(events: Events, phase: str, *names: str) -> list[Any]:
-    """Some fields of all events of a phase."""
+    """Return some fields of all events of a phase."""
     return [tuple(event[n] for n in names) for event in events if event["ph"] == phase]
 
 
-def test_one_microbatch_on_two_ranks_is_this_file() -> None:
+def test_trace_of_one_microbatch_on_two_ranks() -> None:
     schedule = read_schedule("""
         0F0 0B0
         1F0 1B0
@@ -135,7 +135,7 @@ def test_every_family_has_a_well_formed_trace_with_an_arrow_per_message(name: st
 
 
 def values_between_ranks(schedule: Schedule) -> list[tuple[str, str]]:
-    """From which action to which a value crosses ranks, as the dataflow says."""
+    """Return the pairs of actions between which a value crosses ranks."""
     rows, flow = schedule.rows, schedule.dataflow
     holder = schedule.placement.rank_of_stage
     actions = [rows.action(row) for row in range(len(rows))]
@@ -192,25 +192,25 @@ def test_memory_counters_have_the_peaks_of_every_rank() -> None:
             assert peaks == list(timeline.rank_peak_bytes if timeline.peak_bytes else expected)
 
 
-def test_arrows_of_clocks_that_disagree_never_go_back_in_time() -> None:
+def test_arrows_never_go_back_in_time_if_clocks_disagree() -> None:
     schedule = read_schedule("""
         0F0 0B0
         1F0 1B0
     """)
-    # By its own clock rank 1 has finished before rank 0 begins.
+    # By its own clock, rank 1 finishes before rank 0 begins.
     start, end = np.array([9.0, 14.0, 1.0, 2.0]), np.array([10.0, 15.0, 2.0, 4.0])
     events = events_of(Timeline(schedule, start, end, np.zeros(4)))
     assert flows_of(events) == [("1B0", "0B0")]
 
 
-def test_overlapped_actions_have_lanes_of_their_own() -> None:
+def test_overlapped_actions_have_separate_lanes() -> None:
     events = events_of(simulate(build("DualPipeV", ranks=2, microbatches=6)))
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
     assert names == ["compute", "compute 2"] * 2
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_file_holds_the_lines_and_a_name_in_gz_is_compressed(suffix: str, tmp_path: Path) -> None:
+def test_trace_file_has_the_lines_and_is_compressed_by_suffix(suffix: str, tmp_path: Path) -> None:
     timeline = simulate(build("ZBV", ranks=2, microbatches=4))
     file = tmp_path / f"trace{suffix}"
     write_trace(timeline, file)

@@ -1,4 +1,4 @@
-"""Lanes of a trace hold no two rows at once, and are no more than that takes."""
+"""Rows in one lane of a trace never overlap, and the number of lanes is minimal."""
 
 import numpy as np
 from hypothesis import given
@@ -17,7 +17,7 @@ EIGHTH = st.integers(0, 40).map(lambda number: number / 8)
 
 
 def count_at_once(all_times: tuple[Floats, Floats], one: tuple[float, float]) -> int:
-    """How many rows run when one of them begins; a row without length fits between two others."""
+    """Count the rows that run when one begins; a row of length 0 fits between two others."""
     (start, end), (begin, length) = all_times, one
     if not length:
         return 1 + int(((start < begin) & (begin < end)).sum())
@@ -25,7 +25,7 @@ def count_at_once(all_times: tuple[Floats, Floats], one: tuple[float, float]) ->
 
 
 @given(st.lists(st.tuples(EIGHTH, EIGHTH), min_size=1, max_size=20))
-def test_rows_of_a_lane_follow_each_other_and_no_lane_is_spare(
+def test_rows_in_a_lane_do_not_overlap_and_no_lane_is_superfluous(
     times: list[tuple[float, float]],
 ) -> None:
     schedule = Schedule.from_orders([[f"0F{number}" for number in range(len(times))]])
@@ -49,7 +49,7 @@ def test_compute_without_overlap_needs_one_lane_per_rank(schedule: Schedule) -> 
         ]
 
 
-def test_receives_that_wait_together_lie_below_each_other() -> None:
+def test_receives_that_wait_at_the_same_time_have_separate_lanes() -> None:
     orders = [["0F0", "0F1", "0SEND_F0", "0SEND_F1"], ["1RECV_F0", "1RECV_F1", "1F0", "1F1"]]
     timeline = simulate(Schedule.from_orders(orders))
     assert find_lanes(timeline).lanes == (

@@ -1,4 +1,4 @@
-"""The timelines that the tests draw."""
+"""Timelines to draw in tests."""
 
 from penstock.assembly import build
 from penstock.costs import Costs
@@ -14,12 +14,12 @@ UNEVEN = Costs(forward=1.1, backward_input=1.7, backward_weight=0.6, transfer=0.
 
 
 def timeline_of(name: str, ranks: int, microbatches: int, costs: Costs | None = None) -> Timeline:
-    """The simulated timeline of a schedule by name."""
+    """Return the simulated timeline of a schedule by name."""
     return simulate(build(name, ranks=ranks, microbatches=microbatches), costs)
 
 
 def _schedules() -> dict[str, Schedule]:
-    """Every family in those of a few sizes that it exists for."""
+    """Build every family in a few sizes, as far as it exists for them."""
     schedules = {}
     for name in FAMILIES:
         for ranks, microbatches in ((1, 3), (2, 4), (3, 5), (4, 8), (8, 16)):

@@ -31,7 +31,7 @@ METADATA = {
     "thread_name": ("name", str),
     "thread_sort_index": ("sort_index", int),
 }
-# Of the viewer's reserved colours, those that we use.
+# The reserved colours of the viewer that we use.
 COLOURS = {
     "generic_work",
     "grey",
@@ -46,7 +46,7 @@ COLOURS = {
 
 
 def check_trace(text: str) -> Events:
-    """The events of a trace, after everything that a viewer relies on was checked."""
+    """Return the events of a trace after checking everything that a viewer relies on."""
     document = json.loads(text, parse_constant=refuse)
     assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
     assert document["displayTimeUnit"] in ("ms", "ns")
@@ -99,7 +99,7 @@ def check_arguments(event: dict[str, Any]) -> None:
 
 
 def check_names(events: Events) -> None:
-    """Every process and thread that has events is named once, and no other."""
+    """Check that every process and thread with events is named once, and no other."""
     named = Counter((e["name"], e["pid"], e.get("tid")) for e in events if e["ph"] == "M")
     assert set(named.values()) == {1}
     threads = {(e["pid"], e["tid"]) for e in events if e["ph"] in "Xsf"}
@@ -107,12 +107,12 @@ def check_names(events: Events) -> None:
     for name in METADATA:
         found = {key[1:] for key in named if key[0] == name}
         assert found == (threads if name.startswith("thread_") else {(p, None) for p in processes})
-    # A thread belongs to one process, also in viewers that take its number for the machine's.
+    # A thread belongs to one process, because some viewers treat its number as global.
     assert len({tid for _, tid in threads}) == len(threads)
 
 
 def check_threads(events: Events) -> None:
-    """Slices of a thread follow each other, also in a viewer that cuts to whole nanoseconds."""
+    """Check that slices of a thread do not overlap, even if cut to whole nanoseconds."""
     for slices in by_thread(event for event in events if event["ph"] == "X").values():
         for before, after in pairwise(slices):
             end = int(before["ts"] * 1000) + int(before["dur"] * 1000)
@@ -127,7 +127,7 @@ def by_thread(events: Iterable[dict[str, Any]]) -> dict[int, Events]:
 
 
 def check_flows(events: Events) -> None:
-    """Every arrow has one start and one end, later in time, each within its own slice."""
+    """Check that every arrow has one start and one later end, each within its own slice."""
     sides: dict[str, dict[int, dict[str, Any]]] = {"s": {}, "f": {}}
     last: dict[str, Any] = {}
     for event in events:
@@ -136,7 +136,7 @@ def check_flows(events: Events) -> None:
         elif event["ph"] in sides:
             assert event["id"] not in sides[event["ph"]], event
             sides[event["ph"]][event["id"]] = event
-            # Viewers take events of one moment in the order of the file.
+            # Viewers process simultaneous events in the order of the file.
             assert last["tid"] == event["tid"], event
             assert last["ts"] <= event["ts"] <= last["ts"] + last["dur"], event
     assert set(sides["s"]) == set(sides["f"])
@@ -147,7 +147,7 @@ def check_flows(events: Events) -> None:
 
 
 def flows_of(events: Events) -> list[tuple[str, str]]:
-    """The names of the slices that each arrow goes from and to."""
+    """Return the names of the slices at both ends of each arrow."""
     ends: dict[str, dict[int, str]] = {"s": {}, "f": {}}
     name = ""
     for event in events:

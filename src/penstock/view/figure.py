@@ -1,6 +1,6 @@
-"""The picture of the papers, to scale: ranks down, time across, memory per rank below.
+"""Figures to scale, as in the papers: ranks down, time across, memory per rank below.
 
-Needs matplotlib. Figures are made without pyplot, so that no global state is changed.
+Needs matplotlib. Figures are made without pyplot, so that global state stays untouched.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _Numbers: TypeAlias = NDArray[np.floating[Any]]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
-# Inches: the widest bar of the memory panel, and the panel's height.
+# Inches: the largest width of a bar in the memory panel, and the height of the panel.
 _MEMORY_BAR = (0.5, 0.7)
 
-# Points: text, numbers on bars (the first size in which nearly all fit), the space around them.
+# Points: text, numbers on bars (the first size at which nearly all fit), the space around them.
 _TEXT_SIZE = 8.0
 _NUMBER_SIZES = (8.0, 7.0, 6.0, 5.0)
 _NUMBER_MARGIN = 1.0
 
-# Above this many bars a vector file would be slow to open: they become an image inside it.
-_MOST_VECTOR_BARS = 20_000
+# A vector file with more bars is slow to open, so they become an image inside it.
+_MAX_VECTOR_BARS = 20_000
 
 
 def draw(
@@ -62,9 +62,9 @@ def draw(
 
 
 def draw_comparison(timelines: Mapping[str, Timeline]) -> Figure:
-    """Draw timelines below one another, by name, on one time axis."""
+    """Draw named timelines below one another on one time axis."""
     if not timelines:
-        raise ArgumentError("there is nothing to compare; give at least one timeline")
+        raise ArgumentError("timelines must not be empty; give at least one")
     all_bars = [rectangles(timeline) for timeline in timelines.values()]
     num_ranks = [timeline.schedule.num_ranks for timeline in timelines.values()]
     legend = _legend(all_bars)
@@ -79,11 +79,11 @@ def draw_comparison(timelines: Mapping[str, Timeline]) -> Figure:
 
 
 def save(figure: Figure, path: Path | str) -> None:
-    """Write a figure to a file; the suffix says the format: .png, .svg or .pdf."""
+    """Write a figure to a file; the suffix selects the format: .png, .svg or .pdf."""
     file = Path(path)
     if file.suffix.lower() not in _SUFFIXES:
         raise ArgumentError(
-            f"cannot save a figure as {file.name!r}; end the name in {', '.join(_SUFFIXES)}"
+            f"the name of a figure must end in {', '.join(_SUFFIXES)} (got {file.name!r})"
         )
     figure.savefig(file, dpi=200)
 
@@ -99,7 +99,7 @@ def show(figure: Figure) -> None:
 
 
 def _start_figure(sheet: Sheet) -> tuple[Figure, list[Axes]]:
-    """An empty figure with one set of axes per height of the sheet, from the top down."""
+    """Return an empty figure with one set of axes per height of the sheet, from the top down."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -142,7 +142,7 @@ def _label_panel(axes: Axes, timeline: Timeline, title: str) -> None:
         held = format_bytes(timeline.peak_bytes)
     makespan, bubble = format_number(timeline.makespan), format_share(timeline.bubble_rate)
     summary = f"makespan {makespan}    bubble {bubble}    peak {held}"
-    # A name is no formula, whatever dollars it has.
+    # Dollar signs in a name do not start a formula.
     axes.set_title(
         title,
         loc="left",
@@ -155,18 +155,18 @@ def _label_panel(axes: Axes, timeline: Timeline, title: str) -> None:
 
 
 def _colours(bars: Rectangles) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """The colours that occur, and for every bar which of them it has."""
-    places = bars.num_places
+    """Return the colours that occur, and the index of each bar's colour."""
+    count = bars.num_local_stages
     codes, number = np.unique(
-        bars.kind.astype(np.int64) * places + bars.place, return_inverse=True
+        bars.kind.astype(np.int64) * count + bars.local_stage, return_inverse=True
     )
-    cells = (divmod(code, places) for code in codes.tolist())
-    colours = [shade(Kind(kind), place, places) for kind, place in cells]
+    pairs = (divmod(code, count) for code in codes.tolist())
+    colours = [shade(Kind(kind), local_stage, count) for kind, local_stage in pairs]
     return np.array(colours, dtype=np.str_), number
 
 
 def _draw_lanes(axes: Axes, num_ranks: int, seconds: float) -> None:
-    """The idle time that shows wherever no bar lies on it."""
+    """Draw idle time, which stays visible wherever no bar covers it."""
     rank, half = np.arange(num_ranks), LANE_HEIGHT / 2
     lanes = _boxes(np.zeros(num_ranks), np.full(num_ranks, seconds), rank - half, rank + half)
     lanes.set(facecolor=IDLE, edgecolor="none", zorder=0)
@@ -174,10 +174,10 @@ def _draw_lanes(axes: Axes, num_ranks: int, seconds: float) -> None:
 
 
 def _draw_bars(axes: Axes, bars: Rectangles, colour: NDArray[np.str_], sheet: Sheet) -> None:
-    """The bars, with a border around those that overlap."""
+    """Draw the bars, with a border around overlapped pairs."""
     left, right = bars.left - bars.begin, bars.right - bars.begin
-    usual_points = float(np.median(right - left)) * sheet.points_per_second if len(bars) else 0.0
-    line_width = min(0.7, usual_points / 12, sheet.points_per_lane / 36)
+    median_points = float(np.median(right - left)) * sheet.points_per_second if len(bars) else 0.0
+    line_width = min(0.7, median_points / 12, sheet.points_per_lane / 36)
     boxes = _boxes(left, right, bars.top, bars.bottom)
     boxes.set(facecolor=colour, edgecolor=PAPER, linewidth=line_width, zorder=1)
     pair, half = bars.is_overlapped, LANE_HEIGHT / 2
@@ -185,12 +185,12 @@ def _draw_bars(axes: Axes, bars: Rectangles, colour: NDArray[np.str_], sheet: Sh
     borders = _boxes(left[pair], right[pair], rank - half, rank + half)
     borders.set(facecolor="none", edgecolor=BORDER, linewidth=2 * line_width, zorder=2)
     for collection in (boxes, borders):
-        collection.set_rasterized(len(bars) > _MOST_VECTOR_BARS)
+        collection.set_rasterized(len(bars) > _MAX_VECTOR_BARS)
         axes.add_collection(collection, autolim=False)
 
 
 def _draw_numbers(axes: Axes, bars: Rectangles, ink: NDArray[np.str_], sheet: Sheet) -> None:
-    """The microbatch on every bar that has room for it, in one size for the whole panel."""
+    """Write the microbatch on every bar with room for it, in one size for the whole panel."""
     fits = np.zeros(len(bars), dtype=np.bool_)
     for size in _NUMBER_SIZES:
         fits = _fits(bars, size, sheet)
@@ -212,10 +212,10 @@ def _draw_numbers(axes: Axes, bars: Rectangles, ink: NDArray[np.str_], sheet: Sh
 
 
 def _fits(bars: Rectangles, size: float, sheet: Sheet) -> NDArray[np.bool_]:
-    """For every bar, whether a microbatch's number fits inside in this size."""
+    """Return for every bar whether the number of its microbatch fits inside at this size."""
     from matplotlib.textpath import TextPath
 
-    # By the longest number, so that bars of one width are all numbered or all bare.
+    # Measured with the longest number, so that bars of one width are all numbered or all bare.
     longest = "0" * len(str(bars.microbatch.max(initial=0)))
     text = TextPath((0, 0), longest, size=size).get_extents()
     width = (bars.right - bars.left) * sheet.points_per_second - 2 * _NUMBER_MARGIN
@@ -225,7 +225,7 @@ def _fits(bars: Rectangles, size: float, sheet: Sheet) -> NDArray[np.bool_]:
 
 
 def _draw_memory(axes: Axes, timeline: Timeline, sheet: Sheet) -> None:
-    """The most that each rank holds at once: bytes where they are known, else activations."""
+    """Draw the peak memory of each rank: in bytes if they are known, else in activations."""
     num_ranks = timeline.schedule.num_ranks
     bar = min(_MEMORY_BAR[0], sheet.width / num_ranks)
     left, bottom, width, height = axes.get_position().bounds
@@ -247,12 +247,12 @@ def _draw_memory(axes: Axes, timeline: Timeline, sheet: Sheet) -> None:
 
 
 def _legend(all_bars: Sequence[Rectangles]) -> dict[str, tuple[dict[str, Any], ...]]:
-    """By label, how the patches of its key look: for a kind, the shades of a rank's stages."""
-    places = max(bars.num_places for bars in all_bars)
+    """Return the patches of every legend entry; a kind has one shade per stage of a rank."""
+    count = max(bars.num_local_stages for bars in all_bars)
     kinds = sorted({kind for bars in all_bars for kind in bars.kinds})
     legend: dict[str, tuple[dict[str, Any], ...]] = {
         LOOKS[kind].label: tuple(
-            {"facecolor": shade(kind, place, places)} for place in range(places)
+            {"facecolor": shade(kind, local_stage, count)} for local_stage in range(count)
         )
         for kind in kinds
     }
@@ -271,7 +271,7 @@ def _draw_legend(
     keys: list[tuple[Patch, ...]] = [
         tuple(Patch(**look) for look in looks) for looks in legend.values()
     ]
-    figure.legend(  # type: ignore[call-overload]  # the stubs do not know of tuples as keys
+    figure.legend(  # type: ignore[call-overload]  # the stubs lack tuples as keys
         keys,
         list(legend),
         loc="lower center",
@@ -292,7 +292,7 @@ def _boxes(left: _Numbers, right: _Numbers, top: _Numbers, bottom: _Numbers) -> 
 
 
 def _thin(count: int, room_per_label: float) -> int:
-    """The smallest power of two that, as a step, leaves each label room of at least one."""
+    """Return the smallest power of two that, as a step, leaves enough room for each label."""
     step = 1
     while step < count and step * room_per_label < 1:
         step *= 2

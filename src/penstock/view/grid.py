@@ -1,6 +1,6 @@
-"""A timeline as a grid of characters: one line per rank, every column an equal slice of time.
+"""A timeline as a grid of cells: one line per rank, every column an equal slice of time.
 
-A cell shows what takes most of its time. Its two halves differ where a pair overlaps.
+A cell shows the action that takes most of its time. Its two halves differ where a pair overlaps.
 """
 
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from penstock.view.layout import Rectangles, rectangles
 
 __all__ = ["Grid", "WideBar", "fill_grid", "wide_bars"]
 
-_FEWEST_COLUMNS = 10
+_MIN_COLUMNS = 10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """What the upper and lower half of every cell show, as codes; `idle` is the last code.
+    """The codes shown in the upper and lower half of every cell; `idle` is the last code.
 
-    `left` and `right` are the columns that each bar reaches from and to; `code` is what it shows.
+    `left` and `right` are the first and the end column of each bar; `code` is the code it shows.
     """
 
     bars: Rectangles
@@ -36,28 +36,28 @@ class Grid:
 
     @property
     def num_ranks(self) -> int:
-        """How many lines the grid has."""
+        """The number of lines of the grid."""
         return len(self.upper)
 
     @property
     def num_columns(self) -> int:
-        """How many cells a line has."""
+        """The number of cells in a line."""
         return int(self.upper.shape[1])
 
     @property
     def idle(self) -> int:
-        """The code of idle time; every smaller one is a kind and a place."""
-        return len(Kind) * self.bars.num_places
+        """The code of idle time; every smaller code is a kind and a local stage."""
+        return len(Kind) * self.bars.num_local_stages
 
-    def kind_and_place(self, code: int) -> tuple[Kind, int]:
-        """The kind that a code stands for, and which of its rank's stages."""
-        kind, place = divmod(code, self.bars.num_places)
-        return Kind(kind), place
+    def decode(self, code: int) -> tuple[Kind, int]:
+        """Return the kind of a code, and the index of its stage on its rank."""
+        kind, local_stage = divmod(code, self.bars.num_local_stages)
+        return Kind(kind), local_stage
 
 
 @dataclass(frozen=True, slots=True)
 class WideBar:
-    """A bar of two or more columns, with the digits of its microbatch if they fit."""
+    """A bar at least two columns wide, with the digits of its microbatch if they fit."""
 
     rank: int
     left: int
@@ -68,21 +68,21 @@ class WideBar:
     is_lower: bool
 
     def columns_for(self, text: str) -> slice:
-        """Where a text goes: to the left, or to the right for the lower half of a pair."""
+        """Return the columns of a text: on the left, or on the right for a pair's lower half."""
         start = self.right - len(text) if self.is_lower else self.left
         return slice(start, start + len(text))
 
 
 def fill_grid(timeline: Timeline, max_columns: int) -> Grid:
-    """Fill the cells of a grid that is at most so wide."""
+    """Fill the cells of a grid with at most `max_columns` columns."""
     bars = rectangles(timeline)
     begin, end = bars.left - bars.begin, bars.right - bars.begin
-    num_columns = _choose_columns(begin, end, max(max_columns, _FEWEST_COLUMNS))
+    num_columns = _choose_columns(begin, end, max(max_columns, _MIN_COLUMNS))
     seconds_per_column = bars.seconds / num_columns
-    # Rounding lets a time that lies on the edge of a column, but for the arithmetic, lie on it.
+    # Rounding moves a time that misses the edge of a column by rounding error onto the edge.
     begin, end = np.round(begin / seconds_per_column, 6), np.round(end / seconds_per_column, 6)
-    code = bars.kind.astype(np.int64) * bars.num_places + bars.place
-    shape, idle = (timeline.schedule.num_ranks, num_columns), len(Kind) * bars.num_places
+    code = bars.kind.astype(np.int64) * bars.num_local_stages + bars.local_stage
+    shape, idle = (timeline.schedule.num_ranks, num_columns), len(Kind) * bars.num_local_stages
     upper, lower = (
         _find_most(bars.rank[half], begin[half], end[half], code[half], shape, idle)
         for half in (bars.top < bars.rank, bars.bottom > bars.rank)
@@ -91,7 +91,7 @@ def fill_grid(timeline: Timeline, max_columns: int) -> Grid:
 
 
 def _choose_columns(begin: Floats, end: Floats, max_columns: int) -> int:
-    """As many columns as there may be, or fewer if every bar then fills whole columns."""
+    """Return the most columns allowed, or fewer if every bar then fills whole columns."""
     times = np.unique(np.concatenate((begin, end)))
     steps = np.diff(times)
     steps = steps[steps > 1e-9 * times.max(initial=0.0)]
@@ -112,17 +112,17 @@ def _find_most(
     shape: tuple[int, int],
     idle: int,
 ) -> NDArray[np.int64]:
-    """For every rank and column, the code that takes most of it; times are in columns."""
+    """Return the code that takes most of each rank's column; times are in columns."""
     first = np.floor(begin).astype(np.int64)
     num_cells = np.ceil(end).astype(np.int64) - first
     bar = np.repeat(np.arange(len(rank)), num_cells)
     column = np.arange(len(bar)) - np.repeat(np.cumsum(num_cells) - num_cells - first, num_cells)
     share = np.minimum(end[bar], column + 1) - np.maximum(begin[bar], column)
-    # Of two bars that halve a column, the one that is rounded to it has it.
+    # If two bars halve a column, it goes to the bar that is rounded to it.
     share[(column >= _nearest(begin)[bar]) & (column < _nearest(end)[bar])] += 1e-6
     known, number = np.unique(code, return_inverse=True)
     cell = rank[bar].astype(np.int64) * shape[1] + column
-    # One slot per cell and code; idle time has the last, so that of equals it never wins.
+    # One slot per cell and code; idle time comes last, so that it never wins a tie.
     num_slots = len(known) + 1
     slot = cell * num_slots + number[bar]
     filled = np.bincount(slot, weights=share, minlength=shape[0] * shape[1] * num_slots)
@@ -137,7 +137,7 @@ def _nearest(time: Floats) -> NDArray[np.int64]:
 
 
 def wide_bars(grid: Grid) -> Iterator[WideBar]:
-    """The bars that have room for more than one character."""
+    """Yield the bars that have room for more than one character."""
     bars = grid.bars
     for index in np.flatnonzero(grid.right - grid.left >= 2).tolist():
         left, right = int(grid.left[index]), int(grid.right[index])

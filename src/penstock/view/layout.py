@@ -1,4 +1,4 @@
-"""Where every bar of a picture goes: ranks down, time across.
+"""The position of every bar of a picture: ranks down, time across.
 
 -0.5 +-------------------+      one lane per rank, centred on the rank's number;
    0 | rank 0's lane     |      the members of an overlap share its height,
@@ -19,10 +19,10 @@ from penstock.sim.timeline import Timeline
 
 __all__ = ["BUSY_KINDS", "LANE_HEIGHT", "Rectangles", "rectangles"]
 
-# The share of a lane that its bars fill; the rest separates one rank from the next.
+# The share of a lane that its bars fill; the rest separates neighbouring ranks.
 LANE_HEIGHT = 0.84
 
-# A receive waits while its rank works on; everything else keeps its rank.
+# A receive waits in the background; every other kind keeps its rank busy.
 BUSY_KINDS = tuple(kind for kind in Kind if kind not in (Kind.RECV_F, Kind.RECV_B))
 
 
@@ -30,14 +30,14 @@ BUSY_KINDS = tuple(kind for kind in Kind if kind not in (Kind.RECV_F, Kind.RECV_
 class Rectangles:
     """The bars of a picture as columns, in the order of the timeline's rows.
 
-    `row` is the row of the timeline; `place` counts its stage among the stages of its rank.
-    `left` and `right` are its start and end; `top` and `bottom` count lanes downwards.
+    `row` is the row of the timeline; `local_stage` is the index of its stage among the stages of
+    its rank. `left` and `right` are start and end; `top` and `bottom` count lanes downwards.
     """
 
     row: NDArray[np.int64]
     rank: NDArray[np.int32]
     kind: NDArray[np.int8]
-    place: NDArray[np.int32]
+    local_stage: NDArray[np.int32]
     microbatch: NDArray[np.int32]
     left: Floats
     right: Floats
@@ -46,22 +46,22 @@ class Rectangles:
     is_overlapped: Bools
 
     def __len__(self) -> int:
-        """How many bars there are."""
+        """Return the number of bars."""
         return len(self.row)
 
     @property
-    def num_places(self) -> int:
-        """How many stages a rank has at most, counted on the bars."""
-        return int(self.place.max(initial=0)) + 1
+    def num_local_stages(self) -> int:
+        """The largest number of stages on one rank that have bars."""
+        return int(self.local_stage.max(initial=0)) + 1
 
     @property
     def kinds(self) -> list[Kind]:
-        """The kinds that occur."""
+        """The kinds that occur among the bars."""
         return [Kind(code) for code in np.unique(self.kind).tolist()]
 
     @property
     def begin(self) -> float:
-        """When the first bar starts."""
+        """The start of the first bar."""
         return float(self.left.min()) if len(self) else 0.0
 
     @property
@@ -71,7 +71,7 @@ class Rectangles:
 
 
 def rectangles(timeline: Timeline, kinds: Collection[Kind] = BUSY_KINDS) -> Rectangles:
-    """The bars of a timeline: one for every row of these kinds that takes any time."""
+    """Return the bars of a timeline: one per row of these kinds, if it takes any time."""
     rows = timeline.schedule.rows
     rank = rows.rank_of_row()
     number, size = _number_in_group(rows.joined, rows.kind)
@@ -81,7 +81,7 @@ def rectangles(timeline: Timeline, kinds: Collection[Kind] = BUSY_KINDS) -> Rect
         row=drawn,
         rank=rank[drawn],
         kind=rows.kind[drawn],
-        place=_place_of_stage(timeline.schedule.placement)[rows.stage[drawn]],
+        local_stage=_local_stages(timeline.schedule.placement)[rows.stage[drawn]],
         microbatch=rows.microbatch[drawn],
         left=timeline.start[drawn],
         right=timeline.end[drawn],
@@ -94,7 +94,7 @@ def rectangles(timeline: Timeline, kinds: Collection[Kind] = BUSY_KINDS) -> Rect
 def _number_in_group(
     joined: Bools, kind: NDArray[np.int8]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every row its number among the rows it runs together with, by kind, and how many."""
+    """Return the index of every row in its overlap, ordered by kind, and the overlap's size."""
     group = np.cumsum(~joined) - 1
     size = np.bincount(group)
     order = np.lexsort((kind, group))
@@ -103,11 +103,11 @@ def _number_in_group(
     return number, size[group]
 
 
-def _place_of_stage(placement: Placement) -> NDArray[np.int32]:
-    """For every stage, how many lower stages its rank holds."""
+def _local_stages(placement: Placement) -> NDArray[np.int32]:
+    """Return the index of every stage among the stages of its rank."""
     held = [0] * placement.num_ranks
-    places = []
+    indices = []
     for rank in placement.rank_of_stage:
-        places.append(held[rank])
+        indices.append(held[rank])
         held[rank] += 1
-    return np.array(places, dtype=np.int32)
+    return np.array(indices, dtype=np.int32)

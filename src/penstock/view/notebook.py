@@ -1,7 +1,7 @@
-"""How schedules, timelines and plans look in a notebook: a line of numbers and a picture.
+"""Schedules, timelines and plans in a notebook: a line of numbers and a picture.
 
-Notebooks ask their shell how a type looks. We tell the shell, if there is one, when the package
-is imported; so neither schedules nor timelines know of pictures.
+A notebook asks its shell how to display a type. The package registers its types with the shell
+when it is imported, so that schedules and timelines stay independent of pictures.
 """
 
 import sys
@@ -15,32 +15,39 @@ from penstock.ir.text import format_table
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
-from penstock.view.svg import MOST_BARS, MOST_RANKS, is_summarised, timeline_drawing
+from penstock.view.svg import MAX_BARS, MAX_RANKS, is_summarised, timeline_drawing
 from penstock.view.units import format_bytes, format_number, format_share
 
-__all__ = ["Formatter", "join_notebook", "plan_html", "schedule_html", "show_in", "timeline_html"]
+__all__ = [
+    "Formatter",
+    "join_notebook",
+    "plan_html",
+    "register_types",
+    "schedule_html",
+    "timeline_html",
+]
 
-# So much is shown of a schedule that cannot be drawn: ranks, and actions of each.
-_FEW_RANKS, _FEW_ROWS = 8, 12
+# How much is shown of a schedule that cannot be drawn: ranks, and actions of each rank.
+_TABLE_RANKS, _TABLE_ROWS = 8, 12
 
 
 class Formatter(Protocol):
-    """What a notebook's shell has for each form, such as text/html."""
+    """The formatter of a notebook's shell for one form, such as text/html."""
 
     def for_type(self, typ: type, func: Callable[[Any], str]) -> object:
-        """Let values of a type be shown as this function says."""
+        """Register the function that displays values of a type."""
 
 
 def join_notebook() -> None:
-    """Let the notebook that imports us show our values; nothing happens where there is none."""
+    """Register our types with the current notebook; do nothing outside a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     if shell is not None:
-        show_in(shell.display_formatter.formatters)
+        register_types(shell.display_formatter.formatters)
 
 
-def show_in(formatters: Mapping[str, Formatter]) -> None:
-    """Tell a shell's formatters how schedules, timelines and plans look."""
+def register_types(formatters: Mapping[str, Formatter]) -> None:
+    """Register schedules, timelines and plans with the formatters of a shell."""
     html = formatters["text/html"]
     html.for_type(Schedule, schedule_html)
     html.for_type(Timeline, timeline_html)
@@ -48,25 +55,25 @@ def show_in(formatters: Mapping[str, Formatter]) -> None:
 
 
 def schedule_html(schedule: Schedule) -> str:
-    """A schedule drawn with unit costs, or why that is not possible and how it begins."""
+    """Draw a schedule with unit costs, or say why it cannot be drawn and list its actions."""
     try:
         timeline = simulate(schedule)
     except ScheduleError as error:
         return _as_text(_broken(schedule, error))
-    whole = _start(_sizes(schedule), "priced with unit costs")
+    whole = _start(_sizes(schedule), "drawn with unit costs")
     _add_picture(whole, timeline)
     return _as_text(whole)
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """A timeline with its numbers."""
+    """Draw a timeline and list its main numbers."""
     whole = _start(_sizes(timeline.schedule), _numbers(timeline))
     _add_picture(whole, timeline)
     return _as_text(whole)
 
 
 def plan_html(plan: Plan) -> str:
-    """A plan: what it says of itself, and its prediction."""
+    """Describe a plan and draw its predicted timeline."""
     heading, *lines = str(plan).splitlines()
     whole = _start(heading, *lines)
     _add_picture(whole, plan.timeline)
@@ -99,24 +106,23 @@ def _numbers(timeline: Timeline) -> str:
 def _add_picture(whole: Element, timeline: Timeline) -> None:
     whole.append(timeline_drawing(timeline))
     if is_summarised(timeline):
-        note = (
-            f"{len(timeline.schedule.rows):,} actions: each column of time shows what takes most"
-        )
-        if timeline.schedule.num_ranks > MOST_RANKS:
-            note += f", for the first {MOST_RANKS} of {timeline.schedule.num_ranks} ranks"
-        note += f"; up to {MOST_BARS} are drawn one by one, and penstock.view.page.html shows all"
+        count = len(timeline.schedule.rows)
+        note = f"{count:,} actions: each column shows what takes most of its time"
+        if timeline.schedule.num_ranks > MAX_RANKS:
+            note += f" (first {MAX_RANKS} of {timeline.schedule.num_ranks} ranks)"
+        note += f"; up to {MAX_BARS} are drawn one by one, and penstock.view.page shows all"
         SubElement(SubElement(whole, "div"), "em").text = note
 
 
 def _broken(schedule: Schedule, error: ScheduleError) -> Element:
     whole = _start(_sizes(schedule), f"cannot be drawn: {error}")
     rows = schedule.rows
-    sizes = (rows.first[1:] - rows.first[:-1])[:_FEW_RANKS].tolist()
-    begin = [list(rows.works(rank, 0, min(size, _FEW_ROWS))) for rank, size in enumerate(sizes)]
+    sizes = (rows.first[1:] - rows.first[:-1])[:_TABLE_RANKS].tolist()
+    begin = [list(rows.works(rank, 0, min(size, _TABLE_ROWS))) for rank, size in enumerate(sizes)]
     SubElement(whole, "pre").text = format_table(begin)
     return whole
 
 
 def _as_text(whole: Element) -> str:
-    # With every tag closed, this is HTML as well as XML.
+    # With every tag closed, this is valid HTML as well as XML.
     return tostring(whole, encoding="unicode", short_empty_elements=False)

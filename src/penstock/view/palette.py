@@ -1,7 +1,7 @@
-"""The one place of colours: how each kind of action looks in every picture.
+"""The colours of every picture, defined once: how each kind of action looks.
 
-The four compute kinds stay apart for readers with protanopia, deuteranopia and tritanopia, also
-in their lighter shades, and are told apart by a letter where there is no colour at all.
+The four compute kinds stay distinct for readers with protanopia, deuteranopia and tritanopia,
+even in their lighter shades. Where colour is missing, a letter distinguishes them.
 """
 
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ IDLE = "#ebebeb"
 BORDER = "#111111"
 MEMORY = "#6b7280"
 
-# How far the last stage of a rank is mixed with white; the first one is not.
+# The share of white in the colour of the last stage of a rank; the first stage has none.
 _LIGHTEST = 0.45
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one kind of action is drawn: its colour, its letter without colour, its name."""
+    """The appearance of one kind of action: its colour, its letter without colour, its name."""
 
     colour: str
     letter: str
@@ -55,7 +55,7 @@ LOOKS: dict[Kind, Look] = {
     Kind.REDUCE_GRAD: Look("#7c8a80", "G", "Reduce gradients"),
 }
 
-# Trace viewers know colours by these names only; each is the nearest to the kind's own.
+# Trace viewers accept only these colour names; each is the nearest to the kind's own colour.
 TRACE_COLOURS: dict[Kind, str] = {
     Kind.FORWARD: "rail_response",
     Kind.BACKWARD_INPUT: "rail_idle",
@@ -71,13 +71,13 @@ TRACE_COLOURS: dict[Kind, str] = {
 }
 
 
-def shade(kind: Kind, place: int = 0, places: int = 1) -> str:
-    """The colour of a kind on a rank's stage number `place` of `places`: later stages are lighter.
+def shade(kind: Kind, local_stage: int = 0, num_local_stages: int = 1) -> str:
+    """Return the colour of a kind on one of a rank's stages: later stages are lighter.
 
-    >>> shade(Kind.FORWARD), shade(Kind.FORWARD, place=1, places=2)
+    >>> shade(Kind.FORWARD), shade(Kind.FORWARD, 1, 2)
     ('#2b63a8', '#8aa9cf')
     """
-    share = _LIGHTEST * place / max(places - 1, 1)
+    share = _LIGHTEST * local_stage / max(num_local_stages - 1, 1)
     channels = (
         round(channel + (255 - channel) * share) for channel in _channels(LOOKS[kind].colour)
     )
@@ -85,12 +85,12 @@ def shade(kind: Kind, place: int = 0, places: int = 1) -> str:
 
 
 def text_colour(background: str) -> str:
-    """Ink or paper, whichever reads better on this background."""
+    """Return ink or paper, whichever reads better on this background."""
     return max(INK, PAPER, key=lambda colour: contrast(colour, background))
 
 
 def contrast(first: str, second: str) -> float:
-    """The contrast ratio of two colours, from 1 to 21, as the web's guidelines define it.
+    """Return the contrast ratio of two colours, from 1 to 21, as WCAG defines it.
 
     https://www.w3.org/TR/WCAG21/#dfn-contrast-ratio
     """
@@ -108,5 +108,5 @@ def _linear(channel: float) -> float:
 
 
 def _channels(colour: str) -> tuple[int, ...]:
-    """Red, green and blue of a colour such as `#2b63a8`, each from 0 to 255."""
+    """Return red, green and blue of a colour such as `#2b63a8`, each from 0 to 255."""
     return tuple(bytes.fromhex(colour[1:]))

@@ -1,4 +1,4 @@
-"""A plan as a report in Markdown: what it takes, what it holds, how it looks, how to run it."""
+"""Reports of plans in Markdown: time, memory, picture, and how to run the plan."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -8,7 +8,7 @@ from penstock.planner.plans import Plan
 from penstock.planner.search.breakdown import break_down
 from penstock.planner.search.findings import Findings
 from penstock.planner.search.layouts import describe_placement
-from penstock.view.terminal import plain_timeline_view
+from penstock.view.text.timeline import plain_timeline
 from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = ["findings_report", "plan_report"]
@@ -17,7 +17,7 @@ _PICTURE_WIDTH = 120
 
 
 def plan_report(plan: Plan) -> str:
-    """The report of one plan."""
+    """Return the report of one plan."""
     return "\n".join(
         [
             f"# Plan: {escape(plan.schedule.name)}",
@@ -29,7 +29,7 @@ def plan_report(plan: Plan) -> str:
             "## Timeline",
             "",
             "```text",
-            plain_timeline_view(plan.timeline, width=_PICTURE_WIDTH).plain,
+            plain_timeline(plan.timeline, width=_PICTURE_WIDTH).plain,
             "```",
             "",
             "## Where the time goes",
@@ -43,10 +43,10 @@ def plan_report(plan: Plan) -> str:
 
 
 def findings_report(findings: Findings) -> str:
-    """The report of a search: the best plan, and the table of the others with why they lost."""
+    """Return the report of a search: the best plan, and a table of the others."""
     remarks = "".join(f"- {remark.strip()}\n" for remark in findings.remarks)
     table = _markdown_table(findings.headings, findings.rows)
-    return f"{plan_report(findings.best)}\n## What else there was\n\n{table}\n{remarks}"
+    return f"{plan_report(findings.best)}\n## Other plans\n\n{table}\n{remarks}"
 
 
 def _headline(plan: Plan) -> Iterable[Sequence[str]]:
@@ -57,11 +57,11 @@ def _headline(plan: Plan) -> Iterable[Sequence[str]]:
         f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
     )
     yield "step", f"{format_number(timeline.makespan)} s from a rank's first action to its last"
-    yield "all ranks done after", f"{format_number(timeline.end_time)} s"
+    yield "all ranks finish after", f"{format_number(timeline.end_time)} s"
     yield "bubble", format_share(timeline.bubble_rate)
     yield (
         "proven bound",
-        f"{format_number(plan.lower_bound)} s: no order is faster, and this one is at most "
+        f"{format_number(plan.lower_bound)} s: no order is faster, and this order is at most "
         f"{format_share(max(plan.gap, 0.0))} slower",
     )
     if plan.choices is not None:
@@ -110,7 +110,7 @@ def _recipe(plan: Plan) -> str:
     ]
     if choices is not None and choices.checkpointed:
         listed = ", ".join(map(str, choices.checkpointed))
-        lines += [f"with the forward of stages {listed} under activation checkpointing.", ""]
+        lines += [f"Run the forward of stages {listed} with activation checkpointing.", ""]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""How large a picture becomes: its panels, one below the other, in inches."""
+"""The size of a figure in inches: its panels, one below the other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["MARGINS", "PANEL_GAP", "Sheet", "plan_sheet"]
 MARGINS = {"left": 0.7, "right": 0.2, "top": 0.4, "bottom": 0.5}
 PANEL_GAP = 0.75
 
-# A panel is as wide as its bars need and as high as its lanes, within the limits of a page.
+# A panel is as wide as its bars need and as high as its lanes need, within these limits.
 _PANEL_WIDTHS = (5.5, 15.0)
 _TALLEST_PANELS = 14.0
 _BAR_WIDTH = 0.26
@@ -24,7 +24,7 @@ _POINTS = 72
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The sizes of a picture in inches, and the seconds that its panels are wide."""
+    """The sizes of a figure in inches, and the seconds that the width of a panel covers."""
 
     width: float
     heights: tuple[float, ...]
@@ -35,7 +35,7 @@ class Sheet:
 
     @property
     def size(self) -> tuple[float, float]:
-        """The width and height of the whole picture."""
+        """The width and height of the whole figure."""
         around = MARGINS["top"] + MARGINS["bottom"] + self.legend_height
         gaps = PANEL_GAP * (len(self.heights) - 1)
         width = MARGINS["left"] + self.width + MARGINS["right"]
@@ -43,12 +43,12 @@ class Sheet:
 
     @property
     def points_per_second(self) -> float:
-        """How wide a second is drawn, in printer's points."""
+        """The width of a second in points."""
         return self.width * _POINTS / self.seconds
 
     @property
     def points_per_lane(self) -> float:
-        """How high a lane is drawn, in printer's points."""
+        """The height of a lane in points."""
         return self.lane * _POINTS
 
 
@@ -59,15 +59,15 @@ def plan_sheet(
     num_labels: int,
     extra_heights: Sequence[float] = (),
 ) -> Sheet:
-    """Sizes that give the usual bar room for its number, within the limits of a page.
+    """Choose sizes that leave the median bar room for its number, within the limits of a page.
 
-    The panels with lanes come first, one per set of bars; `extra_heights` are those below them.
+    The panels with lanes come first, one per set of bars; `extra_heights` are the panels below.
     """
     seconds = max(bars.seconds for bars in panels)
-    usual = min(
+    median = min(
         float(np.median(bars.right - bars.left)) if len(bars) else seconds for bars in panels
     )
-    width = float(np.clip(seconds / usual * _BAR_WIDTH, *_PANEL_WIDTHS))
+    width = float(np.clip(seconds / median * _BAR_WIDTH, *_PANEL_WIDTHS))
     lane = min(_LANE, _TALLEST_PANELS / sum(num_ranks))
     item_width, item_height = _LEGEND_ITEM
     columns = min(int((MARGINS["left"] + width) / item_width), num_labels)

@@ -1,7 +1,7 @@
-"""A timeline as one small SVG picture: ranks down, time across, to be put into a page.
+"""A timeline as a small SVG picture for a page or notebook: ranks down, time across.
 
-A timeline with few bars has them all, each with its text to hover over. One with many is drawn as
-the terminal draws it: time is cut into columns, and each shows what takes most of it.
+A timeline with few bars is drawn bar by bar, each with a tooltip. One with many bars is drawn as
+in the terminal: time is divided into columns, and each shows the action that takes most of it.
 """
 
 from collections.abc import Iterator
@@ -17,52 +17,52 @@ from penstock.view.layout import LANE_HEIGHT, Rectangles, rectangles
 from penstock.view.palette import LOOKS, shade, text_colour
 from penstock.view.units import format_number, format_share, nice_step
 
-__all__ = ["MOST_BARS", "MOST_RANKS", "is_summarised", "timeline_drawing"]
+__all__ = ["MAX_BARS", "MAX_RANKS", "is_summarised", "timeline_drawing"]
 
-# More bars are summarised, and no more ranks are drawn.
-MOST_BARS = 600
-MOST_RANKS = 128
+# With more bars the picture is summarised; ranks beyond the limit are left out.
+MAX_BARS = 600
+MAX_RANKS = 128
 
-# Pixels: all bars, the room to their left and below them, all lanes, a lane, letters.
+# Pixels: the width of all bars, the space left of and below them, lanes, letters.
 _WIDTH, _LEFT, _BELOW = 840.0, 60.0, 38.0
 _ALL_LANES, _LANES = 420.0, (3.0, 24.0)
 _LETTER, _TEXT = 6.2, 11.0
-# What shows between a bar and the next.
+# The gap between neighbouring bars.
 _SEAM = 0.5
 _PIXELS_PER_TICK = 80.0
-# At most so many columns of time, and cells of all ranks.
-_MOST_COLUMNS, _MOST_CELLS = 420, 16_000
+# The most columns of time, and the most cells over all ranks.
+_MAX_COLUMNS, _MAX_CELLS = 420, 16_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """From seconds and ranks to pixels."""
+    """The conversion from seconds and ranks to pixels."""
 
     begin: float
     pixels_per_second: float
     lane: float
 
     def across(self, time: float) -> float:
-        """Where a moment lies."""
+        """Return the horizontal position of a time."""
         return round(_LEFT + (time - self.begin) * self.pixels_per_second, 2)
 
-    def down(self, place: float) -> float:
-        """Where a place among the lanes lies; lanes are centred on the ranks' numbers."""
-        return round((place + 0.5) * self.lane, 2)
+    def down(self, lane: float) -> float:
+        """Return the vertical position of a height in lanes; lanes are centred on rank numbers."""
+        return round((lane + 0.5) * self.lane, 2)
 
 
 def is_summarised(timeline: Timeline) -> bool:
-    """Whether there are too many bars, or ranks, to draw each of them."""
-    return len(rectangles(timeline)) > MOST_BARS or timeline.schedule.num_ranks > MOST_RANKS
+    """Whether there are too many bars or ranks to draw each of them."""
+    return len(rectangles(timeline)) > MAX_BARS or timeline.schedule.num_ranks > MAX_RANKS
 
 
 def timeline_drawing(timeline: Timeline, *, seconds: float | None = None) -> Element:
-    """The picture of a timeline, as an `svg` element.
+    """Draw a timeline as an `svg` element.
 
-    `seconds` is what its width stands for, so that pictures can have one scale; without it, the
-    timeline fills the width.
+    `seconds` is the time that the full width represents, so that several pictures can share one
+    scale; without it, the timeline fills the width.
     """
-    bars, num_ranks = rectangles(timeline), min(timeline.schedule.num_ranks, MOST_RANKS)
+    bars, num_ranks = rectangles(timeline), min(timeline.schedule.num_ranks, MAX_RANKS)
     lane = min(max(_ALL_LANES / num_ranks, _LANES[0]), _LANES[1])
     width = bars.seconds if seconds is None else max(seconds, bars.seconds)
     scale = _Scale(bars.begin, _WIDTH / width, lane)
@@ -79,7 +79,7 @@ def timeline_drawing(timeline: Timeline, *, seconds: float | None = None) -> Ele
 
 
 def _num_columns(num_ranks: int) -> int:
-    return min(_MOST_COLUMNS, _MOST_CELLS // num_ranks)
+    return min(_MAX_COLUMNS, _MAX_CELLS // num_ranks)
 
 
 def _start(timeline: Timeline, size: tuple[float, float]) -> Element:
@@ -94,11 +94,11 @@ def _start(timeline: Timeline, size: tuple[float, float]) -> Element:
 
 
 def _draw_lanes(picture: Element, scale: _Scale, num_ranks: int) -> None:
-    """The idle time that shows wherever no bar lies on it, and the names of the ranks."""
+    """Draw idle time, which stays visible wherever no bar covers it, and the rank labels."""
     every = -(-_TEXT // scale.lane)
     for rank in range(num_ranks):
         top, bottom = (scale.down(rank + side * LANE_HEIGHT / 2) for side in (-1, 1))
-        # Of the page's own ink, so that it suits a dark page as well as a light one.
+        # The text colour of the page, so that it suits a dark page as well as a light one.
         look = {"fill": "currentColor", "fill-opacity": "0.08"}
         _box(picture, _LEFT, top, _LEFT + _WIDTH, bottom, look)
         if rank % every == 0:
@@ -107,12 +107,12 @@ def _draw_lanes(picture: Element, scale: _Scale, num_ranks: int) -> None:
 
 
 def _draw_bars(picture: Element, timeline: Timeline, bars: Rectangles, scale: _Scale) -> None:
-    """Every bar, with its action and its times to hover over, and its microbatch if it fits."""
-    places = bars.num_places
+    """Draw every bar with its tooltip, and its microbatch if it fits."""
+    count = bars.num_local_stages
     for bar in range(len(bars)):
         left, right = scale.across(float(bars.left[bar])), scale.across(float(bars.right[bar]))
         top, bottom = scale.down(float(bars.top[bar])), scale.down(float(bars.bottom[bar]))
-        colour = shade(Kind(int(bars.kind[bar])), int(bars.place[bar]), places)
+        colour = shade(Kind(int(bars.kind[bar])), int(bars.local_stage[bar]), count)
         edge = right - _SEAM if right - left > 4 * _SEAM else right
         box = _box(picture, left, top, edge, bottom, {"fill": colour})
         span = timeline.span(int(bars.row[bar]))
@@ -126,7 +126,7 @@ def _draw_bars(picture: Element, timeline: Timeline, bars: Rectangles, scale: _S
 
 
 def _draw_columns(picture: Element, grid: Grid, scale: _Scale, num_ranks: int) -> None:
-    """What takes most of each column of time, one path for each colour."""
+    """Draw what takes most of each column of time, as one path per colour."""
     outlines: dict[int, list[str]] = {}
     column = grid.bars.seconds * scale.pixels_per_second / grid.num_columns
     for rank in range(num_ranks):
@@ -139,25 +139,25 @@ def _draw_columns(picture: Element, grid: Grid, scale: _Scale, num_ranks: int) -
                 outlines.setdefault(code, []).append(outline)
     for code, paths in sorted(outlines.items()):
         if code != grid.idle:
-            colour = shade(*grid.kind_and_place(code), grid.bars.num_places)
+            colour = shade(*grid.decode(code), grid.bars.num_local_stages)
             SubElement(picture, "path", fill=colour, d="".join(paths))
 
 
-def _outline(*place: float) -> str:
-    """A rectangle within a path, from its left, top, width and height."""
-    left, top, width, height = (f"{round(number, 1):g}" for number in place)
+def _outline(*sizes: float) -> str:
+    """Return a rectangle within a path, from its left, top, width and height."""
+    left, top, width, height = (f"{round(size, 1):g}" for size in sizes)
     return f"M{left} {top}h{width}v{height}h-{width}z"
 
 
 def _parts(upper: int, lower: int) -> list[tuple[int, float, float]]:
-    """What fills which part of a lane, from -0.5 to 0.5: one thing, or two halves."""
+    """Return the code and the extent, within -0.5 to 0.5, of each part of a lane."""
     if upper == lower:
         return [(upper, -0.5, 0.5)]
     return [(upper, -0.5, 0.0), (lower, 0.0, 0.5)]
 
 
 def _runs(cells: list[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Equal neighbours as one: what they show, from which column to which."""
+    """Join equal neighbours: yield what they show, and their first and end column."""
     left = 0
     for cell, run in groupby(cells):
         right = left + sum(1 for _ in run)
@@ -187,14 +187,14 @@ def _draw_legend(picture: Element, bars: Rectangles, down: float) -> None:
 def _box(
     picture: Element, left: float, top: float, right: float, bottom: float, look: dict[str, str]
 ) -> Element:
-    place = {"x": left, "y": top, "width": right - left, "height": bottom - top}
+    sizes = {"x": left, "y": top, "width": right - left, "height": bottom - top}
     return SubElement(
-        picture, "rect", {key: f"{value:.7g}" for key, value in place.items()} | look
+        picture, "rect", {key: f"{value:.7g}" for key, value in sizes.items()} | look
     )
 
 
 def _write(picture: Element, text: str, across: float, down: float, colour: str) -> Element:
-    place = {"x": f"{across:.7g}", "y": f"{down:.7g}", "fill": colour}
-    written = SubElement(picture, "text", place)
+    attributes = {"x": f"{across:.7g}", "y": f"{down:.7g}", "fill": colour}
+    written = SubElement(picture, "text", attributes)
     written.text = text
     return written

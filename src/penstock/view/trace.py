@@ -1,8 +1,8 @@
-"""A timeline as a file for trace viewers, such as Perfetto (ui.perfetto.dev) and chrome://tracing.
+"""Traces of timelines for viewers such as Perfetto (ui.perfetto.dev) and chrome://tracing.
 
 rank 0 (a process)    compute         |0F0|0F1|   |0B0 |
-                      communication       >            ^        an arrow per message, from middle
-rank 1                compute             |1F0|1B0 |   |        to middle
+                      communication       >            ^        one arrow per message, from
+rank 1                compute             |1F0|1B0 |   |        middle to middle
                       memory          __/~~~~~~~~~\\_
 
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -33,7 +33,7 @@ _Event: TypeAlias = dict[str, object]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Arrows:
-    """From which row to which something goes, and when it is seen to leave and to arrive."""
+    """The source and target rows of the arrows, and the times at which they start and end."""
 
     source: Ints
     target: Ints
@@ -42,7 +42,7 @@ class _Arrows:
 
 
 def write_trace(timeline: Timeline, path: Path | str) -> None:
-    """Write a timeline as a trace, which `read_trace` reads; a name in .gz is compressed."""
+    """Write a timeline as a trace that `read_trace` reads; a name ending in .gz is compressed."""
     file = Path(path)
     opener = gzip.open if file.suffix == ".gz" else open
     with opener(file, "wt", encoding="utf-8") as stream:
@@ -50,7 +50,7 @@ def write_trace(timeline: Timeline, path: Path | str) -> None:
 
 
 def trace_lines(timeline: Timeline) -> Iterator[str]:
-    """The lines of a trace file."""
+    """Yield the lines of a trace file."""
     fields = {"displayTimeUnit": "ms", **header_of(timeline.schedule)}
     yield json.dumps(fields)[:-1] + ', "traceEvents": [\n'
     between = ""
@@ -68,21 +68,21 @@ def _events(timeline: Timeline) -> Iterator[_Event]:
 
 
 def _names(timeline: Timeline, lanes: TraceLanes) -> Iterator[_Event]:
-    """What the processes and threads are called, and in which order they stand."""
+    """Yield the names and the order of the processes and threads."""
     placement = timeline.schedule.placement
     for rank in range(timeline.schedule.num_ranks):
         stages = " ".join(map(str, placement.stages(rank)))
-        told = {"name": f"rank {rank}", "labels": f"stages {stages}", "sort_index": rank}
-        for key, value in told.items():
+        labels = {"name": f"rank {rank}", "labels": f"stages {stages}", "sort_index": rank}
+        for key, value in labels.items():
             yield {"ph": "M", "name": f"process_{key}", "pid": rank, "args": {key: value}}
     for lane in lanes.lanes:
-        place = {"pid": lane.rank, "tid": lane.number}
+        thread = {"pid": lane.rank, "tid": lane.number}
         for key, value in {"name": lane.name, "sort_index": lane.number}.items():
-            yield {"ph": "M", "name": f"thread_{key}", **place, "args": {key: value}}
+            yield {"ph": "M", "name": f"thread_{key}", **thread, "args": {key: value}}
 
 
 def _slices(timeline: Timeline, lanes: TraceLanes) -> Iterator[_Event]:
-    """Every action, followed by the ends of the arrows that touch it."""
+    """Yield every action, followed by the arrow ends attached to it."""
     arrows = _find_arrows(timeline)
     ends: dict[int, list[_Event]] = {}
     sides = (("s", arrows.source, arrows.left), ("f", arrows.target, arrows.arrived))
@@ -94,19 +94,19 @@ def _slices(timeline: Timeline, lanes: TraceLanes) -> Iterator[_Event]:
     rows = timeline.schedule.rows
     first, rank = rows.first.tolist(), rows.rank_of_row().tolist()
     for row in lanes.rows_by_time.tolist():
-        place = {"pid": rank[row], "tid": int(lanes.of_row[row])}
-        yield place | _slice(timeline, row, row - first[rank[row]])
-        yield from (place | end for end in ends.get(row, ()))
+        thread = {"pid": rank[row], "tid": int(lanes.of_row[row])}
+        yield thread | _slice(timeline, row, row - first[rank[row]])
+        yield from (thread | end for end in ends.get(row, ()))
 
 
 def _arrow_end(phase: str, number: int, moment: float) -> _Event:
     end = {"ph": phase, "name": "message", "cat": "message", "id": number, "ts": _shown(moment)}
-    # Else the end of an arrow would go to the slice that comes next.
+    # Without "bp", the viewer attaches the end of an arrow to the following slice.
     return end | ({"bp": "e"} if phase == "f" else {})
 
 
 def _slice(timeline: Timeline, row: int, position: int) -> _Event:
-    """One action as a complete event."""
+    """Return one action as a complete event."""
     action = timeline.schedule.rows.action(row)
     start, end = float(timeline.start[row]), float(timeline.end[row])
     numbers = {"stage": action.stage, "microbatch": action.microbatch, "peer": action.peer}
@@ -127,9 +127,9 @@ def _slice(timeline: Timeline, row: int, position: int) -> _Event:
 
 
 def _find_arrows(timeline: Timeline) -> _Arrows:
-    """From each send to its receive, or from what makes a value to what uses it elsewhere.
+    """Find an arrow from each send to its receive, or from producer to remote consumer.
 
-    An arrow that would go back in time, for the clocks of two ranks differ, is left out.
+    An arrow that would go back in time, because the clocks of two ranks differ, is left out.
     """
     schedule = timeline.schedule
     rows, graph = schedule.rows, build_graph(schedule)
@@ -148,7 +148,7 @@ def _find_arrows(timeline: Timeline) -> _Arrows:
 
 
 def _counters(timeline: Timeline) -> Iterator[_Event]:
-    """What each rank holds whenever it changes: bytes if they are known, else activations."""
+    """Yield each change of a rank's memory: in bytes if they are known, else in activations."""
     rows = timeline.schedule.rows
     unit, held = "activations", timeline.held_activations.astype(np.float64)
     if timeline.peak_bytes:
@@ -168,9 +168,9 @@ def _counters(timeline: Timeline) -> Iterator[_Event]:
 
 
 def _shown(seconds: float) -> float:
-    """The microseconds on a viewer's axis, in whole eighths.
+    """Return the microseconds on a viewer's axis, in whole eighths.
 
-    Floating-point numbers hold these exactly, also times 1000; with other parts of a microsecond
-    the viewers' rounding lets neighbours overlap.
+    Floating-point numbers represent eighths exactly, even times 1000. With other fractions of a
+    microsecond, rounding in the viewers makes neighbours overlap.
     """
     return round(seconds * 8e6) / 8

@@ -1,7 +1,7 @@
-"""Threads for a trace: compute and communication of every rank, in as many lanes as it takes.
+"""Threads of a trace: compute and communication of every rank, in as many lanes as needed.
 
-A viewer takes slices of one thread that overlap for calls within one another. What really runs at
-the same time, such as two receives that wait, therefore goes into lanes below each other.
+A viewer treats overlapping slices of one thread as nested calls. Actions that really run at the
+same time, such as two waiting receives, therefore go into separate lanes.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _STREAMS = ("compute", "communication")
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A thread of a trace: its rank, its number among all threads from 1 up, and its name."""
+    """A thread of a trace: its rank, its number among all threads (from 1), and its name."""
 
     rank: int
     number: int
@@ -30,7 +30,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceLanes:
-    """The threads, the number of the thread of every row, and the rows by rank and time."""
+    """The threads, the thread number of every row, and the rows ordered by rank and time."""
 
     lanes: tuple[Lane, ...]
     of_row: NDArray[np.int64]
@@ -38,7 +38,7 @@ class TraceLanes:
 
 
 def find_lanes(timeline: Timeline) -> TraceLanes:
-    """Give every row a thread of its rank on which no two rows overlap."""
+    """Assign every row to a thread of its rank on which no two rows overlap."""
     rows = timeline.schedule.rows
     rank, is_compute = rows.rank_of_row(), rows.kind <= Kind.FULL_BACKWARD
     order = np.lexsort((timeline.end, timeline.start, rank))
@@ -56,7 +56,7 @@ def find_lanes(timeline: Timeline) -> TraceLanes:
 
 
 def _choose(starts: list[float], ends: list[float]) -> Iterator[int]:
-    """For every slice, in order of start and end, the first lane that is free by then."""
+    """Yield, for every slice in order of start and end, the first lane that is free."""
     busy: list[tuple[float, int]] = []
     free: list[int] = []
     count = 0

@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers, bytes and shares, formatted for people."""
 
 from math import floor, log10
 
@@ -8,7 +8,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def format_number(value: float) -> str:
-    """A number with up to four digits, or all digits of its whole part.
+    """Format a number with up to four digits, or with all digits of its integer part.
 
     >>> format_number(33.0), format_number(0.123456), format_number(123456.7)
     ('33', '0.1235', '123,457')
@@ -17,7 +17,7 @@ def format_number(value: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """A number of bytes in the largest unit that leaves at least one.
+    """Format a number of bytes in the largest unit that gives at least 1.
 
     >>> format_bytes(512), format_bytes(3 * 2**30), format_bytes(9.777e9)
     ('512 B', '3 GiB', '9.11 GiB')
@@ -31,7 +31,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_share(value: float) -> str:
-    """A share of one as a percentage.
+    """Format a fraction as a percentage.
 
     >>> format_share(0.2727)
     '27.3 %'
@@ -40,7 +40,7 @@ def format_share(value: float) -> str:
 
 
 def nice_step(at_least: float) -> float:
-    """The smallest of 1, 2, 5, 10, 20, 50, ... (or 0.5, 0.2, ...) that is not below `at_least`.
+    """Return the smallest of 1, 2, 5, 10, 20, ... (or 0.5, 0.2, ...) not below `at_least`.
 
     >>> nice_step(3.5), nice_step(0.06)
     (5.0, 0.1)

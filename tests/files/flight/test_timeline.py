@@ -12,8 +12,8 @@ from penstock.ir.actions import Action
 from penstock.ir.placement import Placement
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.waits import find_waits
-from penstock.view.page.html import page
-from penstock.view.terminal import plain_timeline_view
+from penstock.view.html.page import page
+from penstock.view.text.timeline import plain_timeline
 from tests.files.flight.flights import action, ended, run_until_stuck, write_file
 
 LOOP = Placement.loop(2)
@@ -82,7 +82,7 @@ def test_what_still_waits_has_not_begun(tmp_path: Path) -> None:
 def test_ranks_without_a_record_have_an_empty_lane(tmp_path: Path) -> None:
     write_file(tmp_path, 1, ended("1F0 1B0 1F1 1B1"), placement=LOOP)
     step = recorded(tmp_path)
-    picture = plain_timeline_view(step.timeline, width=28).plain.splitlines()
+    picture = plain_timeline(step.timeline, width=28).plain.splitlines()
     assert picture[:2] == ["rank 0  ....................", "rank 1  F0---B0---F1---B1---"]
 
 

@@ -1,0 +1,203 @@
+"""The numbers of a page as HTML tables, for copying, screen readers and use without scripts."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from math import isclose
+
+import numpy as np
+
+from penstock.ir.actions import Kind
+from penstock.ir.rows import Floats
+from penstock.sim.timeline import Timeline
+from penstock.sim.waits import Idle
+from penstock.view.palette import LOOKS
+from penstock.view.units import format_bytes, format_number, format_share
+
+__all__ = ["figures_line", "idle_section", "rank_section", "stage_section", "summary_section"]
+
+_MINUS = "\N{MINUS SIGN}"
+_COMPUTE = tuple(kind for kind in Kind if kind.is_compute)
+
+
+def figures_line(timeline: Timeline) -> str:
+    """Return the three numbers shown beside a timeline's name."""
+    number = timeline.peak_microbatches
+    held = f"{format_number(number)} microbatch{'es' * (number != 1)}"
+    if timeline.peak_bytes:
+        held = format_bytes(timeline.peak_bytes)
+    makespan, bubble = format_number(timeline.makespan), format_share(timeline.bubble_rate)
+    return f"makespan {makespan} · bubble {bubble} · peak {held}"
+
+
+def summary_section(timelines: Mapping[str, Timeline]) -> str:
+    """Compare time, idle time and memory of every timeline with the first."""
+    values = list(timelines.values())
+    lines = [
+        _line("makespan", [timeline.makespan for timeline in values], format_number),
+        _line("bubble rate", [timeline.bubble_rate for timeline in values], format_share),
+        _line("peak microbatches", [t.peak_microbatches for t in values], format_number),
+    ]
+    if any(timeline.peak_bytes for timeline in values):
+        lines.append(_line("peak bytes", [t.peak_bytes for t in values], format_bytes))
+    lines += [
+        _line(f"{LOOKS[kind].label}, all ranks", seconds, format_number)
+        for kind in _COMPUTE
+        if any(seconds := [_seconds(timeline, kind) for timeline in values])
+    ]
+    idle = [sum(timeline.idle_seconds) for timeline in values]
+    lines.append(_line("Idle, all ranks", idle, format_number))
+    note = "Times are in the unit of the costs, or in seconds if they were recorded."
+    table = _table(_headings(list(timelines)), lines)
+    return _section("Numbers", f'{table}<p class="note">{note}</p>')
+
+
+def idle_section(idles: Mapping[str, Idle]) -> str:
+    """Show why ranks were idle, summed over ranks, as a bar and a table."""
+    kinds = [kind for kind in _COMPUTE if any(kind in idle.work for idle in idles.values())]
+    values = list(idles.values())
+    lines = [
+        _line(
+            f"waiting for {LOOKS[kind].label.lower()}",
+            [idle.work.get(kind, 0.0) for idle in values],
+            format_number,
+        )
+        for kind in kinds
+    ]
+    for label, column in (
+        ("waiting for a transfer", [idle.transfer for idle in values]),
+        ("pauses, although every input was there", [idle.pauses for idle in values]),
+        ("before the first action and after the last", [idle.edges for idle in values]),
+    ):
+        if any(column):
+            lines.append(_line(label, column, format_number))
+    if not lines:
+        return _section("Idle time by reason", "<p>No rank is ever idle.</p>")
+    bars = "".join(
+        f'<p class="note">{escape(name) if len(idles) > 1 else "all ranks"}</p>{_reason_bar(idle)}'
+        for name, idle in idles.items()
+    )
+    return _section("Idle time by reason", bars + _table(_headings(list(idles)), lines))
+
+
+def rank_section(timelines: Mapping[str, Timeline]) -> str:
+    """List the stages, busy time and memory of each rank, one table per timeline."""
+    tables = "".join(
+        f"<h3>{escape(name)}</h3>{_rank_table(timeline)}" for name, timeline in timelines.items()
+    )
+    content = f"<details><summary>Stages, time and memory of each rank</summary>{tables}</details>"
+    return _section("Ranks", content)
+
+
+def stage_section(timelines: Mapping[str, Timeline]) -> str:
+    """Compare the mean time of an action per stage and kind with the first timeline.
+
+    Timelines with different numbers of stages do not compare, so the section is left out.
+    """
+    if len({timeline.schedule.num_stages for timeline in timelines.values()}) > 1:
+        return ""
+    means = [_means(timeline) for timeline in timelines.values()]
+    keys = sorted(set.intersection(*(set(mean) for mean in means)))
+    lines = [
+        _line(
+            f"stage {stage}, {LOOKS[Kind(kind)].label.lower()}",
+            [mean[stage, kind] for mean in means],
+            format_number,
+        )
+        for stage, kind in keys
+    ]
+    table = _table(_headings(list(timelines)), lines)
+    content = f"<details><summary>Mean time of an action</summary>{table}</details>"
+    return _section("Stages", content)
+
+
+def _seconds(timeline: Timeline, kind: Kind) -> float:
+    """Return the total time of all actions of a kind."""
+    return float(_shares(timeline)[timeline.schedule.rows.is_kind(kind)].sum())
+
+
+def _shares(timeline: Timeline) -> Floats:
+    """Return the time of each row; the members of an overlap share its time evenly."""
+    group = np.cumsum(~timeline.schedule.rows.joined) - 1
+    shares: Floats = (timeline.end - timeline.start) / np.bincount(group)[group]
+    return shares
+
+
+def _means(timeline: Timeline) -> dict[tuple[int, int], float]:
+    """Return the mean time of an action by stage and kind of compute."""
+    rows = timeline.schedule.rows
+    compute = rows.kind <= Kind.FULL_BACKWARD
+    key = rows.stage[compute].astype(np.int64) * len(Kind) + rows.kind[compute]
+    keys, number = np.unique(key, return_inverse=True)
+    seconds = np.bincount(number, _shares(timeline)[compute])
+    means = (seconds / np.bincount(number)).tolist()
+    return {divmod(code, len(Kind)): mean for code, mean in zip(keys.tolist(), means, strict=True)}
+
+
+def _rank_table(timeline: Timeline) -> str:
+    has_bytes = bool(timeline.peak_bytes)
+    headings = ["rank", "stages", "busy", "idle", "bubble", "peak activations"]
+    busy, idle, bubble = timeline.busy_seconds, timeline.idle_seconds, timeline.rank_bubble_rates
+    lines = []
+    for rank in range(timeline.schedule.num_ranks):
+        cells = [
+            str(rank),
+            " ".join(map(str, timeline.schedule.placement.stages(rank))),
+            format_number(busy[rank]),
+            format_number(idle[rank]),
+            format_share(bubble[rank]),
+            str(timeline.rank_peak_activations[rank]),
+        ]
+        lines.append([*cells, *([format_bytes(timeline.rank_peak_bytes[rank])] * has_bytes)])
+    return _table([*headings, *(["peak bytes"] * has_bytes)], lines)
+
+
+def _headings(names: Sequence[str]) -> list[str]:
+    """Return a column per timeline, plus difference and ratio for all but the first."""
+    return ["", names[0], *(cell for name in names[1:] for cell in (name, "difference", "ratio"))]
+
+
+def _line(label: str, values: Sequence[float], format_value: Callable[[float], str]) -> list[str]:
+    first = values[0]
+    cells = [label, format_value(first)]
+    for value in values[1:]:
+        more = 0.0 if isclose(value, first) else value - first
+        sign = _MINUS if more < 0 else "+" if more > 0 else ""
+        ratio = f"{value / first:.3f}" if first else ""
+        cells += [format_value(value), sign + format_value(abs(more)), ratio]
+    return cells
+
+
+def _table(headings: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
+    body = "".join(
+        f'<tr><th scope="row">{escape(line[0])}</th>'
+        + "".join(f"<td>{escape(cell)}</td>" for cell in line[1:])
+        + "</tr>\n"
+        for line in lines
+    )
+    table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    return f'<div class="scrolling" tabindex="0" role="group" aria-label="Table">{table}</div>'
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
+
+
+def _reason_bar(idle: Idle) -> str:
+    """Draw the shares of the reasons side by side; the table has the same numbers."""
+    parts = [(f'fill="{LOOKS[kind].colour}"', value) for kind, value in idle.work.items()]
+    parts += [
+        ('class="reason-transfer"', idle.transfer),
+        ('class="reason-pauses"', idle.pauses),
+        ('class="reason-edges"', idle.edges),
+    ]
+    whole = sum(value for _, value in parts)
+    boxes, left = [], 0.0
+    for look, value in parts:
+        width = 100 * value / whole if whole else 0.0
+        boxes.append(f'<rect {look} x="{left:.3f}" width="{width:.3f}" height="1"/>')
+        left += width
+    return (
+        '<svg class="reasons" viewBox="0 0 100 1" '
+        f'preserveAspectRatio="none" aria-hidden="true">{"".join(boxes)}</svg>'
+    )

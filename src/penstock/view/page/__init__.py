@@ -1,1 +1,0 @@
-"""One HTML page per comparison: what Python puts in, and the scripts that draw it."""

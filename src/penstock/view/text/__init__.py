@@ -1,0 +1,1 @@
+"""Pictures and tables for the terminal, as text and Rich renderables."""

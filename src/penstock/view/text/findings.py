@@ -1,0 +1,24 @@
+"""The plans found by a search, as a table for the terminal."""
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from penstock.planner.search.findings import Findings
+
+__all__ = ["findings_view"]
+
+# The columns of numbers.
+_RIGHT = ("seconds", "bubble", "gap", "peak bytes")
+
+
+def findings_view(findings: Findings) -> RenderableType:
+    """List the plans, best first, with remarks below on why the others lost."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("", justify="right")
+    for heading in findings.headings[:-1]:
+        table.add_column(heading, justify="right" if heading in _RIGHT else "left")
+    for number, row in enumerate(findings.rows, 1):
+        table.add_row(str(number), *row[:-1])
+    reasons = [f"{number}: {reason}" for number, reason in enumerate(findings.verdicts, 1)]
+    return Group(table, Text(), Text("\n".join([*reasons, *findings.remarks])))

@@ -1,0 +1,60 @@
+"""Tables of timelines for the terminal: several side by side, or one rank by rank."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from penstock.sim.timeline import Timeline
+from penstock.view.units import format_bytes, format_number, format_share
+
+__all__ = ["rank_table", "summary_table"]
+
+
+def summary_table(timelines: Mapping[str, Timeline]) -> Table:
+    """Compare timelines by name: time, idle time, memory, and the ratio to the first."""
+    has_bytes = any(timeline.peak_bytes for timeline in timelines.values())
+    table = _start_table("schedule", "makespan", "ratio", "bubble", "peak microbatches")
+    if has_bytes:
+        table.add_column("peak bytes", justify="right")
+    first = next((timeline.makespan for timeline in timelines.values()), 0.0)
+    for name, timeline in timelines.items():
+        cells = [
+            format_number(timeline.makespan),
+            f"{timeline.makespan / first:.3f}" if first else "",
+            format_share(timeline.bubble_rate),
+            format_number(timeline.peak_microbatches),
+        ]
+        if has_bytes:
+            cells.append(format_bytes(timeline.peak_bytes))
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def rank_table(timeline: Timeline) -> Table:
+    """List the stages, the busy and idle time, and the peak memory of every rank."""
+    has_bytes = bool(timeline.peak_bytes)
+    table = _start_table("rank", "stages", "busy", "idle", "bubble", "peak activations")
+    if has_bytes:
+        table.add_column("peak bytes", justify="right")
+    busy, idle, bubble = timeline.busy_seconds, timeline.idle_seconds, timeline.rank_bubble_rates
+    for rank in range(timeline.schedule.num_ranks):
+        cells = [
+            " ".join(map(str, timeline.schedule.placement.stages(rank))),
+            format_number(busy[rank]),
+            format_number(idle[rank]),
+            format_share(bubble[rank]),
+            str(timeline.rank_peak_activations[rank]),
+        ]
+        if has_bytes:
+            cells.append(format_bytes(timeline.rank_peak_bytes[rank]))
+        table.add_row(str(rank), *cells)
+    return table
+
+
+def _start_table(first: str, *others: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column(first)
+    for name in others:
+        table.add_column(name, justify="right")
+    return table

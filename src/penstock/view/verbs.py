@@ -1,0 +1,227 @@
+"""The verbs of `penstock.view`: draw, compare, plot, page, report, write_trace and save.
+
+Each takes a schedule, a timeline, a plan, the name of a family or a file. A family needs `ranks`
+and `microbatches`; `costs` price a schedule, with unit costs by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.costs import Costs
+from penstock.errors import ArgumentError
+from penstock.planner.partition.partition import Partition
+from penstock.planner.plans import Plan
+from penstock.planner.search.findings import Findings
+from penstock.view.drawing import Comparison, Drawing
+from penstock.view.figure import draw as draw_figure
+from penstock.view.figure import draw_comparison
+from penstock.view.figure import save as save_figure
+from penstock.view.html.page import page as html_page
+from penstock.view.plan_report import findings_report, plan_report
+from penstock.view.sources import Source, price_alike, read_source, timeline_of
+from penstock.view.text.findings import findings_view
+from penstock.view.text.partition import balance_table
+from penstock.view.text.timeline import TimelinePicture
+from penstock.view.trace import write_trace as write_trace_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["compare", "draw", "page", "plot", "report", "save", "write_trace"]
+
+Drawable: TypeAlias = Source | Comparison | Partition | Findings
+# What `save` passes on: a timeline, a comparison, or what a report is written of.
+_Saved: TypeAlias = Any
+_SAVED_WIDTH = 120
+
+
+def draw(
+    source: Drawable,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    costs: Costs | None = None,
+    width: int | None = None,
+) -> Drawing:
+    """Draw for the terminal: letters with `print`, colours with `rich.print`.
+
+    Also takes a `Comparison`, a `Partition` and the `Findings` of a search. `width` is in
+    characters; by default the picture is as wide as the terminal.
+
+    >>> draw("1F1B", ranks=2, microbatches=2, width=26)
+    rank 0  F0F1....B0--..B1--
+    rank 1  ..F0B0--F1B1--....
+            |0        |5
+            F Forward
+            B Full backward
+            . Idle
+    """
+    match source:
+        case Partition():
+            return Drawing(balance_table(source), width)
+        case Findings():
+            return Drawing(findings_view(source), width)
+        case Comparison():
+            parts: list[RenderableType] = []
+            for name, timeline in source.timelines.items():
+                parts += [Text(f"{name}:"), TimelinePicture(timeline), Text()]
+            return Drawing(Group(*parts, source), width)
+        case _:
+            timeline = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
+            return Drawing(TimelinePicture(timeline), width)
+
+
+def compare(
+    sources: Mapping[str, Source] | Iterable[Source],
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    costs: Costs | None = None,
+) -> Comparison:
+    """Put schedules and timelines side by side; print the result, or give it to another view.
+
+    Schedules are priced for the same model: a single number in `costs` is for one rank's share.
+    Give a mapping to choose the names.
+
+    >>> compare(["1F1B", "ZBV"], ranks=4, microbatches=8)
+    schedule  makespan  ratio  bubble  peak microbatches
+    1F1B            33  1.000  27.3 %                  4
+    ZBV             24  0.727   0.0 %                  4
+    """
+    found = price_alike(sources, ranks=ranks, microbatches=microbatches, costs=costs)
+    return Comparison(found)
+
+
+def plot(
+    source: Source | Comparison,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    costs: Costs | None = None,
+) -> Figure:
+    """Draw a matplotlib figure to scale, with the peak memory of every rank below.
+
+    The timelines of a `Comparison` go below one another on one time axis.
+    """
+    if isinstance(source, Comparison):
+        return draw_comparison(source.timelines)
+    timeline = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
+    return draw_figure(timeline)
+
+
+def page(
+    source: Source | Comparison,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    costs: Costs | None = None,
+    title: str | None = None,
+) -> str:
+    """Return one self-contained HTML file: timelines to zoom into, and their numbers.
+
+    >>> page("ZBV", ranks=4, microbatches=8)[:15]
+    '<!doctype html>'
+    """
+    if isinstance(source, Comparison):
+        return html_page(source.timelines, title=title)
+    timeline = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
+    return html_page(timeline, title=title)
+
+
+def report(source: Plan | Findings) -> str:
+    """Return a report of a plan, or of a search, in Markdown."""
+    match source:
+        case Plan():
+            return plan_report(source)
+        case Findings():
+            return findings_report(source)
+        case _:
+            raise ArgumentError(
+                f"source must be a Plan or the Findings of a search (got a value of "
+                f"type {type(source).__name__}); for schedules and timelines use page or draw"
+            )
+
+
+def write_trace(
+    source: Source,
+    path: Path | str,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    costs: Costs | None = None,
+) -> None:
+    """Write a trace for Perfetto (ui.perfetto.dev); a name ending in .gz is compressed."""
+    timeline = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
+    write_trace_file(timeline, path)
+
+
+def save(
+    source: Source | Comparison | Findings,
+    path: Path | str,
+    *,
+    ranks: int | None = None,
+    microbatches: int | None = None,
+    costs: Costs | None = None,
+) -> None:
+    """Save a view; the ending of the name selects which.
+
+    .png, .svg and .pdf are figures, .html is a page, .txt a drawing in letters, .md the report of
+    a plan or search, .trace.json (or .trace.json.gz) a trace for Perfetto.
+    """
+    file = Path(path)
+    save_as = _find_writer(file)
+    if isinstance(source, Comparison | Findings) or save_as is _save_report:
+        save_as(source, file)
+    else:
+        found = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
+        save_as(found, file)
+
+
+def _save_figure(source: _Saved, file: Path) -> None:
+    save_figure(plot(source), file)
+
+
+def _save_page(source: _Saved, file: Path) -> None:
+    file.write_text(page(source), encoding="utf-8")
+
+
+def _save_text(source: _Saved, file: Path) -> None:
+    file.write_text(f"{draw(source, width=_SAVED_WIDTH)}\n", encoding="utf-8")
+
+
+def _save_report(source: _Saved, file: Path) -> None:
+    found = read_source(source) if isinstance(source, str | Path) else source
+    file.write_text(report(found), encoding="utf-8")
+
+
+def _save_trace(source: _Saved, file: Path) -> None:
+    write_trace(source, file)
+
+
+# The ending of a name, and the function that writes such a file.
+_WRITERS: dict[str, Callable[[_Saved, Path], None]] = {
+    ".png": _save_figure,
+    ".svg": _save_figure,
+    ".pdf": _save_figure,
+    ".html": _save_page,
+    ".txt": _save_text,
+    ".md": _save_report,
+    ".trace.json": _save_trace,
+    ".trace.json.gz": _save_trace,
+}
+
+
+def _find_writer(file: Path) -> Callable[[_Saved, Path], None]:
+    for ending, writer in _WRITERS.items():
+        if file.name.lower().endswith(ending):
+            return writer
+    raise ArgumentError(
+        f"the name of a view must end in {', '.join(_WRITERS)} (got {file.name!r}); to save data "
+        "use Plan.to_file, Schedule.to_csv or write_timeline"
+    )

@@ -1,0 +1,29 @@
+"""The findings of a search as a table, with the reasons below."""
+
+from io import StringIO
+
+from rich.console import Console
+
+from penstock.view.text.findings import findings_view
+from tests.planner.search.test_findings import make_findings
+
+
+def test_reasons_are_listed_below_the_table() -> None:
+    console = Console(file=StringIO(), width=110)
+    console.print(findings_view(make_findings()))
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "   seconds  bubble     gap  peak bytes  microbatches  placement  layers   "
+        "checkpointed  order",
+        "1     18.5   0.0 %   0.0 %        8000  6 x 4         v          2 2x3 2  "
+        "none          ZBV  ",
+        "2       27  11.1 %  12.5 %        4000  6 x 4         loop       2x5      "
+        "0             1F1B ",
+        "",
+        "1: fastest",
+        "2: slower by 45.9 %: recompute +16.2 %, imbalance +16.2 %, bubble +10.8 %, "
+        "transfer +5.4 %",
+        "proven to be slower, and not solved: 3",
+        "over the limit, whatever the order: 1, such as",
+        "  loop, microbatches of 8, checkpointed none: over the limit by 2,000 bytes on rank 1",
+    ]
