@@ -47,7 +47,7 @@ def test_costs_come_from_a_file_and_options_override_them(tmp_path: Path) -> Non
     assert (costs["forward"], costs["transfer"]) == ([2, 2], 0)
 
 
-def test_files_hold_the_plan_its_schedule_and_a_report(tmp_path: Path) -> None:
+def test_output_folder_has_the_plan_its_schedule_and_a_report(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
     result = run(*SMALL, "--activation-bytes", "1KiB", "-o", folder)
     assert result.exit_code == 2
@@ -63,7 +63,7 @@ def test_files_hold_the_plan_its_schedule_and_a_report(tmp_path: Path) -> None:
     ]
 
 
-def test_limit_that_cannot_be_kept_ends_with_one_line() -> None:
+def test_limit_that_is_too_small_exits_with_one_line() -> None:
     result = run(*SMALL, "--activation-bytes", "100", "--memory", "60", "--placement", "loop")
     assert (result.exit_code, result.output) == (
         2,
@@ -84,16 +84,16 @@ def test_limit_that_cannot_be_kept_ends_with_one_line() -> None:
         ("2mib", 2 * 2**20),
     ],
 )
-def test_limits_have_units(text: str, number: float) -> None:
+def test_memory_limit_may_have_a_unit(text: str, number: float) -> None:
     result = run(*SMALL, "--memory", text, "--json")
     assert json.loads(result.output)["memory"] == [number, number]
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "3 XB", "GiB", "inf", "1e400", "nan"])
-def test_limits_that_are_none_are_refused(text: str) -> None:
+def test_invalid_memory_limit_is_rejected(text: str) -> None:
     result = run(*SMALL, "--memory", text)
     assert result.exit_code == 2
-    assert f"'{text}' is no number of bytes, such as 1e9, 512MiB or 40GiB" in result.output
+    assert f"'{text}' must be a number of bytes, such as 1e9, 512MiB or 40GiB" in result.output
 
 
 def test_search_prints_a_table_and_writes_it(tmp_path: Path) -> None:
@@ -108,20 +108,28 @@ def test_search_prints_a_table_and_writes_it(tmp_path: Path) -> None:
     plan = Plan.from_file(tmp_path / "plan" / "plan.json")
     assert plan.choices is not None
     assert sum(plan.choices.sizes) == 6
-    assert "## What else there was" in (tmp_path / "plan" / "report.md").read_text()
+    assert "## Other plans" in (tmp_path / "plan" / "report.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--search"], "--search takes a file of layers, and the rows of a batch: --batch 64"),
-        (["--batch", "4"], "--batch and --check-after are for --search; say --microbatches"),
+        (
+            ["--search"],
+            "--search needs a file of layers and the rows of a batch; write penstock plan "
+            "layers.toml --search --batch 64",
+        ),
+        (
+            ["--batch", "4"],
+            "--batch and --check-after work with --search only; use --microbatches instead",
+        ),
         (
             ["--search", "--forward", "2"],
-            "--search chooses the placement and reads all costs from the file",
+            "--search chooses the placement and reads all costs from COSTS; leave out --placement "
+            "and the options for costs",
         ),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: list[str], message: str) -> None:
+def test_options_that_exclude_each_other_are_rejected(options: list[str], message: str) -> None:
     result = run(*options)
     assert (result.exit_code, result.output) == (2, f"penstock: {message}\n")

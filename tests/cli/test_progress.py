@@ -1,11 +1,20 @@
-"""What is seen of work that goes on, in a log and in a terminal."""
+"""Progress of long work, in a log and in a terminal."""
 
 import re
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from penstock.cli.progress import show_busy, show_rounds, show_training, sparkline
+from penstock.cli.progress import (
+    show_busy,
+    show_rounds,
+    show_solving,
+    show_training,
+    sparkline,
+)
+from penstock.costs import Costs
+from penstock.planner.planning import plan
 
 pytest.importorskip("torch")
 
@@ -13,7 +22,7 @@ from penstock.tools.demo.task import Task
 from penstock.tools.demo.training import HeldBytes, TrainedStep
 
 
-def test_sparkline_has_a_bar_per_value_or_is_as_wide_as_asked() -> None:
+def test_sparkline_has_a_bar_per_value_up_to_its_width() -> None:
     assert sparkline([1, 2, 3, 4, 5, 6, 7, 8]) == "▁▂▃▄▅▆▇█"
     assert sparkline([3.0, 3.0]) == "▁▁"
     assert [len(sparkline(range(count), width=10)) for count in (1, 9, 10, 11, 99)] == (
@@ -21,7 +30,7 @@ def test_sparkline_has_a_bar_per_value_or_is_as_wide_as_asked() -> None:
     )
 
 
-def test_log_gets_a_line_now_and_then() -> None:
+def test_log_gets_occasional_lines() -> None:
     console = Console(width=80, force_terminal=False)
     task = Task(ranks=2, steps=12)
     with console.capture() as captured, show_training(console, "pipeline", task) as display:
@@ -39,7 +48,7 @@ def test_log_gets_a_line_now_and_then() -> None:
     assert [step.number for step in display.steps] == list(range(1, 13))
 
 
-def test_terminal_gets_figures_that_stay() -> None:
+def test_terminal_shows_the_numbers_of_the_last_step() -> None:
     console = Console(width=80, force_terminal=True, color_system=None)
     task = Task(ranks=1, steps=2)
     with console.capture() as captured, show_training(console, "pipeline", task) as display:
@@ -57,11 +66,27 @@ def test_terminal_gets_figures_that_stay() -> None:
     ]
 
 
-def test_waiting_is_silent_in_a_log() -> None:
+def test_log_stays_empty_while_waiting() -> None:
     console = Console(width=80, force_terminal=False)
     with console.capture() as captured:
         with show_busy(console, "solving"):
             pass
-        with show_rounds(console, 3) as tell:
-            tell(1)
+        with show_rounds(console, 3) as report:
+            report(1)
     assert captured.get() == ""
+
+
+def test_log_stays_empty_while_solving() -> None:
+    console = Console(file=StringIO())
+    with show_solving(console, 1.0) as progress:
+        assert progress is None
+    assert isinstance(console.file, StringIO)
+    assert console.file.getvalue() == ""
+
+
+def test_terminal_shows_the_best_plan_so_far() -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    with show_solving(console, 1.0) as progress:
+        found = plan(Costs(), ranks=2, microbatches=3, seconds=0.2, progress=progress)
+    assert f"{found.timeline.makespan:g}, 0.0% above the bound" in file.getvalue()

@@ -1,4 +1,4 @@
-"""`penstock revise` tells where a prediction was off, and what to do."""
+"""`penstock revise`: prediction beside recording, and the better plan."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def run(folder: Path, truth: Costs, *options: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_predicted_and_real_are_printed_and_a_better_plan_is_written(tmp_path: Path) -> None:
+def test_prediction_and_recording_are_printed_and_a_better_plan_is_written(tmp_path: Path) -> None:
     code, output = run(tmp_path, TRUTH, "--output", str(tmp_path / "better.json"))
     assert code == 0
     assert f"{tmp_path / 'step.json'}\n                predicted  recorded  ratio\n" in output
@@ -32,18 +32,18 @@ def test_predicted_and_real_are_printed_and_a_better_plan_is_written(tmp_path: P
     assert better.timeline.makespan < simulate(make_plan().schedule, TRUTH).makespan
 
 
-def test_a_gain_that_is_too_small_changes_nothing(tmp_path: Path) -> None:
+def test_old_plan_is_kept_if_the_gain_is_too_small(tmp_path: Path) -> None:
     code, output = run(tmp_path, TRUTH, "--least-gain", "1", "-o", str(tmp_path / "same.json"))
     assert code == 0
     assert "keep the old one" in output
     assert Plan.from_file(tmp_path / "same.json").schedule == make_plan().schedule
 
 
-def test_a_file_that_is_no_step_is_refused_by_name(tmp_path: Path) -> None:
+def test_error_names_a_file_that_is_not_a_recorded_step(tmp_path: Path) -> None:
     make_plan().to_file(tmp_path / "plan.json")
     file = str(tmp_path / "plan.json")
     result = CliRunner().invoke(main, ["revise", file, file])
     assert result.exit_code == 2
     assert result.output == (
-        f"penstock: {file}: a timeline is an object with just name, schedule, start, end, bytes\n"
+        f"penstock: {file} must be a recorded timeline or a trace (got a plan)\n"
     )

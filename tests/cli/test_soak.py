@@ -1,4 +1,4 @@
-"""`penstock soak`: what it prints and how it exits. One test starts real processes."""
+"""`penstock soak`: its output and exit codes. One test starts real processes."""
 
 import io
 
@@ -10,33 +10,33 @@ from penstock.cli import main
 
 pytest.importorskip("torch")
 
-from penstock.cli.soak import tell_end
+from penstock.cli.soak import show_summary
 from penstock.tools.soak.soak import SoakProgress, SoakRequest, Summary
 from penstock.tools.verify.reference import GradientError
 
 
-def test_soak_that_finds_nothing_says_so() -> None:
+def test_soak_without_a_failure_exits_with_zero() -> None:
     arguments = ["soak", "--steps", "12", "--ranks", "2", "--no-faults", "--seed", "1"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == (
-        "fine; repeat: penstock soak --seed 1 --ranks 2 --no-faults --steps 12"
+        "passed; repeat: penstock soak --seed 1 --ranks 2 --no-faults --steps 12"
     )
 
 
-def told(summary: Summary) -> list[str]:
+def printed(summary: Summary) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=110, soft_wrap=True, highlight=False)
-    tell_end(console, SoakRequest(seed=9, seconds=60.0), summary)
+    show_summary(console, SoakRequest(seed=9, seconds=60.0), summary)
     return file.getvalue().splitlines()
 
 
 PROGRESS = SoakProgress(12, 60, 30.0, 2, GradientError(1e-15, "dense.weight"), 250 * 2**20)
 
 
-def test_what_went_wrong_is_told_with_the_command_that_repeats_it() -> None:
+def test_failure_is_printed_with_the_command_that_repeats_it() -> None:
     command = "penstock soak --seed 9 --ranks 4 --faults --case 12"
-    lines = told(Summary(PROGRESS, "case 12: [the loss] is off by 1.0e-03", command))
+    lines = printed(Summary(PROGRESS, "case 12: [the loss] is off by 1.0e-03", command))
     assert lines[3].split("│")[1:-1] == [
         "    12 ",
         "    60 ",
@@ -47,20 +47,22 @@ def test_what_went_wrong_is_told_with_the_command_that_repeats_it() -> None:
         " 30 s ",
     ]
     assert lines[-3:] == [
-        "wrong: case 12: [the loss] is off by 1.0e-03",
+        "failed: case 12: [the loss] is off by 1.0e-03",
         "seed: 9",
         f"repeat: {command}",
     ]
 
 
-def test_what_went_well_is_told_with_the_command_that_repeats_it() -> None:
-    assert told(Summary(PROGRESS))[-1] == (
-        "fine; repeat: penstock soak --seed 9 --ranks 4 --faults --minutes 1"
+def test_success_is_printed_with_the_command_that_repeats_it() -> None:
+    assert printed(Summary(PROGRESS))[-1] == (
+        "passed; repeat: penstock soak --seed 9 --ranks 4 --faults --minutes 1"
     )
 
 
 @pytest.mark.parametrize("second", [["--minutes", "1"], ["--case", "3"]])
-def test_length_is_given_in_one_way(second: list[str]) -> None:
+def test_options_for_the_length_exclude_each_other(second: list[str]) -> None:
     result = CliRunner().invoke(main, ["soak", "--steps", "5", *second])
     assert result.exit_code == 2
-    assert result.output == "penstock: give one of --minutes, --steps and --case\n"
+    assert result.output == (
+        "penstock: --minutes, --steps and --case exclude each other; give one of them\n"
+    )

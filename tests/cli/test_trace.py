@@ -1,15 +1,17 @@
-"""`penstock show --trace` and `penstock trace`: what they write, print and refuse."""
+"""`penstock show --trace` and `penstock trace`: output, files and errors."""
 
 import gzip
 import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from click.testing import CliRunner, Result
 
 from penstock.assembly import build
 from penstock.cli import main
 from penstock.costs import Costs
+from penstock.errors import ParseError, PenstockError
 from penstock.files.trace.reading import read_trace
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
@@ -50,7 +52,7 @@ def test_show_writes_a_trace_and_trace_shows_it(tmp_path: Path) -> None:
     assert "\n".join(lines) + "\n" == PICTURE + TABLES
 
 
-def test_show_writes_the_costs_and_the_communication_it_was_asked_for(tmp_path: Path) -> None:
+def test_trace_has_the_requested_costs_and_communication(tmp_path: Path) -> None:
     file = tmp_path / "step.json.gz"
     run("show", "ZBV", "-r", "2", "-m", "4", "--lower", "--forward", "2.5", "--trace", file)
     assert gzip.decompress(file.read_bytes())
@@ -60,7 +62,7 @@ def test_show_writes_the_costs_and_the_communication_it_was_asked_for(tmp_path: 
     np.testing.assert_array_equal(timeline.end, expected.end)
 
 
-def test_trace_writes_what_ran_as_a_schedule_a_page_and_figures(tmp_path: Path) -> None:
+def test_trace_writes_a_schedule_a_page_and_figures(tmp_path: Path) -> None:
     csv, html, svg = (tmp_path / f"step.{suffix}" for suffix in ("csv", "html", "svg"))
     result = run("trace", write(tmp_path), "--csv", csv, "--html", html, "--svg", svg)
     assert (result.exit_code, result.stderr) == (0, f"wrote {csv}\nwrote {html}\nwrote {svg}\n")
@@ -74,7 +76,7 @@ def test_trace_prints_json(tmp_path: Path) -> None:
     assert (found["name"], found["ranks"], found["makespan"]) == ("1F1B", 2, 9.0)
 
 
-def test_profiled_ranks_are_shown_together_and_by_step(tmp_path: Path) -> None:
+def test_profiles_of_all_ranks_are_joined_and_a_step_is_selected(tmp_path: Path) -> None:
     files = []
     for rank in range(2):
         events = [
@@ -86,20 +88,25 @@ def test_profiled_ranks_are_shown_together_and_by_step(tmp_path: Path) -> None:
         files[-1].write_text(json.dumps({"traceEvents": events}))
     result = run("trace", *files, "--step", "0", "--json")
     assert json.loads(result.stdout)["orders"] == [["0F0", "0B0"], ["1F0", "1B0"]]
+    with pytest.raises(PenstockError) as error:
+        read_trace(*files, step=2)
     result = run("trace", *files, "--step", "2")
     assert (result.exit_code, result.stdout, result.stderr) == (
         2,
         "",
-        "penstock: step 2 is not there; the trace holds 2, from 0\n",
+        f"penstock: {error.value}\n",
     )
 
 
-def test_a_file_that_is_no_trace_is_refused_by_name(tmp_path: Path) -> None:
+def test_error_names_a_file_that_is_not_a_trace(tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     file.write_text('{"traceEvents": [{"ph": "X"}')
+    with pytest.raises(ParseError) as error:
+        read_trace(file)
     result = run("trace", file)
     assert (result.exit_code, result.stdout, result.stderr) == (
         2,
         "",
-        f"penstock: {file}: not readable as JSON after event 0: expected , or ] (got the end)\n",
+        f"penstock: {error.value}\n",
     )
+    assert str(file) in str(error.value)

@@ -1,4 +1,4 @@
-"""`penstock verify`: families pass, wrong things are found. One test starts real processes."""
+"""`penstock verify`: families pass, errors are found. One test starts real processes."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from penstock.schedules.registry import FAMILIES
 
 pytest.importorskip("torch")
 
-# Models as a user would write them; each function is one that the tests ask for.
+# Models as a user would write them; the tests name the functions.
 MODELS = """
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ def make(num_stages, last=None, loss=nn.MSELoss()):
         stages[-1].append(last)
     return stages, (torch.randn(8, 4),), torch.randn(8, 4), loss
 
-def fine(num_stages):
+def valid(num_stages):
     return make(num_stages)
 
 class Detach(nn.Module):
@@ -110,7 +110,7 @@ SIZE = ("--ranks", "2", "--microbatches", "4")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A working folder with a module of models in it."""
+    """Change to a folder that contains a module of models."""
     (tmp_path / "river_models.py").write_text(MODELS)
     before = sys.path.copy()
     with chdir(tmp_path):
@@ -125,8 +125,8 @@ def run(*arguments: str | Path) -> Result:
     )
 
 
-def verdicts(result: Result) -> dict[str, bool]:
-    """Whether each of the checks holds, from JSON."""
+def results_of(result: Result) -> dict[str, bool]:
+    """Return for every check of a JSON output whether it passed."""
     assert result.stderr == ""
     answer = json.loads(result.stdout)
     found = {check["name"]: check["is_fine"] for check in answer["checks"]}
@@ -134,22 +134,22 @@ def verdicts(result: Result) -> dict[str, bool]:
     return found
 
 
-def wrong(result: Result) -> list[str]:
-    return [name for name, is_fine in verdicts(result).items() if not is_fine]
+def failed(result: Result) -> list[str]:
+    return [name for name, is_fine in results_of(result).items() if not is_fine]
 
 
-def test_prints_a_line_per_check() -> None:
+def test_output_has_a_line_per_check() -> None:
     result = run("ZBV", *SIZE)
     lines = [line.split() for line in result.output.splitlines()]
     assert result.exit_code == 0
     assert lines[0][:3] == ["ZBV", "with", "mlp:"]
     assert [line[:2] for line in lines[2:]] == [
-        ["gradients", "fine"],
+        ["gradients", "ok"],
         ["stages", "reached"],
-        ["loss", "fine"],
+        ["loss", "ok"],
         ["peak", "activations"],
         ["left", "for"],
-        ["order", "fine"],
+        ["order", "ok"],
     ]
     assert "48 actions as planned" in result.output
 
@@ -158,48 +158,48 @@ def test_prints_a_line_per_check() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_passes_with_an_uneven_batch(family: str, model: str) -> None:
     result = run(family, "-r", "2", "-m", "3", "--model", model, "--rows", "7", "--json")
-    assert wrong(result) == []
+    assert failed(result) == []
 
 
 @pytest.mark.parametrize("family", ["1F1B", "ZB-H2", "InterleavedZeroBubble", "V-Min", "DualPipe"])
 def test_more_ranks_and_fewer_rows_than_microbatches_pass(family: str) -> None:
-    assert wrong(run(family, "-r", "4", "-m", "6", "--json")) == []
-    assert wrong(run(family, "-r", "2", "-m", "6", "--rows", "4", "--json")) == []
+    assert failed(run(family, "-r", "4", "-m", "6", "--json")) == []
+    assert failed(run(family, "-r", "2", "-m", "6", "--rows", "4", "--json")) == []
 
 
 def test_more_stages_per_rank_pass() -> None:
     result = run("Interleaved1F1B", *SIZE, "--stages-per-rank", "3", "--json")
-    assert wrong(result) == []
+    assert failed(result) == []
     assert "6 stages" in json.loads(result.stdout)["schedule"]
 
 
-def test_file_passes_with_a_model_of_the_user(folder: Path) -> None:
+def test_csv_file_passes_with_a_model_of_the_user(folder: Path) -> None:
     (folder / "mine.csv").write_text("0F0,0F1,0I0,0I1,0W1,0W0\n1F0,1B0,1F1,1I1,1W1\n")
-    assert wrong(run("mine.csv", "--model", "river_models:fine", "--json")) == []
+    assert failed(run("mine.csv", "--model", "river_models:valid", "--json")) == []
 
 
-def test_skips_pass(folder: Path) -> None:
+def test_schedule_with_skips_passes(folder: Path) -> None:
     (folder / "skip.csv").write_text(
         "# dataflow: 0>1 0>2 1>2 | parts: 0 1 2\n0F0,0B0\n1F0,1B0\n2F0,2B0\n"
     )
     (folder / "river_models.py").write_text(
         "import torch\nfrom torch import nn\n"
         "class Join(nn.Bilinear):\n    pass\n"
-        "def fine(num_stages):\n"
+        "def valid(num_stages):\n"
         "    stages = [nn.Linear(4, 4), nn.Linear(4, 4), Join(4, 4, 4)]\n"
         "    return stages, (torch.randn(4, 4),), torch.randn(4, 4), nn.MSELoss()\n"
     )
-    assert wrong(run("skip.csv", "--model", "river_models:fine", "--json")) == []
+    assert failed(run("skip.csv", "--model", "river_models:valid", "--json")) == []
 
 
-def test_processes_pass() -> None:
+def test_one_process_per_rank_passes() -> None:
     result = run("ZBV", *SIZE, "--model", "gpt", "--rows", "7", "--processes", "--json")
-    assert wrong(result) == []
+    assert failed(result) == []
 
 
 @pytest.mark.usefixtures("folder")
-def test_loss_added_in_a_stage_counts() -> None:
-    assert wrong(run("ZBV", *SIZE, "--model", "river_models:adds_a_loss", "--json")) == []
+def test_loss_added_in_a_stage_is_included() -> None:
+    assert failed(run("ZBV", *SIZE, "--model", "river_models:adds_a_loss", "--json")) == []
 
 
 @pytest.mark.usefixtures("folder")
@@ -213,12 +213,12 @@ def test_loss_added_in_a_stage_counts() -> None:
         ("takes_roots", ["gradients", "loss"]),
     ],
 )
-def test_wrong_model_ends_with_one(model: str, expected: list[str]) -> None:
+def test_model_that_cannot_be_split_exits_with_one(model: str, expected: list[str]) -> None:
     result = run("1F1B", *SIZE, "--model", f"river_models:{model}", "--json")
-    assert (result.exit_code, wrong(result)) == (1, expected)
+    assert (result.exit_code, failed(result)) == (1, expected)
 
 
-def test_weights_that_i_finishes_are_named(folder: Path) -> None:
+def test_weights_finished_by_i_are_named(folder: Path) -> None:
     (folder / "river_models.py").write_text(
         "import torch\nfrom torch import nn\n"
         "class Cell(nn.GRUCell):\n    pass\n"
@@ -228,22 +228,22 @@ def test_weights_that_i_finishes_are_named(folder: Path) -> None:
     )
     with pytest.warns(UserWarning, match="cannot be split"):
         result = run("ZB-H1", *SIZE, "--model", "river_models:cells", "--json")
-    assert (result.exit_code, wrong(result)) == (1, ["left for W"])
+    assert (result.exit_code, failed(result)) == (1, ["left for W"])
     named = "0 of 4 weights (I finished 0.weight_ih, 0.weight_hh, 1.weight_ih ...)"
     assert named in [check["found"] for check in json.loads(result.stdout)["checks"]]
 
 
 @pytest.mark.usefixtures("folder")
-def test_tells_which_parameter_and_stage_are_wrong() -> None:
+def test_failed_parameter_and_stage_are_named() -> None:
     lines = run("1F1B", *SIZE, "--model", "river_models:detaches").output.splitlines()
     cells = [re.split(r" {2,}", line.strip()) for line in lines]
-    assert ["stages reached", "WRONG", "no gradient in stage 0", "all"] in cells
+    assert ["stages reached", "FAILED", "no gradient in stage 0", "all"] in cells
     lines = run("1F1B", *SIZE, "--model", "river_models:remembers").output.splitlines()
-    assert re.search(r"gradients +WRONG +off by .* \(0.\w+ of stage [01]\)", "\n".join(lines))
+    assert re.search(r"gradients +FAILED +off by .* \(0.\w+ of stage [01]\)", "\n".join(lines))
 
 
-def test_tolerance_is_what_may_be_off() -> None:
-    assert wrong(run("ZBV", *SIZE, "--tolerance", "0", "--json")) != []
+def test_tolerance_limits_the_error() -> None:
+    assert failed(run("ZBV", *SIZE, "--tolerance", "0", "--json")) != []
 
 
 @pytest.mark.usefixtures("folder")
@@ -262,7 +262,7 @@ def test_tolerance_is_what_may_be_off() -> None:
         ("absent", "river_models has no function 'absent'"),
     ],
 )
-def test_model_that_breaks_its_contract_ends_with_two(model: str, message: str) -> None:
+def test_function_with_a_wrong_result_exits_with_two(model: str, message: str) -> None:
     result = run("1F1B", *SIZE, "--model", f"river_models:{model}")
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
@@ -273,28 +273,26 @@ def test_model_that_breaks_its_contract_ends_with_two(model: str, message: str) 
     ("arguments", "message"),
     [
         (("--model", "rnn"), "not a model: 'rnn'; use mlp, gpt, or module:function for your own"),
-        (("--model", "no_such_module:fine"), "cannot import 'no_such_module'"),
-        (("--model", "river_models:fine", "--rows", "3"), "brings its own batch"),
+        (("--model", "no_such_module:valid"), "cannot import 'no_such_module'"),
+        (("--model", "river_models:valid", "--rows", "3"), "brings its own batch"),
     ],
 )
-def test_model_that_cannot_be_found_ends_with_two(
-    arguments: tuple[str, ...], message: str
-) -> None:
+def test_unknown_model_exits_with_two(arguments: tuple[str, ...], message: str) -> None:
     result = run("1F1B", *SIZE, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
 
 
 @pytest.mark.usefixtures("folder")
-def test_stage_that_raises_ends_with_two_and_tells_where() -> None:
+def test_stage_that_raises_exits_with_two_and_its_location() -> None:
     result = run("1F1B", *SIZE, "--model", "river_models:fails")
     assert (result.exit_code, result.stdout) == (2, "")
     assert 'raise RuntimeError("the wheel is stuck")' in result.stderr
     assert "rank 1, stage 1, microbatch 0, 1F0: RuntimeError: the wheel is stuck" in result.stderr
 
 
-def test_broken_schedule_is_refused_before_it_runs(folder: Path) -> None:
+def test_invalid_schedule_is_rejected_before_it_runs(folder: Path) -> None:
     (folder / "stuck.csv").write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
     result = run("stuck.csv")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert "stuck.csv is refused: rank 0, position 1, 0B0" in result.stderr
+    assert "stuck.csv is not a valid schedule: rank 0, position 1, 0B0" in result.stderr

@@ -1,4 +1,4 @@
-"""The command line: `penstock` and `python -m penstock`."""
+"""The command line: `penstock`, also as `python -m penstock`."""
 
 from penstock.cli.commands import main
 

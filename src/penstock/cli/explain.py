@@ -1,4 +1,4 @@
-"""`penstock explain` for flight records: what the ranks of a run were doing when it ended."""
+"""`penstock explain`: why a step takes its time, or why a run did not finish."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,48 +6,90 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from penstock.cli import reports
+from penstock.cli import inputs, options, reports
+from penstock.costs import Costs
+from penstock.errors import ArgumentError
 from penstock.files.flight.timeline import RecordedStep, last_recorded_step
 from penstock.files.flight.waits import Flight, read_flights
-from penstock.view.flight_report import flight_view, step_title
-from penstock.view.page.html import page
+from penstock.sim.explain import explain
+from penstock.view import Comparison, draw
+from penstock.view.text.flight import flight_view, step_title
 
-__all__ = ["explain_flights", "names_flights"]
+__all__ = ["explain_command"]
 
-# Beyond this a picture of one line per rank is no longer seen as one.
-_MOST_LANES = 64
+# With more lanes, a picture in the terminal is too tall to be useful.
+_MAX_LANES = 64
 
 
-def names_flights(sources: Sequence[str]) -> bool:
-    """Whether what a command was given are flight records rather than a schedule."""
+@click.command("explain")
+@click.argument("sources", metavar="SCHEDULE|RECORDS...", nargs=-1, required=True)
+@options.with_size
+@options.with_costs
+@options.LOWER
+@options.HTML
+@options.JSON
+def explain_command(
+    sources: tuple[str, ...],
+    size: options.Size,
+    costs: Costs | None,
+    lowered: bool,
+    html_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Say why a step takes as long as it does, or why a run did not finish.
+
+    For a schedule: critical path, idle gaps, and which lower cost would help. For the flight
+    records of a run, given as their folder or as some of its files: what every rank was doing,
+    which rank it was waiting for, and the last step as far as it got.
+
+    \b
+    Examples:
+      penstock explain 1F1B -r 4 -m 8 --transfer 0.5
+      penstock explain mine.csv --costs costs.toml
+      penstock explain /tmp/penstock-flight-x1 --html last-step.html
+    """
+    if _are_flight_records(sources):
+        _explain_flights(reports.make_console(), sources, html_file, as_json=as_json)
+        return
+    if len(sources) > 1:
+        raise ArgumentError(f"explain takes one schedule (got {', '.join(sources)})")
+    loaded = inputs.load_checked(sources[0], size, lowered=lowered)
+    found = explain(loaded.schedule, loaded.choose_costs(costs))
+    reports.write_views(found.timeline, html_file, ())
+    if as_json:
+        click.echo(reports.to_json(reports.explanation(found)))
+    else:
+        reports.make_console().print(reports.explanation_view(found))
+
+
+def _are_flight_records(sources: Sequence[str]) -> bool:
     return Path(sources[0]).is_dir() or sources[0].endswith(".flight")
 
 
-def explain_flights(
+def _explain_flights(
     console: Console, sources: Sequence[str], html_file: Path | None, *, as_json: bool
 ) -> None:
-    """Say where every rank was, who held up whom, and draw the last step as far as it got."""
+    """Describe the ranks and the cause, and draw the last step as far as it got."""
     flight = read_flights(sources)
     step = last_recorded_step(flight)
-    if html_file is not None and step is not None:
-        html_file.write_text(page({step_title(step): step.timeline}), encoding="utf-8")
-        click.echo(f"wrote {html_file}", err=True)
+    if step is not None:
+        reports.write_views(Comparison({step_title(step): step.timeline}), html_file, ())
     if as_json:
         click.echo(reports.to_json(_values(flight, step)))
         return
     console.print(flight_view(flight))
     if step is None:
-        console.print("\nno rank has computed anything that the records still tell of")
+        console.print("\nthe records contain no compute action")
         return
     console.print(f"\n{step_title(step)}", markup=False)
-    if flight.num_ranks <= _MOST_LANES:
-        console.print(reports.picture(console, step.timeline))
+    if flight.num_ranks <= _MAX_LANES:
+        console.print(draw(step.timeline))
     else:
-        console.print(f"(a picture of {flight.num_ranks} ranks is for --html FILE)")
+        console.print(f"(too many ranks to draw here: {flight.num_ranks}; use --html FILE)")
 
 
 def _values(flight: Flight, step: RecordedStep | None) -> dict[str, object]:
-    """What the records say as plain values."""
+    """Return the content of flight records as plain values."""
     return {
         "schedule": flight.schedule,
         "ranks": flight.num_ranks,

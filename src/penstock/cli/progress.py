@@ -1,10 +1,11 @@
-"""Work as it goes on: live figures in a terminal, a line now and then in a log."""
+"""Progress of long work: live numbers in a terminal, occasional lines in a log."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,22 +14,23 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.view.units import format_bytes, format_share
+from penstock.planner.order.solver import Progress as SolverProgress
+from penstock.view.units import format_bytes, format_number, format_share
 
 if TYPE_CHECKING:
     from penstock.tools.demo.task import Task
     from penstock.tools.demo.training import TrainedStep, TrainingReport
 
-__all__ = ["Display", "show_busy", "show_rounds", "show_training", "sparkline"]
+__all__ = ["Display", "show_busy", "show_rounds", "show_solving", "show_training", "sparkline"]
 
-# In a log, so many lines per training.
+# The number of lines per training in a log.
 _LOG_LINES = 6
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARKLINE_WIDTH = 40
 
 
 def sparkline(values: Sequence[float], *, width: int = _SPARKLINE_WIDTH) -> str:
-    """Numbers as a line of bars, the lowest to the highest; means, where there are too many.
+    """Draw numbers as a line of bars; if there are too many, their means.
 
     >>> sparkline([8, 4, 2, 1], width=4)
     '█▄▂▁'
@@ -41,7 +43,7 @@ def sparkline(values: Sequence[float], *, width: int = _SPARKLINE_WIDTH) -> str:
 
 @dataclass(slots=True)
 class Display:
-    """Takes all that is heard of a training, keeps it, and shows it by `draw`."""
+    """The state of a training so far, shown by `draw` after every change."""
 
     task: Task
     draw: Callable[[Display], None]
@@ -49,7 +51,7 @@ class Display:
     held: dict[int, float] = field(default_factory=dict)
 
     def show(self, news: TrainingReport) -> None:
-        """Take one more step, or what a rank holds."""
+        """Add a step, or the memory of a rank."""
         from penstock.tools.demo.training import HeldBytes
 
         if isinstance(news, HeldBytes):
@@ -60,12 +62,12 @@ class Display:
 
     @property
     def speed(self) -> str:
-        """How many tokens a second the last step saw."""
+        """The tokens per second of the last step."""
         return f"{self.task.tokens_per_step / self.steps[-1].seconds:,.0f} tokens/s"
 
     @property
     def memory(self) -> str:
-        """What every rank that has told holds at most."""
+        """The peak memory of every rank that has reported it."""
         ranks = sorted(self.held.items())
         return ", ".join(f"rank {rank} {format_bytes(held)}" for rank, held in ranks)
 
@@ -98,7 +100,7 @@ def _make_progress(console: Console) -> Progress:
 
 
 def _figures(display: Display) -> RenderableType:
-    """The figures of the last step, below one another."""
+    """Return the numbers of the last step, one below the other."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(justify="right", width=8)
     table.add_column()
@@ -131,7 +133,7 @@ def _line_drawer(console: Console, name: str) -> Callable[[Display], None]:
 
 @contextmanager
 def show_busy(console: Console, text: str) -> Iterator[None]:
-    """Say what is being waited for, in a terminal."""
+    """Show in a terminal what is running."""
     if not console.is_terminal:
         yield
         return
@@ -141,10 +143,44 @@ def show_busy(console: Console, text: str) -> Iterator[None]:
 
 @contextmanager
 def show_rounds(console: Console, rounds: int) -> Iterator[Callable[[int], None]]:
-    """Show how many rounds are done, in a terminal."""
+    """Show in a terminal how many rounds are done."""
     if not console.is_terminal:
         yield lambda _done: None
         return
     with _make_progress(console) as progress:
-        task = progress.add_task("rounds", total=rounds)
-        yield lambda done: progress.update(task, completed=done)
+        bar = progress.add_task("rounds", total=rounds)
+        yield lambda done: progress.update(bar, completed=done)
+
+
+@contextmanager
+def show_solving(
+    console: Console, seconds: float
+) -> Iterator[Callable[[SolverProgress], None] | None]:
+    """Yield a callback for `plan` and `search` that shows the time used and the best plan so far.
+
+    Outside a terminal nothing is shown.
+    """
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("solving"),
+        BarColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("solving", total=seconds, numbers="starting")
+        begin = perf_counter()
+
+        def show(found: SolverProgress) -> None:
+            completed = perf_counter() - begin
+            progress.update(bar, completed=completed, numbers=_describe_solver(found))
+
+        yield show
+
+
+def _describe_solver(progress: SolverProgress) -> str:
+    best, bound = progress.makespan, progress.lower_bound
+    gap = best / bound - 1 if bound else 0.0
+    return f"{progress.trying}: {format_number(best)}, {gap:.1%} above the bound"

@@ -1,4 +1,4 @@
-"""What the commands print: JSON values, and tables for people."""
+"""The output of the commands: JSON values, tables, and files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,42 +19,43 @@ from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
 from penstock.sim.explain import Explanation
 from penstock.sim.timeline import Timeline
-from penstock.view import figure
-from penstock.view.terminal import plain_timeline_view, timeline_view
+from penstock.view import Comparison, page, save
 from penstock.view.units import format_number, format_share
 
 if TYPE_CHECKING:
     from penstock.tools.verify.verification import Check
 
 __all__ = [
+    "announce",
+    "check_result",
     "describe",
     "explanation",
     "explanation_view",
     "families",
     "family_table",
-    "picture",
+    "make_console",
     "schedule",
     "timeline",
     "title",
     "to_json",
-    "verdict",
     "verification",
     "verification_table",
     "write_figure",
+    "write_views",
 ]
 
-# How many of the longest gaps and of the links of the critical path are shown.
-_MOST_GAPS = 8
-_MOST_LINKS = 24
+# The most gaps, and the most actions of the critical path, that are shown.
+_MAX_GAPS = 8
+_MAX_LINKS = 24
 
 
 def to_json(value: Mapping[str, object]) -> str:
-    """The value as indented JSON."""
+    """Format a value as indented JSON."""
     return json.dumps(value, indent=2)
 
 
 def families() -> dict[str, object]:
-    """Every family with its usual stages per rank, other names and summary."""
+    """Return every family with its default stages per rank, other names and summary."""
     return {
         name: {
             "stages_per_rank": family.stages_per_rank,
@@ -65,7 +67,7 @@ def families() -> dict[str, object]:
 
 
 def family_table(known: Iterable[Family]) -> Table:
-    """The families as a table."""
+    """Return the families as a table."""
     table = Table(box=None, pad_edge=False)
     for title in ("name", "stages per rank", "what it does"):
         table.add_column(title)
@@ -75,7 +77,7 @@ def family_table(known: Iterable[Family]) -> Table:
 
 
 def describe(found: Schedule) -> str:
-    """The sizes of a schedule in one line."""
+    """Return the sizes of a schedule in one line."""
     works = len(found.rows) - int(found.rows.joined.sum())
     return (
         f"{found.num_ranks} ranks, {found.num_stages} stages ({found.placement.style} placement), "
@@ -84,7 +86,7 @@ def describe(found: Schedule) -> str:
 
 
 def schedule(found: Schedule) -> dict[str, object]:
-    """A schedule as plain values."""
+    """Return a schedule as plain values."""
     return {
         "name": found.name,
         "ranks": found.num_ranks,
@@ -96,7 +98,7 @@ def schedule(found: Schedule) -> dict[str, object]:
 
 
 def timeline(found: Timeline) -> dict[str, object]:
-    """The numbers of a timeline as plain values."""
+    """Return the numbers of a timeline as plain values."""
     return {
         "makespan": found.makespan,
         "bubble_rate": found.bubble_rate,
@@ -114,8 +116,8 @@ def timeline(found: Timeline) -> dict[str, object]:
     }
 
 
-def verdict(found: Schedule, problems: Sequence[Problem]) -> dict[str, object]:
-    """The result of a check as plain values."""
+def check_result(found: Schedule, problems: Sequence[Problem]) -> dict[str, object]:
+    """Return the result of a check as plain values."""
     return {
         "schedule": describe(found),
         "is_fine": not problems,
@@ -133,7 +135,7 @@ def verdict(found: Schedule, problems: Sequence[Problem]) -> dict[str, object]:
 
 
 def verification(found: Schedule, model: str, checks: Sequence[Check]) -> dict[str, object]:
-    """The result of a verification as plain values."""
+    """Return the result of a verification as plain values."""
     return {
         "schedule": describe(found),
         "model": model,
@@ -143,18 +145,18 @@ def verification(found: Schedule, model: str, checks: Sequence[Check]) -> dict[s
 
 
 def verification_table(checks: Sequence[Check]) -> Table:
-    """The result of a verification, one line per check."""
+    """Return the result of a verification as a table, one line per check."""
     table = Table(box=None, pad_edge=False)
     for heading in ("check", "", "found", "expected"):
         table.add_column(heading)
     for check in checks:
-        verdict_cell = Text("fine", "green") if check.is_fine else Text("WRONG", "bold red")
-        table.add_row(check.name, verdict_cell, check.found, check.expected)
+        result = Text("ok", "green") if check.is_fine else Text("FAILED", "bold red")
+        table.add_row(check.name, result, check.found, check.expected)
     return table
 
 
 def explanation(found: Explanation) -> dict[str, object]:
-    """An explanation as plain values."""
+    """Return an explanation as plain values."""
     return {
         "makespan": found.timeline.makespan,
         "critical_path": [
@@ -180,7 +182,7 @@ def explanation(found: Explanation) -> dict[str, object]:
 
 
 def explanation_view(found: Explanation) -> RenderableType:
-    """An explanation as text and tables."""
+    """Return an explanation as text and tables."""
     makespan = format_number(found.timeline.makespan)
     rate = format_share(found.timeline.bubble_rate)
     return Group(
@@ -194,15 +196,15 @@ def explanation_view(found: Explanation) -> RenderableType:
         Text(f"waiting for: {_by_cause(found.idle_seconds) or 'nothing'}"),
         _gap_table(found),
         Text(),
-        Text("What a 5 % lower cost would buy", style="bold"),
+        Text("What a 5 % lower cost would save", style="bold"),
         _saving_table(found),
     )
 
 
 def _links(found: Explanation) -> str:
     texts = [str(span.action) for span in found.critical_path]
-    if len(texts) > _MOST_LINKS:
-        half = _MOST_LINKS // 2
+    if len(texts) > _MAX_LINKS:
+        half = _MAX_LINKS // 2
         texts = [*texts[:half], f"… {len(texts) - 2 * half} more …", *texts[-half:]]
     return " > ".join(texts)
 
@@ -216,10 +218,10 @@ def _by_cause(seconds: Mapping[str, float]) -> str:
 def _gap_table(found: Explanation) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("longest gaps")
-    for title in ("from", "to", "idle", "of it transfer"):
+    for title in ("from", "to", "idle", "transfer"):
         table.add_column(title, justify="right")
     table.add_column("because")
-    longest = sorted(found.gaps, key=lambda gap: (-gap.seconds, gap.start))[:_MOST_GAPS]
+    longest = sorted(found.gaps, key=lambda gap: (-gap.seconds, gap.start))[:_MAX_GAPS]
     for gap in longest:
         table.add_row(
             f"rank {gap.rank}",
@@ -242,24 +244,38 @@ def _saving_table(found: Explanation) -> Table:
     return table
 
 
-def picture(console: Console, found: Timeline) -> RenderableType:
-    """A timeline as wide as the console, in colour where the console has enough of them."""
-    is_rich_in_colours = console.color_system not in (None, "standard") and not console.no_color
-    has_colours = console.is_terminal and is_rich_in_colours
-    draw = timeline_view if has_colours else plain_timeline_view
-    return draw(found, width=console.width)
+def make_console() -> Console:
+    """Return the console for pictures and tables."""
+    return Console(soft_wrap=False, highlight=False)
 
 
 def title(console: Console, text: str) -> None:
-    """A line that opens a section."""
+    """Print a line that opens a section."""
     console.print()
     console.rule(f"[bold]{text}", align="left")
 
 
+def announce(path: Path) -> None:
+    """Say on stderr that a file was written."""
+    click.echo(f"wrote {path}", err=True)
+
+
+def write_views(
+    source: Timeline | Comparison, html_file: Path | None, figures: Sequence[Path]
+) -> None:
+    """Write a page and figures, as far as they are asked for, and name each file."""
+    if html_file is not None:
+        html_file.write_text(page(source), encoding="utf-8")
+        announce(html_file)
+    for path in figures:
+        save(source, path)
+        announce(path)
+
+
 def write_figure(console: Console, timelines: Mapping[str, Timeline], path: Path) -> None:
-    """Write a comparison as a figure and say so, or say what is missing for it."""
+    """Write a comparison as a figure, or say that matplotlib is missing."""
     try:
-        figure.save(figure.draw_comparison(timelines), path)
+        save(Comparison(timelines), path)
     except MissingDependencyError as error:
         console.print(f"(no figure: {error})", markup=False)
     else:

@@ -1,4 +1,4 @@
-"""`penstock soak`: thousands of steps over random schedules, with trouble on the way."""
+"""`penstock soak`: thousands of steps of random schedules, with injected faults."""
 
 from __future__ import annotations
 
@@ -13,34 +13,33 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from penstock.cli.torch_side import require_torch
+from penstock.cli import options
+from penstock.cli.inputs import require_torch
 from penstock.errors import ArgumentError
 
 if TYPE_CHECKING:
     from penstock.tools.soak.cases import SoakCase
     from penstock.tools.soak.soak import SoakProgress, SoakRequest, Summary
 
-__all__ = ["soak_command", "tell_end"]
+__all__ = ["show_summary", "soak_command"]
 
 _DEFAULT_MINUTES = 10.0
-# In a log, a line is printed after so many seconds.
+# Time between two lines in a log.
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 @click.command("soak")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="How long. [default: 10]")
-@click.option("--steps", type=click.IntRange(1), help="How many steps, instead of how long.")
-@click.option("--case", type=click.IntRange(0), help="Just this case, as it was drawn before.")
-@click.option(
-    "-r", "--ranks", type=click.IntRange(1), default=4, show_default=True, help="At most so many."
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Which cases are drawn.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Duration. [default: 10]")
+@click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of a duration.")
+@click.option("--case", type=click.IntRange(0), help="Repeat only the case with this number.")
+@options.ranks_option(4, "Maximum number of ranks.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random cases.")
 @click.option(
     "--faults/--no-faults",
     "has_faults",
     default=True,
     show_default=True,
-    help="Let ranks fail, end, be killed, be stopped and lose their link in some of the cases.",
+    help="In some cases, let ranks fail, exit, be killed, be stopped or lose their link.",
 )
 def soak_command(
     minutes: float | None,
@@ -52,13 +51,13 @@ def soak_command(
 ) -> None:
     """Train random schedules under bad conditions, and check every step.
 
-    A case is a schedule (of a family, planned, or in an order that nobody designed), a model with
-    skips, ties and frozen parts, and batches of changing shapes. It runs over links that are slow
-    and deliver out of order, in one process or in one per rank. Every gradient is compared with
-    that of the unsplit model; after every case tensors, threads, open files, processes and memory
-    are counted. After a fault all other ranks must tell, in time, which rank it was.
+    A case is a schedule (of a family, planned, or in a random order), a model with skips, ties and
+    frozen parts, and batches of changing shapes. It runs over links that are slow and deliver out
+    of order, in one process or in one per rank. Every gradient is compared with that of the
+    unsplit model; after every case, tensors, threads, open files, processes and memory are
+    counted. After a fault, all other ranks must name the failed rank in time.
 
-    The first thing that goes wrong ends it with exit code 1 and the command that repeats it.
+    The first failure ends the run with exit code 1 and the command that repeats it.
 
     \b
     Examples:
@@ -70,33 +69,33 @@ def soak_command(
     from penstock.tools.soak.soak import SoakRequest, soak
 
     if [minutes, steps, case].count(None) < 2:
-        raise ArgumentError("give one of --minutes, --steps and --case")
+        raise ArgumentError("--minutes, --steps and --case exclude each other; give one of them")
     if steps is None and case is None:
         minutes = _DEFAULT_MINUTES if minutes is None else minutes
     seconds = None if minutes is None else 60 * minutes
     request = SoakRequest(seed, ranks, has_faults, steps, seconds, case)
     console = Console(soft_wrap=True, highlight=False)
-    with _shown(console, request) as show:
+    with _show_cases(console, request) as show:
         summary = soak(request, show)
-    tell_end(console, request, summary)
+    show_summary(console, request, summary)
     sys.exit(1 if summary.problem else 0)
 
 
-def tell_end(console: Console, request: SoakRequest, summary: Summary) -> None:
-    """Say how far it got, and how to see again what went wrong, if anything did."""
+def show_summary(console: Console, request: SoakRequest, summary: Summary) -> None:
+    """Print the final numbers, and how to repeat a failure."""
     console.print(_table(summary.progress))
     if summary.problem:
-        console.print(f"wrong: {summary.problem}", markup=False)
+        console.print(f"failed: {summary.problem}", markup=False)
         console.print(f"seed: {request.seed}\nrepeat: {summary.command}")
     else:
-        console.print(f"fine; repeat: {request.command}")
+        console.print(f"passed; repeat: {request.command}")
 
 
 @contextmanager
-def _shown(
+def _show_cases(
     console: Console, request: SoakRequest
 ) -> Iterator[Callable[[SoakCase, SoakProgress], None]]:
-    """Shows every case: as a table that changes in a terminal, as a line now and then in a log."""
+    """Yield a function that shows a case: in a live table, or as occasional lines in a log."""
     if not console.is_terminal:
         yield _line_printer(console)
         return

@@ -1,4 +1,4 @@
-"""The demo as a user starts it: some of these tests start the real thing, in processes."""
+"""The demo as a user starts it; some tests run all of it in processes."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from tests.browser import Opener, open_browser
 pytest.importorskip("torch")
 
 LIMIT_SECONDS = 600
-SECTIONS = ["Measure", "Plan", "Train", "Exact", "Compare", "See", "Summary", "Three things"]
+SECTIONS = ["Measure", "Plan", "Train", "Verify", "Compare", "See", "Summary", "Three things"]
 
 
 def command(output: Path, *arguments: str) -> list[str]:
@@ -29,23 +29,23 @@ def command(output: Path, *arguments: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo that has run: what it said and where its files are."""
+    """The output and the files of a demo run."""
 
     output: Path
     returncode: int
-    said: str
-    complained: str
+    stdout: str
+    stderr: str
 
     @property
     def suggestions(self) -> list[list[str]]:
-        """The commands that it suggests, without the program's name."""
-        after = self.said.partition("Three things to try")[2].splitlines()[1:]
+        """The suggested commands, without the name of the program."""
+        after = self.stdout.partition("Three things to try")[2].splitlines()[1:]
         return [shlex.split(line, comments=True)[1:] for line in after if line.strip()]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The whole demo, once, with few steps."""
+    """Run the whole demo once, with few steps."""
     output = tmp_path_factory.mktemp("demo")
     ran = subprocess.run(
         command(output, "--steps", "2", "--device", "cpu"),
@@ -57,31 +57,31 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     return Demo(output, ran.returncode, ran.stdout, ran.stderr)
 
 
-def test_demo_shows_everything_in_order(demo: Demo) -> None:
-    assert (demo.returncode, demo.complained) == (0, "")
-    titles = re.findall(r"^(\S[^─\n]*?) ─+$", demo.said, re.MULTILINE)
+def test_demo_prints_every_section_in_order(demo: Demo) -> None:
+    assert (demo.returncode, demo.stderr) == (0, "")
+    titles = re.findall(r"^(\S[^─\n]*?) ─+$", demo.stdout, re.MULTILINE)
     assert [title.startswith(name) for title, name in zip(titles, SECTIONS, strict=True)] == (
         [True] * len(SECTIONS)
     )
 
 
-def test_losses_are_those_of_the_unsplit_model(demo: Demo) -> None:
-    (difference,) = re.findall(r"largest difference in 2 steps: (\S+)", demo.said)
+def test_losses_equal_those_of_the_unsplit_model(demo: Demo) -> None:
+    (difference,) = re.findall(r"largest difference in 2 steps: (\S+)", demo.stdout)
     assert float(difference) < 1e-5
-    curves = re.findall(r"^ *(?:pipeline|unsplit) step (\d)/2: loss (\S+),", demo.said, re.M)
+    curves = re.findall(r"^ *(?:pipeline|unsplit) step (\d)/2: loss (\S+),", demo.stdout, re.M)
     assert curves[:2] == curves[2:]
     assert len(curves) == 4
 
 
-def test_memory_that_is_counted_is_what_was_predicted(demo: Demo) -> None:
-    table = demo.said.partition("peak of a rank")[2]
+def test_measured_memory_matches_the_prediction(demo: Demo) -> None:
+    table = demo.stdout.partition("peak of a rank")[2]
     rows = re.findall(r"^(the plan|1F1B|GPipe) +(\S+) MiB +(\S+) MiB", table, re.MULTILINE)
     assert [name for name, _, _ in rows] == ["the plan", "1F1B", "GPipe"]
     for _, counted, predicted in rows:
         assert float(counted) == pytest.approx(float(predicted), rel=0.1)
 
 
-def test_files_are_there_and_the_recorded_step_reads_back(demo: Demo) -> None:
+def test_output_folder_has_all_files_and_the_recorded_step_is_readable(demo: Demo) -> None:
     names = sorted(file.name for file in demo.output.iterdir())
     assert names == ["costs.toml", "plan.json", "recorded.json", "report.html"]
     recorded = read_timeline(demo.output / "recorded.json")
@@ -113,7 +113,7 @@ def test_suggested_commands_work(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_another_schedule_and_more_ranks_are_trained_exactly(tmp_path: Path) -> None:
+def test_another_schedule_on_more_ranks_trains_exactly(tmp_path: Path) -> None:
     arguments = ("--ranks", "4", "--schedule", "ZBV", "--steps", "2", "--device", "cpu")
     ran = subprocess.run(
         command(tmp_path, *arguments),
@@ -123,8 +123,8 @@ def test_another_schedule_and_more_ranks_are_trained_exactly(tmp_path: Path) -> 
         timeout=LIMIT_SECONDS,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "Train: ZBV over 4 processes" in ran.stdout
-    assert "Compare: ZBV against the plan against 1F1B against GPipe" in ran.stdout
+    assert "Train: ZBV in 4 processes" in ran.stdout
+    assert "Compare: ZBV and the plan and 1F1B and GPipe" in ran.stdout
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_another_schedule_and_more_ranks_are_trained_exactly(tmp_path: Path) -> 
         (("--schedule", "ForwardOnly"), "the schedule must have backwards (got ForwardOnly)"),
     ],
 )
-def test_wrong_wish_is_refused_before_any_work(
+def test_wrong_arguments_are_rejected_before_any_work(
     tmp_path: Path, arguments: Sequence[str], message: str
 ) -> None:
     output = tmp_path / "new"
@@ -150,7 +150,7 @@ def test_wrong_wish_is_refused_before_any_work(
 @pytest.mark.parametrize(
     "moment", ["Measure", pytest.param("pipeline memory", marks=pytest.mark.slow)]
 )
-def test_interrupt_leaves_no_process(tmp_path: Path, moment: str) -> None:
+def test_interrupt_leaves_no_process_behind(tmp_path: Path, moment: str) -> None:
     with subprocess.Popen(
         command(tmp_path, "--device", "cpu"),
         stdout=subprocess.PIPE,
@@ -162,9 +162,9 @@ def test_interrupt_leaves_no_process(tmp_path: Path, moment: str) -> None:
         for line in process.stdout:
             if line.startswith(moment):
                 break
-        # As a terminal does: to all of them.
+        # A terminal sends the signal to all processes of the group.
         os.killpg(process.pid, signal.SIGINT)
-        # Every process of it holds the pipe, which ends when the last of them does.
+        # All processes hold the pipe open, so it closes when the last one exits.
         process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 1
 
@@ -186,7 +186,7 @@ main(sys.argv[1:])
 @pytest.mark.parametrize(
     ("arguments", "code"), [(("demo", "--output", "{}"), 0), (("verify", "1F1B"), 2)]
 )
-def test_without_torch_the_way_to_get_it_is_told(
+def test_error_without_torch_says_how_to_install_it(
     tmp_path: Path, arguments: tuple[str, ...], code: int
 ) -> None:
     given = [argument.format(tmp_path) for argument in arguments]
@@ -195,7 +195,8 @@ def test_without_torch_the_way_to_get_it_is_told(
     )
     assert result.returncode == code
     assert (
-        "running needs torch; run pip install 'penstock[torch]'" in result.stdout + result.stderr
+        "this command needs torch; run pip install 'penstock[torch]'"
+        in result.stdout + result.stderr
     )
     for suggested in Demo(tmp_path, code, result.stdout, result.stderr).suggestions:
         assert CliRunner().invoke(main, suggested).exit_code == 0

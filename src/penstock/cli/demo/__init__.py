@@ -1,1 +1,1 @@
-"""`penstock demo`."""
+"""`penstock demo`, part by part."""

@@ -1,4 +1,4 @@
-"""The part of the demo that compares: the plan with known schedules, predicted with measured."""
+"""The comparison of the demo: the plan with known schedules, predicted and measured."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from penstock.tools.demo.comparison import Result
     from penstock.tools.demo.task import Task
 
-__all__ = ["compare_and_show", "describe_race"]
+__all__ = ["compare_and_show", "describe_times"]
 
-_MOST_ROUNDS = 12
+_MAX_ROUNDS = 12
 
 
 def compare_and_show(
     console: Console, task: Task, candidates: Sequence[DemoCandidate], *, memory: float
 ) -> list[Result]:
-    """Run steps of the candidates in turns, and show them beside what was predicted."""
+    """Run steps of the candidates in turn, and show them beside the prediction."""
     from penstock.tools.demo.comparison import compare_candidates
 
-    rounds = min(_MOST_ROUNDS, task.steps)
-    title(console, f"Compare: {' against '.join(candidate.name for candidate in candidates)}")
-    with show_rounds(console, rounds) as tell:
-        results = compare_candidates(task, candidates, rounds=rounds, on_round=tell)
+    rounds = min(_MAX_ROUNDS, task.steps)
+    title(console, f"Compare: {' and '.join(candidate.name for candidate in candidates)}")
+    with show_rounds(console, rounds) as report:
+        results = compare_candidates(task, candidates, rounds=rounds, on_round=report)
     console.print(_time_table(results))
     console.print()
     console.print(_memory_table(results, memory))
     console.print(
-        f"medians of {rounds} steps of each, which took turns; predicted from the measured pieces"
+        f"medians of {rounds} steps each, run in turn; predicted from the measured pieces"
     )
-    console.print(describe_race(results))
+    console.print(describe_times(results))
     if task.device == "cpu" and task.ranks >= (cpu_count() or 1):
         console.print(
-            f"({task.ranks} ranks have {cpu_count()} processor cores, and share them with all "
-            "else that runs here)"
+            f"({task.ranks} ranks share {cpu_count()} processor cores with everything else that "
+            "runs here)"
         )
     return results
 
@@ -85,14 +85,14 @@ def _memory_table(results: Sequence[Result], limit: float) -> Table:
     return table
 
 
-def describe_race(results: Sequence[Result]) -> str:
-    """Who was fastest, where that is clear, and how the others compare with the first."""
+def describe_times(results: Sequence[Result]) -> str:
+    """Name the fastest schedule, if it is clear, and compare the others with the first."""
     first, *others = results
     fastest = min(results, key=lambda result: result.typical)
     second = min(result.typical for result in results if result is not fastest)
     variation = max(result.spread for result in results)
-    verdict = f"{fastest.candidate.name} was fastest"
+    winner = f"{fastest.candidate.name} was fastest"
     if second / fastest.typical - 1 <= variation:
-        verdict = f"no clear winner, for steps of one schedule vary by up to {variation:.0%}"
+        winner = f"no clear winner, since steps of one schedule vary by up to {variation:.0%}"
     ratios = ", ".join(f"{r.candidate.name} {r.typical / first.typical:.2f}" for r in others)
-    return f"{verdict}; times as long as {first.candidate.name}: {ratios}"
+    return f"{winner}; relative to {first.candidate.name}: {ratios}"

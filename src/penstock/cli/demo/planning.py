@@ -1,4 +1,4 @@
-"""The part of the demo that comes before training: what the model costs, and the best order."""
+"""The planning of the demo: measure the model, and find the best order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from penstock.tools.demo.candidates import DemoCandidate, PlannedCandidate
     from penstock.tools.demo.task import Task
 
-__all__ = ["Prospects", "look_ahead"]
+__all__ = ["Preparation", "prepare"]
 
-_RIVALS = ("1F1B", "GPipe")
+_BASELINES = ("1F1B", "GPipe")
 _SECONDS_PER_PLAN = 2.0
-# Measured bytes are a few per cent off.
-_ROOM = 0.05
+# A margin, since measured bytes are a few per cent off.
+_MARGIN = 0.05
 _KINDS = {
     "F": "forward",
     "I": "backward_input",
@@ -35,17 +35,17 @@ _KEPT = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 
 
 @dataclass(frozen=True)
-class Prospects:
-    """Costs of the pieces, the plan, the bytes per rank that it keeps to, and its rivals."""
+class Preparation:
+    """The costs of the pieces, the plan, its memory limit per rank, and the baselines."""
 
     costs: Costs
     planned: PlannedCandidate
     memory: float
-    rivals: tuple[DemoCandidate, ...]
+    baselines: tuple[DemoCandidate, ...]
 
 
-def look_ahead(console: Console, task: Task) -> Prospects:
-    """Measure the model, choose a limit, and plan for it."""
+def prepare(console: Console, task: Task) -> Preparation:
+    """Measure the model, choose a memory limit, and plan for it."""
     costs = _measure(console, task)
     return _plan(console, task, costs)
 
@@ -54,22 +54,22 @@ def _measure(console: Console, task: Task) -> Costs:
     from penstock.tools.demo.measuring import measure_task
 
     where = "a GPU" if task.device == "cuda" else "the processor"
-    title(console, f"Measure: what a small GPT costs on {where}, with {task.ranks} ranks at it")
+    title(console, f"Measure: the costs of a small GPT on {where}, with {task.ranks} ranks")
     with show_busy(console, "starting processes, running microbatches"):
         found = measure_task(task)
     console.print(_cost_table(task, found.costs))
     console.print(
-        f"milliseconds of one microbatch, typically spread over {found.spread:.0%}; F forward, "
-        "I and W the backward for inputs and weights, B both at once"
+        f"milliseconds of one microbatch, with a typical spread of {found.spread:.0%}; F is the "
+        "forward, I and W the backward for inputs and weights, B both at once"
     )
     return found.costs
 
 
 def _cost_table(task: Task, costs: Costs) -> Table:
-    """The first piece, the layers, which are alike, by their mean, and the last piece."""
+    """List the first piece, the mean of the layers, which are alike, and the last piece."""
     table = Table(box=None, pad_edge=False)
     table.add_column("piece")
-    for heading in (*(f"{kind} ms" for kind in _KINDS), "always held", "per microbatch"):
+    for heading in (*(f"{kind} ms" for kind in _KINDS), "constant", "per microbatch"):
         table.add_column(heading, justify="right")
     count = len(task.pieces)
     held = np.sum([costs.per_stage(name, count) for name in _KEPT], axis=0)
@@ -90,13 +90,13 @@ def _cost_table(task: Task, costs: Costs) -> Table:
     return table
 
 
-def _plan(console: Console, task: Task, costs: Costs) -> Prospects:
+def _plan(console: Console, task: Task, costs: Costs) -> Preparation:
     from penstock.tools.demo.candidates import family_candidate, plan_candidate, plan_candidates
 
     title(console, f"Plan: the fastest order for {task.ranks} ranks under a memory limit")
-    rivals = tuple(family_candidate(name, task, costs) for name in _RIVALS)
-    needed = rivals[0].predicted.peak_bytes
-    limit = needed * (1 + _ROOM)
+    baselines = tuple(family_candidate(name, task, costs) for name in _BASELINES)
+    needed = baselines[0].predicted.peak_bytes
+    limit = needed * (1 + _MARGIN)
     with show_busy(console, "solving"):
         found = plan_candidates(task, costs, memory=needed, seconds=_SECONDS_PER_PLAN)
         best = found[0]
@@ -108,13 +108,13 @@ def _plan(console: Console, task: Task, costs: Costs) -> Prospects:
             seconds=_SECONDS_PER_PLAN,
         )
     console.print(
-        f"the limit: {format_bytes(limit)} per rank, which is what {_RIVALS[0]} needs and "
-        f"{_ROOM:.0%} of room, left free for what is not predicted"
+        f"memory limit: {format_bytes(limit)} per rank, which is the prediction for "
+        f"{_BASELINES[0]} plus a margin of {_MARGIN:.0%}"
     )
     console.print(_plan_table(found))
     console.print(_describe_gap(best))
-    console.print(_describe_limit(limit, best, free, rivals[1]))
-    return Prospects(costs, best, limit, rivals)
+    console.print(_describe_limit(limit, best, free, baselines[1]))
+    return Preparation(costs, best, limit, baselines)
 
 
 def _plan_table(found: list[PlannedCandidate]) -> Table:
@@ -138,7 +138,7 @@ def _plan_table(found: list[PlannedCandidate]) -> Table:
 
 def _describe_gap(best: PlannedCandidate) -> str:
     gap = max(best.plan.gap, 0.0)
-    if gap < 0.0005:  # what is told as 0.0 %
+    if gap < 0.0005:  # printed as 0.0 %
         return "the first is the plan; it is proven that no order of this cut is faster"
     return (
         f"the first is the plan; no order of this cut is faster by more than {format_share(gap)}"
@@ -148,14 +148,14 @@ def _describe_gap(best: PlannedCandidate) -> str:
 def _describe_limit(
     limit: float, best: PlannedCandidate, free: PlannedCandidate, wasteful: DemoCandidate
 ) -> str:
-    """Whether the limit has cost anything, and who does not keep it."""
+    """Say what the limit costs, and which baseline exceeds it."""
     free_bytes = free.plan.timeline.peak_bytes
     saved = 1 - free.plan.timeline.makespan / best.plan.timeline.makespan
     if free_bytes > limit:
-        effect = f"without it a plan would save {format_share(max(saved, 0.0))} of a step"
-        effect += f" and hold {format_bytes(free_bytes)}"
+        effect = f"without it, a plan would save {format_share(max(saved, 0.0))} of a step"
+        effect += f" and need {format_bytes(free_bytes)}"
     else:
-        effect = "a plan without it is no faster"
+        effect = "a plan without it is not faster"
     needed = wasteful.predicted.peak_bytes
-    verb = "needs" if needed > limit else "fits too, with"
-    return f"the limit matters: {effect}; {wasteful.name} {verb} {format_bytes(needed)}"
+    fits = "needs" if needed > limit else "fits too, with"
+    return f"effect of the limit: {effect}; {wasteful.name} {fits} {format_bytes(needed)}"

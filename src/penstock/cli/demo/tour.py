@@ -1,4 +1,4 @@
-"""The part of the demo that plans: draw, refuse and price schedules, in two seconds."""
+"""The tour of the demo without torch: draw, check and price schedules in two seconds."""
 
 from pathlib import Path
 
@@ -6,11 +6,12 @@ from rich.console import Console
 
 from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
-from penstock.cli.reports import picture, title, write_figure
+from penstock.cli.reports import title, write_figure
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 from penstock.sim.comparison import compare
-from penstock.view.terminal import summary_table
+from penstock.view import draw
+from penstock.view.text.tables import summary_table
 
 __all__ = ["tour_planning"]
 
@@ -23,9 +24,9 @@ _COMPARED = ("1F1B", "GPipe", "Interleaved1F1B", "ZB-H1", "V-Half", "ZBV", "ZB-H
 
 
 def tour_planning(console: Console, output: Path) -> None:
-    """Draw two schedules, refuse one, compare seven; a figure and a CSV file go to `output`."""
+    """Draw two schedules, reject one, compare seven; write a figure and a CSV to `output`."""
     _draw_two(console)
-    _refuse_one(console)
+    _reject_one(console)
     _compare_all(console, output)
 
 
@@ -34,17 +35,17 @@ def _draw_two(console: Console) -> None:
     for name in ("1F1B", "ZBV"):
         timeline = compare([build(name, ranks=4, microbatches=8)])[name]
         console.print(f"{name}: bubble {timeline.bubble_rate:.1%}")
-        console.print(picture(console, timeline))
+        console.print(draw(timeline))
 
 
-def _refuse_one(console: Console) -> None:
-    title(console, "Check: a wrong schedule is refused before a GPU is touched")
+def _reject_one(console: Console) -> None:
+    title(console, "Check: an invalid schedule is rejected before it reaches a GPU")
     orders = [
         list(map(str, order)) for order in lower(build("1F1B", ranks=2, microbatches=3)).orders
     ]
     first, second = orders[1].index("1RECV_F1"), orders[1].index("1SEND_B0")
     orders[1].insert(second, orders[1].pop(first))
-    console.print("1F1B on two ranks, with one receive moved behind a send:")
+    console.print("1F1B on two ranks, with one receive moved after a send:")
     for problem in find_problems(Schedule.from_orders(orders)):
         console.print(str(problem), markup=False)
 

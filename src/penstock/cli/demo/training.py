@@ -1,4 +1,4 @@
-"""The part of the demo that trains, and sees that the unsplit model learns exactly the same."""
+"""The training of the demo, checked against the unsplit model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Training", "train_and_compare"]
 
-# Losses in float32 that are further apart than this are not those of the same model.
-_MOST_DIFFERENCE = 1e-3
+# Losses in float32 that differ by more are not explained by rounding.
+_MAX_DIFFERENCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How the training went: its first and its last loss, and how far any was off."""
+    """The first and last loss of a training, and the largest difference to the unsplit model."""
 
     first_loss: float
     last_loss: float
@@ -33,21 +33,21 @@ class Training:
 def train_and_compare(console: Console, task: Task, candidate: DemoCandidate) -> Training:
     """Train as a pipeline and unsplit on the same data, and compare every loss."""
     piped = _train(console, task, candidate)
-    alone = _train_alone(console, task)
-    pairs = list(zip(piped.steps, alone.steps, strict=True))
+    unsplit = _train_unsplit(console, task)
+    pairs = list(zip(piped.steps, unsplit.steps, strict=True))
     difference = max(abs(one.loss - other.loss) for one, other in pairs)
-    for name, display in {"pipeline": piped, "unsplit": alone}.items():
+    for name, display in {"pipeline": piped, "unsplit": unsplit}.items():
         losses = [step.loss for step in display.steps]
         line = "" if console.options.ascii_only else sparkline(losses)
         console.print(f"{name:>8} {line} {losses[0]:.4f} -> {losses[-1]:.4f}")
     console.print(
         f"largest difference in {len(pairs)} steps: {difference:.1e} "
-        f"(float32; up to {_MOST_DIFFERENCE:g} would be rounding)"
+        f"(float32; up to {_MAX_DIFFERENCE:g} counts as rounding)"
     )
-    if not difference <= _MOST_DIFFERENCE:
+    if not difference <= _MAX_DIFFERENCE:
         raise PipelineError(
-            f"the losses differ from the unsplit model's by {difference:.1e}, more than "
-            f"rounding in float32 explains ({_MOST_DIFFERENCE:g})"
+            f"losses must be within {_MAX_DIFFERENCE:g} of the unsplit model's, which is what "
+            f"rounding in float32 explains (got a difference of {difference:.1e})"
         )
     return Training(piped.steps[0].loss, piped.steps[-1].loss, difference)
 
@@ -56,7 +56,7 @@ def _train(console: Console, task: Task, candidate: DemoCandidate) -> Display:
     from penstock.tools.demo.training import train_pipeline
 
     schedule = candidate.schedule
-    title(console, f"Train: {candidate.name} over {task.ranks} processes, on a text")
+    title(console, f"Train: {candidate.name} in {task.ranks} processes, on a text")
     console.print(
         f"{len(task.pieces)} pieces in {schedule.num_stages} stages, {schedule.microbatches} "
         f"microbatches, {task.tokens_per_step} tokens a step"
@@ -66,10 +66,10 @@ def _train(console: Console, task: Task, candidate: DemoCandidate) -> Display:
     return display
 
 
-def _train_alone(console: Console, task: Task) -> Display:
+def _train_unsplit(console: Console, task: Task) -> Display:
     from penstock.tools.demo.training import train_unsplit
 
-    title(console, "Exact: the unsplit model, on the same data, in one process")
+    title(console, "Verify: the unsplit model, on the same data, in one process")
     with show_training(console, "unsplit", task) as display:
         train_unsplit(task, display.show)
     return display

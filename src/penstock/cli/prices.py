@@ -1,0 +1,80 @@
+"""`penstock simulate` and `penstock compare`: what schedules cost."""
+
+from pathlib import Path
+
+import click
+
+from penstock.cli import inputs, options, reports
+from penstock.costs import Costs
+from penstock.sim.comparison import compare
+from penstock.view import Comparison, draw
+from penstock.view.text.tables import rank_table, summary_table
+
+__all__ = ["compare_command", "simulate_command"]
+
+
+@click.command("simulate")
+@click.argument("schedule")
+@options.with_size
+@options.with_costs
+@options.LOWER
+@options.JSON
+def simulate_command(
+    schedule: str, size: options.Size, costs: Costs | None, lowered: bool, as_json: bool
+) -> None:
+    """Price a schedule: time, idle time and memory of every rank.
+
+    \b
+    Examples:
+      penstock simulate ZB-H2 -r 8 -m 24 --forward 18.5 --backward-input 18.1 \\
+          --backward-weight 9.3 --transfer 0.6
+      penstock simulate mine.csv --costs costs.toml --json
+      penstock simulate plan.json
+    """
+    timeline = inputs.load_checked(schedule, size, lowered=lowered).price(costs)
+    if as_json:
+        click.echo(reports.to_json(reports.timeline(timeline)))
+        return
+    console = reports.make_console()
+    console.print(summary_table({timeline.schedule.name: timeline}))
+    console.print()
+    console.print(rank_table(timeline))
+
+
+@click.command("compare")
+@click.argument("schedules", nargs=-1, required=True)
+@options.with_size
+@options.with_costs
+@click.option("--draw", "is_drawn", is_flag=True, help="Draw each schedule too.")
+@options.HTML
+@options.with_figures
+@options.JSON
+def compare_command(
+    schedules: tuple[str, ...],
+    size: options.Size,
+    costs: Costs | None,
+    is_drawn: bool,
+    html_file: Path | None,
+    figures: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Price schedules side by side for the same model; ratios are to the first.
+
+    Costs are those of one rank's share of the model, so that schedules with one and with several
+    stages per rank compare fairly. If no costs are given, those of the first plan are used.
+
+    \b
+    Examples:
+      penstock compare 1F1B ZB-H1 ZBV DualPipeV -r 8 -m 24 --transfer 0.1
+      penstock compare 1F1B mine.csv --costs costs.toml --draw --png both.png
+      penstock compare plan.json 1F1B -r 2 -m 8 --html both.html
+    """
+    loaded = [inputs.load_checked(schedule, size) for schedule in schedules]
+    planned = next((found.costs for found in loaded if found.costs is not None), None)
+    timelines = compare([found.schedule for found in loaded], costs or planned)
+    reports.write_views(Comparison(timelines), html_file, figures)
+    if as_json:
+        click.echo(reports.to_json({name: reports.timeline(t) for name, t in timelines.items()}))
+        return
+    console = reports.make_console()
+    console.print(draw(Comparison(timelines)) if is_drawn else summary_table(timelines))
