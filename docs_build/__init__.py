@@ -1,1 +1,1 @@
-"""What the documentation makes of the package when the site is built."""
+"""Parts of the documentation that are generated when the site is built."""

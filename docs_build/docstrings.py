@@ -1,4 +1,4 @@
-"""Examples of docstrings as blocks of code, which Markdown would take for quotations."""
+"""Examples in docstrings as code blocks; Markdown would render them as quotations."""
 
 from typing import Any
 
@@ -8,16 +8,16 @@ __all__ = ["Examples", "fence_examples"]
 
 
 class Examples(Extension):
-    """Puts the examples of every docstring between fences when it is loaded."""
+    """An extension that fences the examples of every docstring when it is loaded."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Change the docstring of what was loaded, if it has one."""
+        """Fence the examples in the docstring of an object, if it has one."""
         if obj.docstring is not None:
             obj.docstring.value = fence_examples(obj.docstring.value)
 
 
 def fence_examples(text: str) -> str:
-    r"""A docstring whose examples, up to the next empty line, are blocks of Python sessions.
+    r"""Fence the examples of a docstring, each up to the next empty line.
 
     >>> fence_examples("Add.\n\n>>> 1 + 1\n2")
     'Add.\n\n```pycon\n>>> 1 + 1\n2\n```'

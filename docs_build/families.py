@@ -1,8 +1,8 @@
-"""What the gallery says of each family beside what it can compute: formulae, origin, use.
+"""Facts about each family that the gallery cannot compute: formulae, origin, use.
 
 In the formulae p is ranks, m microbatches, v stages per rank; F, I and W are the seconds of one
-rank's share of the model, B is I and W together, and F&B an overlapped pair. Tests hold each of
-them to the simulator.
+rank's share of the model, B is I and W together, and F&B an overlapped pair. Tests check each
+formula against the simulator.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ __all__ = ["ENTRIES", "At", "Entry", "Formula", "Paper"]
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a formula is asked for its value: ranks, microbatches, stages per rank.
+    """The sizes at which a formula is evaluated: ranks, microbatches, stages per rank.
 
     F, I and W take one second each, so that F+B is 3 and so is F&B.
     """
@@ -29,7 +29,7 @@ Value: TypeAlias = Callable[[At], float]
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """Where a schedule comes from."""
+    """The origin of a schedule."""
 
     title: str
     link: str
@@ -37,7 +37,7 @@ class Paper:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What a paper would print, and its value; or the most that it can be."""
+    """A formula as a paper would print it, and its value or, if not exact, its maximum."""
 
     text: str
     value: Value
@@ -89,8 +89,8 @@ ENTRIES: dict[str, Entry] = {
         _NONE,
         Formula("0: no graph is kept", lambda _: 0),
         (),
-        "For evaluation. `Pipeline.eval` uses it by itself, with the placement of the training "
-        "schedule.",
+        "For evaluation. `Pipeline.evaluate` uses it automatically, with the placement of the "
+        "training schedule.",
     ),
     "GPipe": Entry(
         Formula("(p-1)(F+B)", lambda at: (at.p - 1) * 3),
@@ -144,7 +144,7 @@ ENTRIES: dict[str, Entry] = {
         _AS_RANKS,
         (_ZERO_BUBBLE,),
         "No bubble at equal costs with the memory of 1F1B, the same on every rank; embedding and "
-        "head lie on one rank, which suits tied weights. Needs fast links: two stages per rank.",
+        "head are on one rank, which suits tied weights. Needs fast links: two stages per rank.",
     ),
     "V-Half": Entry(
         Formula("at most half that of 1F1B", lambda at: (at.p - 1) * 3 / 2, is_exact=False),
@@ -156,7 +156,7 @@ ENTRIES: dict[str, Entry] = {
         Formula("at most two thirds of 1F1B's", lambda at: (at.p - 1) * 2, is_exact=False),
         Formula("(p+4)//3", lambda at: (at.p + 4) // 3),
         (_CONTROLLABLE,),
-        "A third of the activations of 1F1B, where memory is what stops you.",
+        "A third of the activations of 1F1B, where memory is the bottleneck.",
     ),
     "DualPipeV": Entry(
         Formula("(p-1)(F&B+B-3W)/2", lambda at: at.p - 1),
@@ -169,7 +169,7 @@ ENTRIES: dict[str, Entry] = {
         Formula("(p/2-1)(F&B+B-3W)", lambda at: (at.p / 2 - 1) * 2),
         Formula("p + 1", lambda at: at.p + 1),
         (_DEEPSEEK, _DUALPIPE),
-        "As DualPipeV, with two copies of the model: twice the parameters. Where these are small "
-        "beside the experts, as its authors have it.",
+        "Like DualPipeV, with two copies of the model and twice the parameters. Useful if these "
+        "are small compared to the experts, as in the authors' models.",
     ),
 }

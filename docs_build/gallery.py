@@ -23,25 +23,25 @@ _OPENING = """\
 Every family that `penstock list` knows, drawn and priced by the simulator when this page was
 built. All pictures have one scale: {ranks} ranks down, time across, {microbatches} microbatches.
 A rank's share of the model takes one second each for forward (F), backward for inputs (I) and
-backward for weights (W); B is I and W at once. Where a rank has several stages, the later ones
-are lighter. [How to read them](how-it-works.md).
+backward for weights (W); B is I and W at once. If a rank has several stages, the later ones are
+lighter. [How to read them](how-it-works.md).
 
 In the formulae p is ranks, m microbatches, v stages per rank; F&B is a forward and a backward
-that run side by side. The bubble is the idle time of the slowest rank, for enough microbatches to
-fill the pipe; memory is counted in activations of whole microbatches over one rank's share.
+that run side by side. The bubble is the idle time of the slowest rank, with enough microbatches to
+fill the pipe; memory is in activations of whole microbatches over one rank's share.
 
 Zoom, hover and search in a page of its own: [1F1B, ZB-H1 and ZBV side by
-side](live/comparison.html), as `penstock compare 1F1B ZB-H1 ZBV --html both.html` makes it.
+side](live/comparison.html), the output of `penstock compare 1F1B ZB-H1 ZBV --html both.html`.
 
 ## Side by side
 
-The bubble's share of the step, and the most microbatches that a rank holds. A transfer is the
-seconds that a message needs, where a forward of a rank's share takes one.
+The share of the bubble in the step, and the most microbatches that a rank holds. A transfer is
+the time of a message; a forward of a rank's share takes one second.
 """
 
 
 def gallery_page() -> str:
-    """The page as Markdown, with its pictures inside."""
+    """Return the page as Markdown, including its pictures."""
     timelines = {name: price(name, _SHOWN) for name in FAMILIES}
     seconds = one_scale(list(timelines.values()))
     opening = _OPENING.format(ranks=_SHOWN.ranks, microbatches=_SHOWN.microbatches)
@@ -55,7 +55,7 @@ def _describe(sizes: Sizes) -> str:
 
 
 def _comparison() -> str:
-    """Bubble of every family at several sizes, and the memory at the first of them."""
+    """Return the bubble of every family at several sizes, and the memory at the first size."""
     headings = ["family", "held", *(_describe(sizes) for sizes in _COMPARED)]
     rows = []
     for name, family in FAMILIES.items():

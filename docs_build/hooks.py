@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site: pages that are made, and pictures in the others."""
+"""Hooks of MkDocs: generated pages, pictures, and next steps."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ from docs_build.next_steps import with_next_steps
 from docs_build.pictures import Sizes, draw_pictures, price
 from docs_build.reference import commands_page, reference_page
 from docs_build.scripts import examples_page
-from penstock.view.page.html import page as timeline_page
+from penstock import view
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -23,27 +23,29 @@ _COMPARED = ("1F1B", "ZB-H1", "ZBV")
 
 
 def on_files(files: Files, *, config: "MkDocsConfig") -> Files:
-    """Add the pages that are made from the package."""
-    made = {
+    """Add the pages that are generated from the package."""
+    generated = {
         "gallery.md": gallery_page(),
         "reference.md": reference_page(),
         "commands.md": commands_page(),
         "examples.md": examples_page(_ROOT / "examples"),
         "changelog.md": (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
-        "live/comparison.html": timeline_page({name: price(name, Sizes()) for name in _COMPARED}),
+        "live/comparison.html": view.page(
+            view.compare({name: price(name, Sizes()) for name in _COMPARED})
+        ),
     }
-    for path, content in made.items():
+    for path, content in generated.items():
         files.append(File.generated(config, path, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: "Page", files: Files, **_: object) -> str:
-    """Draw the pictures of a page, and say at its foot where to go next."""
+    """Draw the pictures of a page, and add its next steps at the end."""
     titles = {file.src_uri: _title(file.content_string) for file in files.documentation_pages()}
     return with_next_steps(page.file.src_uri, draw_pictures(markdown), titles)
 
 
 def _title(markdown: str) -> str:
-    """The first heading of a page."""
+    """Return the first heading of a page."""
     lines = (line.removeprefix("# ") for line in markdown.splitlines() if line.startswith("# "))
     return next(lines)

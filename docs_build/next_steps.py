@@ -1,15 +1,15 @@
-"""Where a reader goes from each page: the lines at its foot, all in one place."""
+"""The next steps of every page, which are listed at its end."""
 
 from collections.abc import Iterable
 from posixpath import dirname, relpath
 
 __all__ = ["NEXT_STEPS", "with_next_steps"]
 
-# By page: links, and what is found behind each.
+# By page: the targets, and what a reader finds there.
 NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "index.md": (("tour.md", "the tour in five minutes"),),
     "tour.md": (
-        ("how-it-works.md", "why there are so many schedules, in pictures"),
+        ("how-it-works.md", "why there is more than one schedule, in pictures"),
         ("howto/trainer.md", "train a model of your own"),
         ("howto/researcher.md", "make a schedule of your own"),
     ),
@@ -19,7 +19,7 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "howto/trainer.md": (
         ("running.md", "everything that a training step can do"),
-        ("planning.md", "an order made for your costs and memory"),
+        ("planning.md", "an order for your costs and memory"),
     ),
     "howto/researcher.md": (
         ("schedules.md", "schedules of your own, in full"),
@@ -31,42 +31,42 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "gallery.md": (
         ("schedules.md", "a schedule of your own"),
-        ("planning.md", "have one found"),
+        ("planning.md", "let the planner find one"),
     ),
     "examples.md": (("howto/trainer.md", "from example to training"),),
     "splitting.md": (
         ("running.md", "train what you have split"),
-        ("models.md", "which models were tried"),
+        ("models.md", "which models were tested"),
     ),
     "models.md": (("running.md", "train what you have split"),),
     "running.md": (
-        ("planning.md", "an order made for your costs and memory"),
+        ("planning.md", "an order for your costs and memory"),
         ("performance.md", "what it costs, measured"),
     ),
     "schedules.md": (
-        ("planning.md", "have an order found rather than write it"),
+        ("planning.md", "let the planner find an order"),
         ("running.md", "train with it"),
     ),
     "planning.md": (("running.md", "train with a plan, and revise it"),),
     "coming-from-torch.md": (("running.md", "what a `penstock.Pipeline` adds"),),
     "coming-from/megatron.md": (
         ("splitting.md", "split a model that is not Megatron's"),
-        ("limits.md", "what is not there"),
+        ("limits.md", "what is missing"),
     ),
     "coming-from/deepspeed.md": (
         ("splitting.md", "split a model without listing its layers"),
-        ("limits.md", "what is not there"),
+        ("limits.md", "what is missing"),
     ),
     "faults.md": (("checkpoints.md", "save and resume"),),
     "checkpoints.md": (
-        ("elastic.md", "go on with other ranks"),
+        ("elastic.md", "continue with other ranks"),
         ("determinism.md", "the same numbers every time"),
     ),
     "elastic.md": (("determinism.md", "the same numbers every time"),),
-    "determinism.md": (("soak.md", "how long it was run"),),
+    "determinism.md": (("soak.md", "how it is tested for hours"),),
     "soak.md": (("limits.md", "what is known not to work"),),
     "performance.md": (("limits.md", "what is known not to work"),),
-    "limits.md": (("design.md", "why it is built as it is"),),
+    "limits.md": (("design.md", "how it is built, and why"),),
     "glossary.md": (("how-it-works.md", "the words in pictures"),),
     "design.md": (("where.md", "which file does what"), ("reference.md", "every public name")),
     "where.md": (("design.md", "why it is built this way"),),
@@ -77,7 +77,7 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def with_next_steps(page: str, markdown: str, titles: dict[str, str]) -> str:
-    """A page with its next steps at its foot; `titles` are those of the pages that exist."""
+    """Return a page with its next steps at the end; `titles` are those of existing pages."""
     steps = [(target, why) for target, why in NEXT_STEPS.get(page, ()) if target in titles]
     if not steps:
         return markdown

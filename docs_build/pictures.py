@@ -1,11 +1,11 @@
-"""Pictures of schedules for the site: drawn from the simulator while it is built.
+"""Pictures of schedules for the site, drawn by the simulator when the site is built.
 
-A page asks for one with a comment, which other viewers of the page do not show:
+A page requests one with a comment, which other viewers of the page hide:
 
     <!-- picture: GPipe, ranks=4, microbatches=8 -->
     <!-- picture: 1F1B ZBV, ranks=4, microbatches=8, transfer=0.25 -->
 
-Several names have one scale of time.
+Several names share one time scale.
 """
 
 import re
@@ -27,7 +27,7 @@ _MARK = re.compile(r"^<!-- picture: (.+?) -->$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a picture shows besides its schedule; a transfer is in forwards of a rank's share."""
+    """The settings of a picture; a transfer is relative to the forward of a rank's share."""
 
     ranks: int = 4
     microbatches: int = 8
@@ -35,19 +35,19 @@ class Sizes:
 
 
 def price(name: str, sizes: Sizes) -> ps.Timeline:
-    """A family at these sizes, with one second each for a rank's F, I and W."""
+    """Price a family at these sizes, with one second each for a rank's F, I and W."""
     schedule = ps.build(name, ranks=sizes.ranks, microbatches=sizes.microbatches)
     (timeline,) = compare([schedule], ps.Costs(transfer=sizes.transfer)).values()
     return timeline
 
 
 def one_scale(timelines: Sequence[ps.Timeline]) -> float:
-    """The seconds that the width of each picture stands for, if all are to have the same."""
+    """Return the seconds of the full width, for pictures on the same scale."""
     return max(timeline.end_time for timeline in timelines)
 
 
 def numbers_of(timeline: ps.Timeline) -> str:
-    """Step, bubble and memory of a timeline in words."""
+    """Describe step, bubble and memory of a timeline."""
     text = f"step {format_number(timeline.makespan)}, bubble {format_share(timeline.bubble_rate)}"
     if timeline.schedule.is_forward_only:
         return text
@@ -55,7 +55,7 @@ def numbers_of(timeline: ps.Timeline) -> str:
 
 
 def picture(timeline: ps.Timeline, *, seconds: float) -> str:
-    """A timeline as a figure of a page, with its name and numbers below."""
+    """Return a timeline as a figure element, with its name and numbers below."""
     schedule = timeline.schedule
     figure = Element("figure", {"class": "timeline"})
     figure.append(_joined(timeline_drawing(timeline, seconds=seconds)))
@@ -72,7 +72,7 @@ def _count(number: float, noun: str) -> str:
 
 
 def draw_pictures(markdown: str) -> str:
-    """A page with its pictures in the place of the comments that ask for them."""
+    """Replace the comments of a page with the pictures they request."""
     return _MARK.sub(lambda found: _draw(found[1]), markdown)
 
 
@@ -87,17 +87,19 @@ def _draw(request: str) -> str:
 
 def _sizes(given: Mapping[str, str]) -> Sizes:
     if unknown := sorted(given.keys() - {"ranks", "microbatches", "transfer"}):
-        raise ArgumentError(f"a picture has no {unknown[0]}; say ranks, microbatches or transfer")
-    usual = Sizes()
+        raise ArgumentError(
+            f"settings of a picture must be ranks, microbatches or transfer (got {unknown[0]})"
+        )
+    default = Sizes()
     return Sizes(
-        int(given.get("ranks", usual.ranks)),
-        int(given.get("microbatches", usual.microbatches)),
-        float(given.get("transfer", usual.transfer)),
+        int(given.get("ranks", default.ranks)),
+        int(given.get("microbatches", default.microbatches)),
+        float(given.get("transfer", default.transfer)),
     )
 
 
 def _joined(drawing: Element) -> Element:
-    """The same picture in a fifth of the bytes: one path per colour, one text per lane."""
+    """Return the picture in a fifth of the bytes: one path per colour, one text per lane."""
     bars: dict[str, list[str]] = defaultdict(list)
     digits: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
     light = Element("svg", dict(drawing.attrib))
@@ -113,7 +115,7 @@ def _joined(drawing: Element) -> Element:
     for fill, outlines in bars.items():
         SubElement(light, "path", fill=fill, d="".join(outlines))
     for (down, fill), written in digits.items():
-        across = " ".join(place for place, _ in written)
+        across = " ".join(position for position, _ in written)
         text = SubElement(light, "text", {"x": across, "y": down, "fill": fill})
         text.set("text-anchor", "middle")
         text.text = "".join(digit for _, digit in written)

@@ -1,4 +1,4 @@
-"""The reference page: every public name of `penstock`, grouped by what it is for."""
+"""The reference pages: every public name of `penstock` by purpose, and every command."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["GROUPS", "NameGroup", "commands_page", "reference_page"]
 
 @dataclass(frozen=True, slots=True)
 class NameGroup:
-    """Names that belong together, with a space between them, and what they are for."""
+    """Public names with a common purpose, separated by spaces."""
 
     title: str
     purpose: str
@@ -104,12 +104,12 @@ GROUPS = (
 
 
 def reference_page() -> str:
-    """The page as Markdown; the docstrings are put in when it is rendered."""
+    """Return the page as Markdown; docstrings are inserted when it is rendered."""
     named = [name for group in GROUPS for name in group.names.split()]
     if wrong := sorted({name for name in named if "." not in name} ^ set(ps.__all__)):
         raise ArgumentError(
-            f"the groups of docs_build/reference.py and penstock.__all__ differ in "
-            f"{', '.join(wrong)}; a public name stands in one group"
+            f"every public name must be in one group of docs_build/reference.py (got different "
+            f"lists for {', '.join(wrong)}); compare GROUPS with penstock.__all__"
         )
     parts = [
         "# Reference: Python\n",
@@ -123,10 +123,10 @@ def reference_page() -> str:
 
 
 def commands_page() -> str:
-    """The help of every command, as it is printed."""
+    """Return the help of every command, as printed."""
     parts = [
         "# Reference: command line\n",
-        "Also as `python -m penstock`. Everything that plans answers without torch.\n",
+        "Also as `python -m penstock`. Planning works without torch.\n",
     ]
     with Context(main, info_name="penstock") as context:
         for name, command in _commands(main, context).items():

@@ -1,4 +1,4 @@
-"""The examples page: every script of `examples/` with what it says of itself."""
+"""The examples page: every script of `examples/` with its docstring."""
 
 import ast
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from penstock.errors import ArgumentError
 
 __all__ = ["ORDER", "Script", "examples_page", "read_scripts"]
 
-# From the first steps to several machines.
+# From first steps to several machines.
 ORDER = (
     "first_pipeline",
     "hugging_face",
@@ -24,7 +24,7 @@ ORDER = (
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """An example: what it shows, the command that runs it, and its code."""
+    """An example: its title, its description, the command that runs it, and its code."""
 
     name: str
     title: str
@@ -34,19 +34,20 @@ class Script:
 
 
 def read_scripts(folder: Path) -> list[Script]:
-    """The examples of a folder in the order of the page; none may be missing or left over."""
+    """Read the examples of a folder in the order of the page; the lists must be equal."""
     found = {path.stem: path for path in folder.glob("*.py")}
     if wrong := sorted(set(found) ^ set(ORDER)):
-        raise ArgumentError(f"the examples and their page differ in {', '.join(wrong)}")
+        raise ArgumentError(
+            f"every example must be listed in ORDER (got different lists for {', '.join(wrong)})"
+        )
     return [_read(found[name]) for name in ORDER]
 
 
 def examples_page(folder: Path) -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     parts = [
         "# Examples\n",
-        "Each is short, made to be copied, and run by the tests on a CPU, with the command that "
-        "it names.\n",
+        "Short scripts to copy. The tests run each on a CPU, with the command shown.\n",
     ]
     for script in read_scripts(folder):
         parts.append(f"## {script.title}\n\n{script.text}\n\n```sh\n{script.command}\n```\n")
@@ -57,10 +58,10 @@ def examples_page(folder: Path) -> str:
 def _read(path: Path) -> Script:
     source = path.read_text(encoding="utf-8")
     tree = ast.parse(source)
-    told = ast.get_docstring(tree)
-    if told is None:
-        raise ArgumentError(f"{path.name} does not say what it shows; give it a docstring")
-    title, _, rest = told.partition("\n")
+    docstring = ast.get_docstring(tree)
+    if docstring is None:
+        raise ArgumentError(f"{path.name} must have a docstring; say what the example shows")
+    title, _, rest = docstring.partition("\n")
     lines = rest.strip().splitlines()
     command = dedent("\n".join(line for line in lines if line.startswith("    ")))
     text = "\n".join(line for line in lines if not line.startswith("    ")).strip()

@@ -1,4 +1,4 @@
-"""What the gallery says of a family holds for its schedules, at many sizes."""
+"""The formulae of the gallery hold for the schedules of every family, at many sizes."""
 
 import pytest
 
@@ -16,26 +16,26 @@ def test_every_family_has_an_entry() -> None:
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_bubble_is_what_the_formula_says(name: str) -> None:
+def test_bubble_matches_the_formula(name: str) -> None:
     formula = ENTRIES[name].bubble
     for ranks, microbatches in SIZES:
         timeline = price(name, Sizes(ranks, microbatches))
-        said = formula.value(At(ranks, microbatches, FAMILIES[name].stages_per_rank))
+        expected = formula.value(At(ranks, microbatches, FAMILIES[name].stages_per_rank))
         idle = timeline.bubble_rate * timeline.makespan
         if formula.is_exact:
-            assert idle == pytest.approx(said, abs=1e-9), (ranks, microbatches)
+            assert idle == pytest.approx(expected, abs=1e-9), (ranks, microbatches)
         else:
-            assert idle <= said + 1e-9, (ranks, microbatches)
+            assert idle <= expected + 1e-9, (ranks, microbatches)
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_memory_is_what_the_formula_says(name: str) -> None:
+def test_memory_matches_the_formula(name: str) -> None:
     formula = ENTRIES[name].memory
     assert formula.is_exact
     for ranks, microbatches in SIZES:
         timeline = price(name, Sizes(ranks, microbatches))
-        said = formula.value(At(ranks, microbatches, FAMILIES[name].stages_per_rank))
-        assert timeline.peak_microbatches == pytest.approx(said), (ranks, microbatches)
+        expected = formula.value(At(ranks, microbatches, FAMILIES[name].stages_per_rank))
+        assert timeline.peak_microbatches == pytest.approx(expected), (ranks, microbatches)
 
 
 def test_every_paper_is_linked() -> None:

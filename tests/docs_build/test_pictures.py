@@ -1,4 +1,4 @@
-"""Pictures of pages show the timeline, and pages get those that they ask for."""
+"""Pictures match their timeline, and pages get the pictures they request."""
 
 import re
 from xml.etree.ElementTree import fromstring
@@ -10,12 +10,12 @@ from penstock.errors import ArgumentError
 from penstock.schedules.registry import FAMILIES
 from penstock.view.layout import rectangles
 
-MOST_BYTES = 15_000
+MAX_BYTES = 15_000
 LEFT, WIDTH = 60.0, 840.0
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_picture_has_every_bar_at_its_place_in_few_bytes(name: str) -> None:
+def test_picture_has_every_bar_at_its_position_in_few_bytes(name: str) -> None:
     timeline = price(name, Sizes())
     seconds = 1.5 * timeline.end_time
     text = picture(timeline, seconds=seconds)
@@ -31,20 +31,20 @@ def test_picture_has_every_bar_at_its_place_in_few_bytes(name: str) -> None:
         for left, right in zip(bars.left.tolist(), bars.right.tolist(), strict=True)
     )
     assert len(found) == len(expected)
-    for (left, width), (said_left, said_width) in zip(found, expected, strict=True):
-        assert left == pytest.approx(said_left, abs=0.1)
-        assert said_width - 0.7 <= width <= said_width + 0.1
-    assert len(text) < MOST_BYTES
+    for (left, width), (expected_left, expected_width) in zip(found, expected, strict=True):
+        assert left == pytest.approx(expected_left, abs=0.1)
+        assert expected_width - 0.7 <= width <= expected_width + 0.1
+    assert len(text) < MAX_BYTES
 
 
-def test_microbatches_stand_on_the_bars() -> None:
+def test_bars_show_their_microbatches() -> None:
     timeline = price("1F1B", Sizes(ranks=2, microbatches=2))
     figure = fromstring(picture(timeline, seconds=one_scale([timeline])))
     lanes = [text.text for text in figure.iter("text") if text.get("text-anchor") == "middle"]
     assert sorted(lanes, key=str) == ["0011", "0101"]
 
 
-def test_caption_tells_the_numbers() -> None:
+def test_caption_has_the_numbers() -> None:
     timeline = price("1F1B", Sizes(ranks=4, microbatches=8))
     caption = fromstring(picture(timeline, seconds=40)).find("figcaption")
     assert caption is not None
@@ -53,7 +53,7 @@ def test_caption_tells_the_numbers() -> None:
     )
 
 
-def test_page_gets_its_pictures_on_one_scale() -> None:
+def test_pictures_of_one_request_share_a_scale() -> None:
     page = draw_pictures("before\n\n<!-- picture: GPipe ZBV, ranks=2, microbatches=4 -->\n\nafter")
     before, first, second, after = page.split("\n\n")
     assert (before, after) == ("before", "after")
@@ -62,11 +62,12 @@ def test_page_gets_its_pictures_on_one_scale() -> None:
     assert [first, second] == [picture(timeline, seconds=seconds) for timeline in timelines]
 
 
-def test_other_comments_stay() -> None:
+def test_other_comments_are_kept() -> None:
     text = "<!-- a note -->"
     assert draw_pictures(text) == text
 
 
-def test_unknown_setting_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="a picture has no rank; say ranks"):
+def test_unknown_setting_is_rejected() -> None:
+    message = r"must be ranks, microbatches or transfer \(got rank\)"
+    with pytest.raises(ArgumentError, match=message):
         draw_pictures("<!-- picture: GPipe, rank=2 -->")

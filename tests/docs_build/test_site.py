@@ -1,4 +1,4 @@
-"""The site: it is built without a warning, nothing is left out of it, and it fetches nothing."""
+"""The site: it builds without warnings, has every page, and fetches nothing."""
 
 import re
 import subprocess
@@ -12,13 +12,13 @@ import yaml
 from docs_build.next_steps import NEXT_STEPS
 
 ROOT = Path(__file__).parents[2]
-MADE = {"gallery.md", "reference.md", "commands.md", "examples.md", "changelog.md"}
+GENERATED = {"gallery.md", "reference.md", "commands.md", "examples.md", "changelog.md"}
 LIMIT_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built as `make check` builds it."""
+    """Build the site as `make check` does."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
     result = subprocess.run(
@@ -46,10 +46,10 @@ def nav() -> list[str]:
 
 def test_every_page_is_in_the_navigation_once() -> None:
     written = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert sorted(nav()) == sorted(written | MADE)
+    assert sorted(nav()) == sorted(written | GENERATED)
 
 
-def test_every_page_says_where_to_go_next() -> None:
+def test_every_page_has_next_steps() -> None:
     assert set(nav()) <= set(NEXT_STEPS)
     assert {target for steps in NEXT_STEPS.values() for target, _ in steps} <= set(NEXT_STEPS)
 
@@ -67,7 +67,7 @@ def test_every_picture_is_drawn(site: Path) -> None:
     assert (site / "gallery.html").read_text().count('<figure class="timeline">') == 13
 
 
-def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
+def test_site_fetches_nothing_from_other_hosts(site: Path) -> None:
     fetching = re.compile(r'<(?:script|img|iframe|source|link)\b[^>]*\b(?:src|href)="(https?:)?//')
     imported = re.compile(r"""(?:@import|url\()\s*["']?(https?:)?//""")
     wrong = [
@@ -79,6 +79,6 @@ def test_site_fetches_nothing_from_elsewhere(site: Path) -> None:
     assert wrong == []
 
 
-def test_pages_stay_light(site: Path) -> None:
+def test_pages_stay_small(site: Path) -> None:
     heavy = [path.name for path in site.rglob("*.html") if path.stat().st_size > 500_000]
     assert heavy == []
