@@ -71,7 +71,7 @@ def timeline_of(
     """Return the timeline of a source: as recorded, as planned, or simulated.
 
     `ranks` and `microbatches` are for the name of a family; `costs` are those of a simulation,
-    unit costs by default. A timeline, or a plan without `costs`, is taken as it is.
+    unit costs by default. A timeline, or a plan without `costs`, is taken unchanged.
     """
     found = _resolve(source, ranks, microbatches)
     match found:

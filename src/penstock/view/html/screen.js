@@ -28,7 +28,7 @@ function showTip(content, event) {
   tip.style.transform = `translate(${left}px, ${top}px)`;
 }
 
-/** Return a position after the pointer, or before it if there is not enough space. */
+/** Return a position after the pointer, or before it if space is short. */
 function besidePointer(at, size, room) {
   return Math.max(4, at + 17 + size > room ? at - size - 12 : at + 17);
 }
