@@ -189,6 +189,12 @@ def test_comparison_takes_timelines_by_name_and_other_views_take_the_comparison(
     assert [line for line in drawn if line.endswith(":")] == ["predicted:", "recorded:"]
 
 
+def test_comparison_mixes_names_with_other_sources() -> None:
+    planned = make_plan()
+    found = view.compare(["1F1B", planned, simulate(SCHEDULE)], ranks=2, microbatches=3)
+    assert [timeline.schedule.microbatches for timeline in found.timelines.values()] == [3, 3, 2]
+
+
 def test_comparison_numbers_equal_names() -> None:
     found = view.compare([SCHEDULE, simulate(SCHEDULE, COSTS), SCHEDULE])
     assert list(found.timelines) == ["1F1B", "1F1B (2)", "1F1B (3)"]
@@ -257,9 +263,9 @@ def test_comparison_is_saved_by_its_ending(name: str, tmp_path: Path) -> None:
     [
         (
             lambda: view.save(SCHEDULE, "plan.json"),
-            "the name of a view must end in .png, .svg, .pdf, .html, .txt, .md, .trace.json, "
-            ".trace.json.gz (got 'plan.json'); to save data use Plan.to_file, Schedule.to_csv or "
-            "write_timeline",
+            "the name of a view must end in .png, .svg, .pdf, .html, .txt, .trace.json, "
+            ".trace.json.gz, .md (got 'plan.json'); to save data use Plan.to_file, "
+            "Schedule.to_csv or write_timeline",
         ),
         (
             lambda: view.draw("1F1B", ranks=2),
@@ -284,6 +290,30 @@ def test_comparison_is_saved_by_its_ending(name: str, tmp_path: Path) -> None:
             lambda: view.draw(3),  # type: ignore[arg-type]  # what the message is about
             "source must be a Schedule, a Timeline, a Plan, the name of a family or a file "
             "(got a value of type int)",
+        ),
+        (
+            lambda: view.draw(view.compare([SCHEDULE]), ranks=2, costs=COSTS),
+            "ranks and costs must be left out for a source that is already priced (got a value "
+            "of type Comparison)",
+        ),
+        (
+            lambda: view.save(make_findings(), "a.png"),
+            "the findings of a search must be saved as .md (got 'a.png'); save the plan "
+            "`findings.best` for a picture",
+        ),
+        (
+            lambda: view.save(SCHEDULE, "a.md"),
+            "a report must be of a Plan or the Findings of a search (got a value of type "
+            "Schedule); save other sources as .html or .png",
+        ),
+        (
+            lambda: view.save(view.compare([SCHEDULE]), "a.trace.json"),
+            "a trace must be of one timeline (got a Comparison); save each one",
+        ),
+        (
+            lambda: view.compare([SCHEDULE], ranks=2, microbatches=2),
+            "ranks and microbatches must be left out unless the source is the name of a family "
+            "(got a value of type Schedule); its sizes are fixed",
         ),
         (
             lambda: view.compare([]),

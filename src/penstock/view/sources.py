@@ -96,10 +96,16 @@ def price_alike(
     A single number in `costs` is for one rank's share of the model. Without `costs`, schedules
     are priced with those of the first plan, or else with unit costs.
     """
+    sizes = (ranks, microbatches)
     given = list(sources.items()) if isinstance(sources, Mapping) else [("", s) for s in sources]
-    found = [(name, _resolve(source, ranks, microbatches)) for name, source in given]
-    if not found:
+    if not given:
         raise ArgumentError("sources must not be empty; give at least one schedule or timeline")
+    # Sizes are for the names among the sources, if there are any.
+    has_names = any(_is_name(source) for _, source in given)
+    found = [
+        (name, _resolve(source, *((None, None) if has_names and not _is_name(source) else sizes)))
+        for name, source in given
+    ]
     plans = (item for _, item in found if isinstance(item, Plan))
     shared = costs or next((plan.problem.costs for plan in plans), Costs())
     timelines: dict[str, Timeline] = {}
@@ -113,7 +119,7 @@ def _resolve(
     source: Source, ranks: int | None, microbatches: int | None
 ) -> Schedule | Plan | Timeline:
     """Build a family by name, or read a file; other sources are returned unchanged."""
-    is_name = isinstance(source, str) and not is_file(source)
+    is_name = _is_name(source)
     if not is_name and (ranks is not None or microbatches is not None):
         raise ArgumentError(
             f"ranks and microbatches must be left out unless the source is the name of a family "
@@ -134,6 +140,10 @@ def _resolve(
             "write ranks=4, microbatches=8"
         )
     return build(str(source), ranks=ranks, microbatches=microbatches)
+
+
+def _is_name(source: object) -> bool:
+    return isinstance(source, str) and not is_file(source)
 
 
 def _priced(item: Schedule | Plan | Timeline, costs: Costs) -> Timeline:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -18,13 +18,14 @@ from penstock.errors import ArgumentError
 from penstock.planner.partition.partition import Partition
 from penstock.planner.plans import Plan
 from penstock.planner.search.findings import Findings
+from penstock.sim.timeline import Timeline
 from penstock.view.drawing import Comparison, Drawing
 from penstock.view.figure import draw as draw_figure
 from penstock.view.figure import draw_comparison
 from penstock.view.figure import save as save_figure
 from penstock.view.html.page import page as html_page
 from penstock.view.plan_report import findings_report, plan_report
-from penstock.view.sources import Source, price_alike, read_source, timeline_of
+from penstock.view.sources import Source, is_file, price_alike, read_source, timeline_of
 from penstock.view.text.findings import findings_view
 from penstock.view.text.partition import balance_table
 from penstock.view.text.timeline import TimelinePicture
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["compare", "draw", "page", "plot", "report", "save", "write_trace"]
 
 Drawable: TypeAlias = Source | Comparison | Partition | Findings
-# What `save` passes on: a timeline, a comparison, or what a report is written of.
-_Saved: TypeAlias = Any
 _SAVED_WIDTH = 120
 
 
@@ -62,6 +61,8 @@ def draw(
             B Full backward
             . Idle
     """
+    if isinstance(source, Comparison | Partition | Findings):
+        _refuse_settings(source, ranks, microbatches, costs)
     match source:
         case Partition():
             return Drawing(balance_table(source), width)
@@ -110,6 +111,7 @@ def plot(
     The timelines of a `Comparison` go below one another on one time axis.
     """
     if isinstance(source, Comparison):
+        _refuse_settings(source, ranks, microbatches, costs)
         return draw_comparison(source.timelines)
     timeline = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
     return draw_figure(timeline)
@@ -129,6 +131,7 @@ def page(
     '<!doctype html>'
     """
     if isinstance(source, Comparison):
+        _refuse_settings(source, ranks, microbatches, costs)
         return html_page(source.timelines, title=title)
     timeline = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
     return html_page(timeline, title=title)
@@ -175,53 +178,84 @@ def save(
     a plan or search, .trace.json (or .trace.json.gz) a trace for Perfetto.
     """
     file = Path(path)
-    save_as = _find_writer(file)
-    if isinstance(source, Comparison | Findings) or save_as is _save_report:
-        save_as(source, file)
-    else:
-        found = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
-        save_as(found, file)
+    ending = _ending_of(file)
+    if ending == _REPORT:
+        _refuse_settings(source, ranks, microbatches, costs)
+        file.write_text(report(_planned(source)), encoding="utf-8")
+        return
+    if isinstance(source, Findings):
+        raise ArgumentError(
+            f"the findings of a search must be saved as {_REPORT} (got {file.name!r}); save the "
+            "plan `findings.best` for a picture"
+        )
+    if isinstance(source, Comparison):
+        _refuse_settings(source, ranks, microbatches, costs)
+        _WRITERS[ending](source, file)
+        return
+    found = timeline_of(source, ranks=ranks, microbatches=microbatches, costs=costs)
+    _WRITERS[ending](found, file)
 
 
-def _save_figure(source: _Saved, file: Path) -> None:
+def _refuse_settings(
+    source: object, ranks: int | None, microbatches: int | None, costs: Costs | None
+) -> None:
+    """Reject arguments that would have no effect, because the source is already priced."""
+    settings = {"ranks": ranks, "microbatches": microbatches, "costs": costs}
+    if given := [name for name, value in settings.items() if value is not None]:
+        raise ArgumentError(
+            f"{' and '.join(given)} must be left out for a source that is already priced (got a "
+            f"value of type {type(source).__name__})"
+        )
+
+
+def _planned(source: Source | Comparison | Findings) -> Plan | Findings:
+    """Return the plan or the findings to report on, read from a file if need be."""
+    found = read_source(source) if isinstance(source, str | Path) and is_file(source) else source
+    if not isinstance(found, Plan | Findings):
+        raise ArgumentError(
+            f"a report must be of a Plan or the Findings of a search (got a value of type "
+            f"{type(found).__name__}); save other sources as .html or .png"
+        )
+    return found
+
+
+def _save_figure(source: Timeline | Comparison, file: Path) -> None:
     save_figure(plot(source), file)
 
 
-def _save_page(source: _Saved, file: Path) -> None:
+def _save_page(source: Timeline | Comparison, file: Path) -> None:
     file.write_text(page(source), encoding="utf-8")
 
 
-def _save_text(source: _Saved, file: Path) -> None:
+def _save_text(source: Timeline | Comparison, file: Path) -> None:
     file.write_text(f"{draw(source, width=_SAVED_WIDTH)}\n", encoding="utf-8")
 
 
-def _save_report(source: _Saved, file: Path) -> None:
-    found = read_source(source) if isinstance(source, str | Path) else source
-    file.write_text(report(found), encoding="utf-8")
-
-
-def _save_trace(source: _Saved, file: Path) -> None:
+def _save_trace(source: Timeline | Comparison, file: Path) -> None:
+    if isinstance(source, Comparison):
+        raise ArgumentError("a trace must be of one timeline (got a Comparison); save each one")
     write_trace(source, file)
 
 
+_REPORT = ".md"
 # The ending of a name, and the function that writes such a file.
-_WRITERS: dict[str, Callable[[_Saved, Path], None]] = {
+_WRITERS: dict[str, Callable[[Timeline | Comparison, Path], None]] = {
     ".png": _save_figure,
     ".svg": _save_figure,
     ".pdf": _save_figure,
     ".html": _save_page,
     ".txt": _save_text,
-    ".md": _save_report,
     ".trace.json": _save_trace,
     ".trace.json.gz": _save_trace,
 }
 
 
-def _find_writer(file: Path) -> Callable[[_Saved, Path], None]:
-    for ending, writer in _WRITERS.items():
+def _ending_of(file: Path) -> str:
+    endings = (*_WRITERS, _REPORT)
+    for ending in endings:
         if file.name.lower().endswith(ending):
-            return writer
+            return ending
     raise ArgumentError(
-        f"the name of a view must end in {', '.join(_WRITERS)} (got {file.name!r}); to save data "
+        f"the name of a view must end in {', '.join(endings)} (got {file.name!r}); to save data "
         "use Plan.to_file, Schedule.to_csv or write_timeline"
     )
