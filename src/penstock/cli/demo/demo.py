@@ -173,8 +173,8 @@ def _summarise(
         "exact": f"within {training.difference:.1e} of the unsplit model at every step",
         "plan": f"proven to be within {format_share(gap)} of the best order of its cut",
         "time": describe_times(results),
-        "memory": f"{first.candidate.name} used at most {format_bytes(max(first.held))} on a rank; "
-        f"the limit was {format_bytes(prepared.memory)}",
+        "memory": f"{first.candidate.name} used at most {format_bytes(max(first.held))} "
+        f"on a rank; the limit was {format_bytes(prepared.memory)}",
         "page": f"{output / 'report.html'}",
     }
     table = Table(box=None, show_header=False, pad_edge=False)
