@@ -27,7 +27,8 @@ LAYERS = (
     ("assembly",),
     ("planner",),
     ("view",),
-    ("tensors",),
+    ("torch_private",),
+    ("tensors", "modules"),
     ("parallel", "deferred"),
     ("loss", "ranks"),
     ("alive",),
@@ -38,8 +39,19 @@ LAYERS = (
     ("dropin", "cli", "testing"),
     ("__init__", "__main__"),
 )
-TORCH_LINE = LAYERS.index(("tensors",))
+TORCH_LINE = LAYERS.index(("torch_private",))
 OPTIONAL = {"matplotlib", "numba", "ortools"}
+# Rooms in which private names of torch are still to be replaced by those of `torch_private`.
+PENDING = {"deferred", "loss", "dropin"}
+# Private attributes that are neither torch's nor ours, and what they are.
+FOREIGN_ATTRIBUTES = {
+    "_active_collector": "transformers: what collects outputs now",
+    "_exit": "os: ends the process at once",
+    "_fields": "a named tuple's names",
+    "_getframe": "sys: the frame that runs now",
+    "_init_weights": "transformers: fills a module's tensors",
+    "_make": "makes a named tuple",
+}
 # torch's compiler takes seconds to load, and so does what builds on it.
 LOADED_LATE = ("penstock.deferred.compiled", "torch._inductor.compile_fx")
 
@@ -193,6 +205,97 @@ def test_nothing_is_built_on_the_incumbent() -> None:
         if f"{found.module}.{found.name}".startswith("torch.distributed.pipelining")
     ]
     assert wrong == []
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def torch_names(module: Module) -> dict[str, str]:
+    """Return the names by which a module knows torch and what it imports from torch."""
+    names = {}
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    if alias.name.split(".")[0] == "torch":
+                        names[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+            case ast.ImportFrom(module=str(source), names=aliases) if (
+                source.split(".")[0] == "torch"
+            ):
+                names |= {
+                    alias.asname or alias.name: f"{source}.{alias.name}" for alias in aliases
+                }
+    return names
+
+
+def private_uses_of_torch(module: Module) -> Iterator[str]:
+    """Find private names of torch that a module imports, or reaches from what it imports."""
+    names = torch_names(module)
+    imported = {f"{found.module}.{found.name}" for found in module.imports}
+    imported |= {found.module for found in module.imports if found.name is None}
+    for whole in sorted(imported):
+        first, *rest = whole.split(".")
+        if first == "torch" and any(map(is_private, rest)):
+            yield whole
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            first, *rest = ast.unparse(node).split(".")
+            # Operations are public by their full name, whatever they are called.
+            if first in names and rest[:1] != ["ops"]:
+                yield ".".join([names[first], *rest])
+
+
+def test_private_names_of_torch_are_named_in_one_module() -> None:
+    wrong = [
+        f"{module.name} uses {use}"
+        for module in load_modules().values()
+        if module.unit not in {"torch_private", *PENDING}
+        for use in private_uses_of_torch(module)
+    ]
+    assert wrong == []
+
+
+def test_private_attributes_of_torch_are_listed_in_one_module() -> None:
+    listed = listed_attributes()
+    wrong = []
+    for module in load_modules().values():
+        if module.layer < TORCH_LINE or module.unit in {"torch_private", *PENDING}:
+            continue
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                owner = ast.unparse(node.value)
+                is_own = owner in ("self", "cls") or node.attr in own_attributes(module)
+                if not is_own and node.attr not in listed:
+                    wrong.append(f"{module.name} uses {owner}.{node.attr}")
+    assert wrong == []
+
+
+def listed_attributes() -> set[str]:
+    """Return the attributes in `torch_private.ATTRIBUTES`, read without importing torch."""
+    for node in load_modules()["penstock.torch_private"].tree.body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="ATTRIBUTES"), value=ast.Dict() as table):
+                listed: dict[str, dict[str, str]] = ast.literal_eval(table)
+                return {name for each in listed.values() for name in each} | {*FOREIGN_ATTRIBUTES}
+    raise AssertionError("torch_private lists no attributes")
+
+
+def own_attributes(module: Module) -> set[str]:
+    """Return the private attributes that the classes of a module give their own objects."""
+    assigned = {
+        node.attr
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+    }
+    methods = {
+        node.name
+        for outer in ast.walk(module.tree)
+        if isinstance(outer, ast.ClassDef)
+        for node in outer.body
+        if isinstance(node, ast.FunctionDef)
+    }
+    return assigned | methods
 
 
 def test_imports_inside_functions_are_optional_dependencies() -> None:

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_map_only
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.checkpoint.checkpoints import Checkpoints
@@ -34,6 +33,7 @@ from penstock.planner.search.search import search
 from penstock.ranks.control import GroupControl, cannot
 from penstock.splitting.splitter import split
 from penstock.step.microbatches import split_batch
+from penstock.torch_private import tree_map_only
 from penstock.training.device import find_device
 from penstock.training.pipeline import Pipeline
 

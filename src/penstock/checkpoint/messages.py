@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -23,6 +22,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from penstock.checkpoint.manifest import find_dtype
+from penstock.torch_private import StorageInfo
 
 __all__ = [
     "Written",
@@ -53,7 +53,7 @@ class Written:
         """Return the item of plain values."""
         key, offset, size, file, start, length, position = values
         index = MetadataIndex(key, None if offset is None else torch.Size(offset))
-        return cls(WriteResult(index, size, _StorageInfo(file, start, length)), position)
+        return cls(WriteResult(index, size, StorageInfo(file, start, length)), position)
 
 
 def plan_to_values(plan: SavePlan) -> list[list[Any]]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from penstock.torch_private import TorchDispatchMode, tree_leaves
 
 __all__ = ["LiveMemory", "storages_of"]
 

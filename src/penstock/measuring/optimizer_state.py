@@ -6,7 +6,8 @@ from typing import TypeAlias
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+
+from penstock.torch_private import tree_leaves
 
 __all__ = ["MakeOptimizer", "count_optimizer_bytes"]
 

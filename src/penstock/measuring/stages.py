@@ -19,9 +19,9 @@ from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.measuring.optimizer_state import MakeOptimizer, count_optimizer_bytes
 from penstock.measuring.stage_bytes import ActionBytes
+from penstock.modules.untouched import untouched
 from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
-from penstock.splitting.untouched import untouched
 from penstock.step.microbatches import Ready, count_rows
 from penstock.training.device import find_device
 from penstock.training.options import RunOptions

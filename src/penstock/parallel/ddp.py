@@ -7,9 +7,9 @@ from typing import TypeAlias, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._composable.replicate import DDP as ReplicatedModule  # noqa: N811  # a class
-from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
+
+from penstock.torch_private import ReplicatedModule, foreach_div_, replicate
 
 __all__ = ["ReplicatedStage", "find_copies"]
 
@@ -117,7 +117,7 @@ def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> No
     flat = torch.cat([*(part.detach().reshape(-1) for part in parts), counts])
     dist.all_reduce(flat, group=group)
     *averages, counts = torch.split(flat, [*(part.numel() for part in parts), len(used)])
-    torch._foreach_div_(averages, dist.get_world_size(group))
+    foreach_div_(averages, dist.get_world_size(group))
     anywhere = used if all(used) else (counts > 0).tolist()
     for parameter, average, is_used in zip(parameters, averages, anywhere, strict=True):
         if parameter.grad is not None:

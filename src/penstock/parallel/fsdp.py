@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
 from torch.distributed.fsdp import FSDPModule, UnshardHandle
+
+from penstock.torch_private import ReplicateModule
 
 __all__ = ["ShardedStage"]
 

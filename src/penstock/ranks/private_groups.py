@@ -13,11 +13,10 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.constants import default_pg_timeout
-from torch.distributed.distributed_c10d import _get_default_store
 
 from penstock.ranks.abortable_sockets import Connections
+from penstock.torch_private import PrefixStore, get_default_store
 
 __all__ = ["PrivateGroup", "open_gloo", "open_like", "open_nccl"]
 
@@ -77,7 +76,7 @@ def _meet(group: dist.ProcessGroup, ranks: Sequence[int] | None) -> tuple[Prefix
     everyone = dist.get_process_group_ranks(group)
     members = everyone if ranks is None else [everyone[rank] for rank in ranks]
     number = members.index(dist.get_rank())
-    store = _get_default_store()
+    store = get_default_store()
     name = "penstock/" + sha256(repr(members).encode()).hexdigest()[:16]
     opened = store.add(f"{name}/{number}", 1)
     return PrefixStore(f"{name}/group{opened}", store), number, len(members)

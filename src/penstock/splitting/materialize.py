@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from penstock.errors import ModelError
+from penstock.modules.untouched import same_random_numbers
 
 __all__ = ["compute_buffers", "expect_filled", "give_memory", "unfilled_names"]
 
@@ -94,8 +95,7 @@ def _compute(
     own = [t for t in (*module._parameters.values(), *module._buffers.values()) if t is not None]
     others = [tensor for tensor in own if not any(tensor is one for one in wanted)]
     kept = [tensor.detach().clone() for tensor in others]
-    devices = {tensor.device for tensor in own if tensor.is_cuda}
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    with same_random_numbers(), torch.no_grad():
         initialize(module)
         for tensor, before in zip(others, kept, strict=True):
             _bits_or_self(tensor.data).copy_(_bits_or_self(before))

@@ -20,6 +20,8 @@ from penstock.ir.dataflow import Dataflow, Routed
 from penstock.splitting.materialize import compute_buffers, expect_filled, give_memory
 from penstock.splitting.original import unguarded
 from penstock.splitting.signature import Signature, sign
+from penstock.tensors.packet import as_arguments
+from penstock.torch_private import tree_map_only
 
 __all__ = ["Pipe", "Tie", "check_complete"]
 
@@ -78,7 +80,7 @@ class Pipe:
         output: Any = None
         for index, stage in enumerate(self.stages):
             received = [made.pop((p, index)) for p in self.dataflow.producers(index)]
-            output = stage(*_as_arguments(received)) if index else stage(*args, **kwargs)
+            output = stage(*as_arguments(received)) if index else stage(*args, **kwargs)
             for consumer in self.dataflow.consumers(index):
                 value = output.values[consumer] if isinstance(output, Routed) else output
                 made[index, consumer] = cross(value)
@@ -178,20 +180,13 @@ class Pipe:
         return "\n".join(lines)
 
 
-def _as_arguments(values: Iterable[Any]) -> list[Any]:
-    arguments: list[Any] = []
-    for value in values:
-        arguments.extend(value if isinstance(value, tuple) else (value,))
-    return arguments
-
-
 def _call_quietly(function: Callable[[nn.Module], object], module: nn.Module) -> None:
     with torch.no_grad():
         function(module)
 
 
 def _detach(value: Any) -> Any:
-    return torch.utils._pytree.tree_map_only(torch.Tensor, _cut, value)
+    return tree_map_only(torch.Tensor, _cut, value)
 
 
 def _cut(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from penstock.errors import PipelineError
+from penstock.torch_private import tree_leaves, tree_map_only
 
 __all__ = ["CheckpointedModule"]
 

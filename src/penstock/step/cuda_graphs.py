@@ -38,6 +38,7 @@ from penstock.step.graph_capture import (
     require_device,
 )
 from penstock.tensors.tree import Structure, flatten, unflatten
+from penstock.torch_private import foreach_copy_, foreach_zero_
 
 __all__ = ["StageGraphs"]
 
@@ -264,9 +265,9 @@ class _Gradients:
                 moved.append(memory)
                 values.append(gradient)
         if new:
-            torch._foreach_zero_(new)
+            foreach_zero_(new)
         if moved:
-            torch._foreach_copy_(moved, values)
+            foreach_copy_(moved, values)
 
 
 @dataclass(eq=False)
@@ -285,14 +286,14 @@ class _Slot:
     def forward(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Replay F; the outputs are copies, for the next microbatch comes into the same memory."""
         if tensors:
-            torch._foreach_copy_(self.passage.inputs, list(tensors))
+            foreach_copy_(self.passage.inputs, list(tensors))
         self.forward_graph.replay()
         return [output.clone() for output in self.passage.outputs]
 
     def backward(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Replay I; the gradients of the inputs, copies as well."""
         if gradients:
-            torch._foreach_copy_(self.passage.gradients, list(gradients))
+            foreach_copy_(self.passage.gradients, list(gradients))
         self.weight_gradients.bind()
         self.backward_graph.replay()
         found = iter(self.passage.input_gradients)

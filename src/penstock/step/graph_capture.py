@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from penstock.errors import PenstockError
+from penstock.torch_private import end_allocate_to_pool, release_pool
 
 __all__ = [
     "CapturePlace",
@@ -145,8 +146,8 @@ class GraphCapture:
         """
         device = torch.cuda.current_device()
         with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(device, self._pool)
-            torch._C._cuda_releasePool(device, self._pool)
+            end_allocate_to_pool(device, self._pool)
+            release_pool(device, self._pool)
         number = torch.empty((), device=torch.device("cuda", device))
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=_MODE):
             number.zero_()

@@ -22,7 +22,7 @@ from penstock.step.activation_checkpointing import CheckpointedModule
 from penstock.step.backward import LayerRecorder, Root, run_backward
 from penstock.step.cuda_graphs import StageGraphs
 from penstock.step.layer_random import StageRandom
-from penstock.tensors.packet import Packet
+from penstock.tensors.packet import Packet, as_arguments
 from penstock.tensors.plain import plain_value, require_plain
 from penstock.tensors.tree import Structure, flatten, unflatten
 
@@ -125,7 +125,7 @@ class Stage:
         """Run the module without keeping a graph."""
         values = [self._unpack(packet.structure, packet.tensors) for packet in received]
         with torch.no_grad(), self._draw(microbatch, is_training=False):
-            return self.module(*_as_arguments(values), *args, **kwargs)
+            return self.module(*as_arguments(values), *args, **kwargs)
 
     def forward(
         self,
@@ -168,8 +168,8 @@ class Stage:
     def _enter(self, received: Sequence[Packet]) -> list[Any]:
         """What was received, as arguments, behind `_Enter` if the module writes to it."""
         if self._writes is False:
-            return _as_arguments([self._unpack(p.structure, p.tensors) for p in received])
-        return _as_arguments(
+            return as_arguments([self._unpack(p.structure, p.tensors) for p in received])
+        return as_arguments(
             [self._unpack(p.structure, [_enter(tensor) for tensor in p.tensors]) for p in received]
         )
 
@@ -358,14 +358,6 @@ def _cut(tensor: torch.Tensor, uses: int) -> torch.Tensor:
     if uses > 1:
         cut = cut.clone()
     return cut.requires_grad_(tensor.requires_grad)
-
-
-def _as_arguments(values: Sequence[Any]) -> list[Any]:
-    """The outputs of the producers as positional arguments: a tuple is several of them."""
-    arguments: list[Any] = []
-    for value in values:
-        arguments.extend(value if isinstance(value, tuple) else (value,))
-    return arguments
 
 
 def _join_roots(flight: _Flight, gradients: Sequence[Sequence[torch.Tensor]]) -> list[Root]:

@@ -1,12 +1,14 @@
-"""Packets: what travels from stage to stage."""
+"""What travels from stage to stage, and how a stage is called with it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from penstock.tensors.tree import Structure
 
-__all__ = ["Packet"]
+__all__ = ["Packet", "as_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +20,15 @@ class Packet:
 
     structure: Structure
     tensors: list[torch.Tensor]
+
+
+def as_arguments(outputs: Iterable[Any]) -> list[Any]:
+    """Return the outputs of a stage's producers as positional arguments; a tuple is several.
+
+    >>> as_arguments(["a", ("b", "c")])
+    ['a', 'b', 'c']
+    """
+    arguments: list[Any] = []
+    for output in outputs:
+        arguments.extend(output if isinstance(output, tuple) else (output,))
+    return arguments

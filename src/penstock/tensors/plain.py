@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from penstock.errors import BoundaryError
+from penstock.torch_private import AsyncCollectiveTensor
 
 __all__ = ["dense_value", "plain_value", "require_plain"]
 

@@ -27,6 +27,7 @@ from penstock.step.executor import (
 )
 from penstock.step.layer_random import LayerRandom
 from penstock.step.microbatches import find_dims, merge_outputs
+from penstock.torch_private import profiler_enabled
 from penstock.training.assemble import Assembly
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import BatchFacts, accepted_arguments
@@ -222,7 +223,7 @@ class StepRunner:
         with torch.set_grad_enabled(request.is_training):
             if request.is_recorded:
                 return executor.record(batch, results, clock_for(self._part.device))
-            if torch._C._autograd._profiler_enabled():
+            if profiler_enabled():
                 executor.profile(batch, results)
             else:
                 executor.run(batch, results)

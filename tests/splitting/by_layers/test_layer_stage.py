@@ -57,9 +57,9 @@ def test_print_shows_what_is_here_and_what_is_elsewhere() -> None:
     block = "Block(\n      (linear): Linear(in_features=6, out_features=6, bias=True)\n    )"
     assert str(pipe.stages[1]) == (
         "LayerStage(\n"
-        "  (embed): Elsewhere(Linear of another stage)\n"
+        "  (embed): RemoteModule(Linear of another stage)\n"
         "  (layers): ModuleList(\n"
-        "    (0): Elsewhere(Block of another stage)\n"
+        "    (0): RemoteModule(Block of another stage)\n"
         f"    (1): {block}\n"
         "  )\n"
         "  (head): Linear(in_features=6, out_features=2, bias=True)\n"

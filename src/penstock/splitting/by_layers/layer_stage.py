@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from penstock.splitting.by_layers.eager import leave_uncompiled, run_eagerly
+from penstock.modules.compiled import COMPILED_CALL, leave_uncompiled, run_eagerly
 from penstock.splitting.by_layers.example.unit_calls import UnitCalls
 from penstock.splitting.by_layers.hooks.hooks import HookTables, keeping_hooks, tables_of
 from penstock.splitting.by_layers.hooks.rebinding import StageHooks
@@ -339,7 +339,7 @@ class _Builder:
 
 def _run_by_itself(made: nn.Module, original: nn.Module) -> None:
     """Let a copy run its own forward, where the original was given another one."""
-    vars(made).pop("_compiled_call_impl", None)
+    vars(made).pop(COMPILED_CALL, None)
     given = vars(original).get("forward")
     if isinstance(given, MethodType) and given.__self__ is original:
         vars(made)["forward"] = MethodType(given.__func__, made)

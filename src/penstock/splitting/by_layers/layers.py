@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from penstock.errors import ModelError, SizeError
+from penstock.modules.compiled import is_compiler_wrapper
 from penstock.splitting.by_layers.example.dependencies import Dependencies, find_needs
 from penstock.splitting.by_layers.layer_stage import build_layer_stages
 from penstock.splitting.by_layers.notes import INPUTS, Value
@@ -50,7 +51,7 @@ def split_layers(
     needs; without, each stage is taken to need the model's inputs and what the last layer of the
     stage before returns.
     """
-    if "_orig_mod" in model._modules:
+    if is_compiler_wrapper(model):
         raise ModelError(
             "the model is compiled as a whole; split the model itself, and compile its layers "
             "(`layer.compile()`)"

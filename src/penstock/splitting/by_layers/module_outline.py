@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.modules.compiled import COMPILED_CALL
 from penstock.splitting.by_layers.hooks.hooks import HookTables, tables_of
 from penstock.splitting.by_layers.stand_ins import StandIn, stand_in
 
@@ -14,7 +15,7 @@ __all__ = ["Outline", "outline_of", "outline_tensor", "plain_attributes"]
 
 # What a module that stands for another must not take from it: its state, and ways to run it.
 _STATE = frozenset(vars(nn.Module()))
-_WAYS_TO_RUN = frozenset({"forward", "_compiled_call_impl"})
+_WAYS_TO_RUN = frozenset({"forward", COMPILED_CALL})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

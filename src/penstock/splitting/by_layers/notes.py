@@ -16,7 +16,10 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import (
+
+from penstock.errors import ModelError
+from penstock.splitting.by_layers.stand_ins import Absent, stand_in
+from penstock.torch_private import (
     TreeSpec,
     keystr,
     tree_flatten,
@@ -25,9 +28,6 @@ from torch.utils._pytree import (
     treespec_dumps,
     treespec_loads,
 )
-
-from penstock.errors import ModelError
-from penstock.splitting.by_layers.stand_ins import Absent, stand_in
 
 __all__ = [
     "INPUTS",

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Routed
@@ -44,6 +43,7 @@ from penstock.splitting.by_layers.notes import (
 from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint, refuse_reentrant
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stand_ins import ADVICE, StandIn
+from penstock.torch_private import tree_leaves
 
 __all__ = ["Departure", "Replay"]
 

@@ -8,9 +8,9 @@ and whatever is computed from it is a stand-in again. Nothing can take it for a 
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock.errors import ModelError
+from penstock.torch_private import make_wrapper_subclass, tree_leaves, tree_map
 
 __all__ = ["ADVICE", "Absent", "StandIn", "stand_in"]
 
@@ -26,7 +26,7 @@ class StandIn(torch.Tensor):
         cls, outline: torch.Tensor, device: torch.device, sources: frozenset[str]
     ) -> "StandIn":
         """A stand-in of the shape of a tensor on the meta device, as if it were on `device`."""
-        made: StandIn = torch.Tensor._make_wrapper_subclass(
+        made: StandIn = make_wrapper_subclass(
             cls,
             outline.shape,
             strides=outline.stride(),

@@ -6,7 +6,6 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from penstock.errors import ArgumentError, ModelError, SizeError
 from penstock.splitting.by_tracing.capture.capture import Capture, capture
@@ -24,6 +23,7 @@ from penstock.splitting.by_tracing.cut.state_owners import hold
 from penstock.splitting.by_tracing.stage.graph_stage import GraphStage, Program, check_names
 from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
 from penstock.splitting.pipe import Pipe, check_complete
+from penstock.torch_private import pytree
 
 __all__ = ["Policy", "make_stage", "split_into_pieces", "split_traced"]
 

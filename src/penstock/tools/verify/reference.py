@@ -10,6 +10,7 @@ from torch import nn
 
 from penstock.ir.dataflow import Dataflow
 from penstock.loss.added import collect_losses
+from penstock.tensors.packet import as_arguments
 from penstock.tools.verify.case import Case
 
 __all__ = ["GradientError", "find_unreached", "largest_error", "run_unsplit"]
@@ -35,18 +36,10 @@ def run_unsplit(case: Case, dataflow: Dataflow) -> torch.Tensor:
             if dataflow.stream_of_stage[stage]:
                 continue
             values = [outputs[producer] for producer in dataflow.producers(stage)]
-            outputs[stage] = case.stages[part](*(_as_arguments(values) if values else case.args))
+            outputs[stage] = case.stages[part](*(as_arguments(values) if values else case.args))
             if not dataflow.consumers(stage):
                 total = total + case.loss(outputs[stage], case.target)
     return total + sum(added)
-
-
-def _as_arguments(values: Sequence[Any]) -> list[Any]:
-    """Return the outputs of the producers as positional arguments; a tuple is several."""
-    arguments: list[Any] = []
-    for value in values:
-        arguments.extend(value if isinstance(value, tuple) else (value,))
-    return arguments
 
 
 def largest_error(

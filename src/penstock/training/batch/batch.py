@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.errors import BatchError
+from penstock.modules.compiled import is_compiler_wrapper, unwrap_compiled
 from penstock.step.microbatches import Along, Ready, Shared, split_batch
 from penstock.training.batch.rows import RowClaims, claim_rows, settle_rows
 
@@ -153,8 +154,8 @@ def unwrap(module: nn.Module) -> nn.Module:
         match module:
             case DistributedDataParallel():
                 module = module.module
-            case nn.Module(_orig_mod=nn.Module() as inner):
-                module = inner
+            case _ if is_compiler_wrapper(module):
+                module = unwrap_compiled(module)
             case _:
                 return module
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from penstock.ranks.agreement import digest_of
 from penstock.step.microbatches import Along, Ready, Shared
+from penstock.torch_private import is_traceable_wrapper_subclass
 
 __all__ = ["Fingerprint", "fingerprints"]
 

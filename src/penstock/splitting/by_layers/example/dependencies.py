@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.eager import run_eagerly
+from penstock.modules.compiled import run_eagerly
+from penstock.modules.untouched import untouched
 from penstock.splitting.by_layers.example.changed_attributes import changed_names, look_at
 from penstock.splitting.by_layers.example.side_outputs import SideOutputs, tensors_in, written_by
 from penstock.splitting.by_layers.example.unit_calls import UnitCalls
@@ -41,7 +40,7 @@ from penstock.splitting.by_layers.notes import (
 )
 from penstock.splitting.by_layers.units import Units
 from penstock.splitting.caches import find_configs, refuse_cache, without_cache
-from penstock.splitting.untouched import untouched
+from penstock.torch_private import TorchDispatchMode, tree_leaves, tree_map_only
 
 __all__ = ["Call", "Dependencies", "find_needs"]
 
@@ -112,10 +111,10 @@ def find_needs(
             watch.add(unit.path, unit.module)
         tracker.attend = watch.attend
         before = {unit.path: look_at(unit.module) for unit in units.units}
-        stack.enter_context(tracker)
-        output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
-    tracker.finish(output)
-    _note_attributes(tracker.needs, units, before)
+        with tracker:
+            output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
+        tracker.finish(output)
+        _note_attributes(tracker.needs, units, before)
     return tracker.needs
 
 

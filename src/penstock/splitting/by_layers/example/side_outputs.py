@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.errors import ModelError
+from penstock.torch_private import tree_leaves
 
 __all__ = ["SideOutputWatch", "SideOutputs", "tensors_in", "written_by"]
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from penstock.splitting.by_layers.eager import leave_uncompiled
+from penstock.modules.compiled import leave_uncompiled
 from penstock.splitting.by_layers.example.changed_attributes import look_at
 from penstock.splitting.by_layers.hooks.hooks import (
     GLOBAL_TABLES,

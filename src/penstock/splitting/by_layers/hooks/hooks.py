@@ -14,11 +14,15 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_map_only
 
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.stand_ins import StandIn, stand_in
+from penstock.torch_private import (
+    global_forward_hooks,
+    global_forward_hooks_with_kwargs,
+    global_forward_pre_hooks,
+    tree_map_only,
+)
 
 __all__ = [
     "GLOBAL_TABLES",
@@ -124,10 +128,10 @@ class HookTables:
 
 # Hooks of all modules, as `register_module_forward_hook` makes them.
 GLOBAL_TABLES = HookTables(
-    torch_module._global_forward_pre_hooks,
+    global_forward_pre_hooks,
     {},
-    torch_module._global_forward_hooks,
-    torch_module._global_forward_hooks_with_kwargs,
+    global_forward_hooks,
+    global_forward_hooks_with_kwargs,
 )
 
 

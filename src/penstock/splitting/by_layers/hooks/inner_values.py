@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from penstock.splitting.by_layers.hooks.hooks import Given
+from penstock.torch_private import tree_leaves
 
 __all__ = ["Observed", "observe", "seen_by_hooks", "version_of"]
 

@@ -6,27 +6,32 @@ each tensor however many names it has.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.experimental import _config as symbol_config
-from torch.utils import _pytree as pytree
 
 from penstock.errors import ModelError
+from penstock.modules.untouched import untouched
 from penstock.splitting.by_tracing.capture.entry import Entry, bind_arguments, flatten_arguments
 from penstock.splitting.by_tracing.capture.failure import explain_failure
 from penstock.splitting.by_tracing.capture.regions import GradModeNotes
 from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_rules
 from penstock.splitting.by_tracing.capture.traced_graph import build_graph, user_inputs
-from penstock.splitting.by_tracing.capture.undisturbed import quiet_export, undisturbed
 from penstock.splitting.caches import find_configs, refuse_cache, tell_of_cache, without_cache
 from penstock.splitting.original import unguarded
+from penstock.torch_private import pytree, symbolic_shape_config
 
 __all__ = ["Capture", "capture"]
+
+# Loggers that describe at length what our error says in the user's own terms.
+_VERBOSE = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +116,7 @@ def capture(
     configs = find_configs(model)
     refuse_cache(configs, kwargs)
     tell_of_cache(model)
-    with undisturbed(model), unguarded(model), quiet_export(), without_cache(configs):
+    with untouched([model]), unguarded(model), _own_modes(), without_cache(configs), _quiet():
         program, is_oblivious = _export(flat, dynamic=dynamic)
     tensors = user_inputs(program)
     inputs = describe_inputs(
@@ -161,7 +166,7 @@ def _export(flat: _Flat, *, dynamic: bool) -> tuple[ExportedProgram, bool]:
     for is_oblivious in attempts:
         shapes = tuple(_free_sizes(tensor) if dynamic else None for tensor in tensors)
         try:
-            with symbol_config.patch(backed_size_oblivious=is_oblivious):  # type: ignore[attr-defined]  # made on import
+            with symbolic_shape_config.patch(backed_size_oblivious=is_oblivious):  # type: ignore[attr-defined]  # made on import
                 program = torch.export.export(
                     flat, tensors, dynamic_shapes=(shapes,), strict=False
                 )
@@ -176,3 +181,29 @@ def _export(flat: _Flat, *, dynamic: bool) -> tuple[ExportedProgram, bool]:
 
 def _free_sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tuple(Dim.AUTO if size > 1 else None for size in tensor.shape)
+
+
+@contextmanager
+def _own_modes() -> Iterator[None]:
+    """Trace with gradients and without autocast, whatever the caller has switched on."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        for device_type in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device_type):
+                stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress what export logs and prints about a model that it cannot trace."""
+    loggers = [logging.getLogger(name) for name in _VERBOSE]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        for logger, is_disabled in zip(loggers, before, strict=True):
+            logger.disabled = is_disabled

@@ -14,9 +14,9 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from penstock.errors import BatchError
+from penstock.torch_private import pytree
 
 __all__ = [
     "Entry",

@@ -6,14 +6,14 @@ from pathlib import Path
 from types import FrameType
 
 from torch import nn
-from torch._subclasses.fake_tensor import (
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from penstock.splitting.by_tracing.capture.user_code import is_user_code
+from penstock.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-from penstock.splitting.by_tracing.capture.user_code import is_user_code
 
 __all__ = ["explain_failure", "suggest_layers"]
 

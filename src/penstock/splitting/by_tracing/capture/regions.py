@@ -18,6 +18,8 @@ import torch
 from torch import fx
 from torch.overrides import TorchFunctionMode
 
+from penstock.torch_private import set_grad_enabled
+
 __all__ = [
     "OPEN_REGIONS",
     "Autocast",
@@ -88,7 +90,7 @@ class GradModeNotes(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Called in place of every function of torch."""
-        if func is torch._C._set_grad_enabled:
+        if func is set_grad_enabled:
             _NOTE(bool(args[0]))
         return func(*args, **(kwargs or {}))
 

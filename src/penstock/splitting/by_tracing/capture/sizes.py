@@ -8,10 +8,10 @@ import sympy  # type: ignore[import-untyped]  # it ships no types
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy.printers import PythonPrinter
 
 from penstock.splitting.by_tracing.capture.entry import Rule, TracedInput
 from penstock.splitting.by_tracing.capture.user_code import is_user_code
+from penstock.torch_private import PythonPrinter
 
 __all__ = ["describe_inputs", "find_rules", "hint_of"]
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from penstock.torch_private import OpOverload
+
 __all__ = ["Storage", "find_storages", "is_write", "written_arguments"]
 
 
@@ -35,7 +37,7 @@ def is_write(node: fx.Node) -> bool:
 
 def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
     """The arguments that a node writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from penstock.torch_private import HigherOrderOperator, OpOverload
+
 __all__ = ["GraphData", "pack_graph", "unpack_graph"]
 
 # What is kept of what is known about a node: the line of the model that it comes from.
@@ -93,10 +95,10 @@ def _map(value: Any, replace: dict[Any, Any]) -> Any:
 
 def _pack_target(target: Any) -> Any:
     match target:
-        case torch._ops.OpOverload():
+        case OpOverload():
             namespace, _, name = target._schema.name.partition("::")
             return _Operation((namespace, name, target._overloadname))
-        case torch._ops.HigherOrderOperator():
+        case HigherOrderOperator():
             return _Operation(("higher_order", target.__name__))
         case _:
             return target

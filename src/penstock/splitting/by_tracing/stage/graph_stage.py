@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from penstock.errors import ModelError
 from penstock.splitting.by_tracing.capture.entry import Entry, pack_spec, unpack_spec
 from penstock.splitting.by_tracing.capture.regions import OPEN_REGIONS, OpenRegions, open_autocast
 from penstock.splitting.by_tracing.stage.graph_data import pack_graph, unpack_graph
 from penstock.splitting.by_tracing.stage.random_nodes import announce_random_nodes
+from penstock.torch_private import pytree
 
 __all__ = ["GraphStage", "Program", "check_names"]
 

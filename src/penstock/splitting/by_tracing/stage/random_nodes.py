@@ -6,13 +6,14 @@ import torch
 from torch import fx
 
 from penstock.splitting.by_tracing.stage.graph_data import pack_graph, unpack_graph
+from penstock.torch_private import HigherOrderOperator
 
 __all__ = ["announce_random_nodes", "is_random"]
 
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws random numbers, or may do so in a graph that is nested in it."""
-    if isinstance(node.target, torch._ops.HigherOrderOperator):
+    if isinstance(node.target, HigherOrderOperator):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 

@@ -1,10 +1,10 @@
-"""Layers that were compiled are split like others; a model that was, as a whole, is not."""
+"""Compiled layers are split like others; a model that is compiled as a whole is refused."""
 
 import pytest
 import torch
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.eager import is_compiled, leave_uncompiled, run_eagerly
+from penstock.modules.compiled import is_compiled
 from penstock.splitting.by_layers.layers import split_layers
 from tests.splitting.checking import assert_same_gradients
 from tests.splitting.small import Chain, numbers
@@ -37,7 +37,7 @@ def test_compiled_layers_are_split_and_stay_compiled(has_example: bool) -> None:
     assert_same_gradients(model, pipe, (X,), schedules=("1F1B",))
 
 
-def test_a_model_that_was_compiled_in_place_runs_its_stages_as_they_are() -> None:
+def test_stages_of_a_model_compiled_in_place_run_uncompiled() -> None:
     model = Chain()
     expected = model(X)
     model.compile(backend="eager")
@@ -45,14 +45,6 @@ def test_a_model_that_was_compiled_in_place_runs_its_stages_as_they_are() -> Non
     assert torch.equal(split_layers(model, ["layers"], 2)(X), expected)
 
 
-def test_a_model_that_was_compiled_as_a_whole_is_refused() -> None:
+def test_a_model_compiled_as_a_whole_is_refused() -> None:
     with pytest.raises(ModelError, match="split the model itself, and compile its layers"):
         split_layers(torch.compile(Chain(), backend="eager"), ["layers"], 2)  # type: ignore[arg-type]  # it is a module
-
-
-def test_plain_modules_have_no_part_in_this() -> None:
-    model = Chain()
-    assert not is_compiled(model)
-    assert leave_uncompiled(model, print) is print
-    with run_eagerly(model) as nothing:
-        assert nothing is None

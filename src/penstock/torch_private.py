@@ -1,0 +1,287 @@
+"""Private names of torch: every one that Penstock uses, under a public name, and what it is for.
+
+Torch may change these in any version. No other module names them, so that this file and its test
+are all that a new version of torch has to be compared with. Torch 2.11 to 2.13 have all of them,
+except where a comment says otherwise. Functions on hot paths are torch's own objects, bound when
+this module is imported; what takes long to load is looked up when it is first imported from here.
+
+Private attributes of torch's objects are used where they are needed. `ATTRIBUTES` lists them.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# How backward passes are started, with all their options.
+from torch.autograd.graph import _engine_run_backward as engine_run_backward
+
+# Settings of symbolic sizes: lets a traced model take sizes of 0 and 1.
+from torch.fx.experimental import _config as symbolic_shape_config
+
+# Hooks of all modules, as `register_module_forward_hook` and its like register them.
+from torch.nn.modules.module import (
+    _global_forward_hooks as global_forward_hooks,
+)
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs as global_forward_hooks_with_kwargs,
+)
+from torch.nn.modules.module import (
+    _global_forward_pre_hooks as global_forward_pre_hooks,
+)
+
+# Trees of tuples, lists, dicts and what users register; `torch.utils` has no public form of it.
+from torch.utils import _pytree as pytree
+
+# A mode that sees every operation below autograd; and whether a subclass is made of tensors.
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+    treespec_dumps,
+    treespec_loads,
+)
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._dynamo.backends.debugging import aot_eager, boxed_nop
+    from torch._dynamo.eval_frame import OptimizedModule
+    from torch._dynamo.eval_frame import _TorchDynamoContext as CompileContext
+    from torch._functorch import config as functorch_config
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        UnsupportedOperatorException,
+    )
+    from torch.distributed._composable.replicate import DDP as ReplicatedModule  # noqa: N811  # a class
+    from torch.distributed._composable.replicate import replicate
+    from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+    from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
+    from torch.distributed.distributed_c10d import _get_default_group as get_default_group
+    from torch.distributed.distributed_c10d import _get_default_store as get_default_store
+    from torch.utils._sympy.printers import PythonPrinter
+
+__all__ = [
+    "ATTRIBUTES",
+    "AsyncCollectiveTensor",
+    "CompileContext",
+    "DataDependentOutputException",
+    "DisableTorchFunctionSubclass",
+    "DynamicOutputShapeException",
+    "FunctionBase",
+    "HigherOrderOperator",
+    "OpOverload",
+    "OptimizedModule",
+    "PrefixStore",
+    "PythonPrinter",
+    "ReplicateModule",
+    "ReplicatedModule",
+    "StorageInfo",
+    "Store",
+    "TCPStore",
+    "TorchCompileInductorWrapper",
+    "TorchCompileWrapper",
+    "TorchDispatchMode",
+    "TreeSpec",
+    "UnsupportedOperatorException",
+    "aot_autograd",
+    "aot_eager",
+    "boxed_nop",
+    "compile_fx",
+    "compile_fx_inner",
+    "current_graph_task_id",
+    "end_allocate_to_pool",
+    "engine_run_backward",
+    "foreach_copy_",
+    "foreach_div_",
+    "foreach_zero_",
+    "functorch_config",
+    "get_default_group",
+    "get_default_store",
+    "global_forward_hooks",
+    "global_forward_hooks_with_kwargs",
+    "global_forward_pre_hooks",
+    "grouped_mm",
+    "is_any_autocast_enabled",
+    "is_functorch_wrapped_tensor",
+    "is_traceable_wrapper_subclass",
+    "keystr",
+    "make_wrapper_subclass",
+    "min_cut_rematerialization_partition",
+    "peek_interpreter_stack",
+    "profiler_enabled",
+    "pytree",
+    "release_pool",
+    "replicate",
+    "set_grad_enabled",
+    "symbolic_shape_config",
+    "top_saved_tensors_default_hooks",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "treespec_dumps",
+    "treespec_loads",
+]
+
+# The number of the backward pass that runs in this thread, or -1.
+current_graph_task_id = torch._C._current_graph_task_id
+# Whether autocast is on for any kind of device.
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+# The hooks that `saved_tensors_hooks` has set last, or None.
+top_saved_tensors_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+# The innermost transform of `torch.func` that runs now, or None.
+peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
+# Whether a tensor belongs to a transform of `torch.func`.
+is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
+# Whether a profiler is running.
+profiler_enabled = torch._C._autograd._profiler_enabled
+# What `no_grad` and its like call; a TorchFunctionMode sees the calls.
+set_grad_enabled = torch._C._set_grad_enabled
+# A context in which subclasses of Tensor are handled as plain tensors.
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+# The class of backward nodes that come from a Python `autograd.Function`.
+FunctionBase = torch._C._FunctionBase
+# Makes a tensor of a subclass that has a shape and a device, but no memory.
+make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+# The type of `torch.ops.aten.add.Tensor` and its like, and of operations that call graphs.
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
+# Products of many pairs of matrices in one call, as mixtures of experts use them.
+grouped_mm = torch._grouped_mm
+# One kernel for a list of tensors.
+foreach_copy_ = torch._foreach_copy_
+foreach_div_ = torch._foreach_div_
+foreach_zero_ = torch._foreach_zero_
+# What `torch.compile` makes of the name of a backend, and of its own.
+TorchCompileWrapper = torch._TorchCompileWrapper
+TorchCompileInductorWrapper = torch._TorchCompileInductorWrapper
+
+
+def end_allocate_to_pool(device: int, pool: Any) -> None:
+    """Stop allocating to a memory pool, which a failed capture of a CUDA graph leaves running."""
+    torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def release_pool(device: int, pool: Any) -> None:
+    """Give up one use of a memory pool of CUDA graphs."""
+    torch._C._cuda_releasePool(device, pool)
+
+
+# Names that take long to load, with the module and the name there.
+_LATE = {
+    # The result of a functional collective that may still be under way.
+    "AsyncCollectiveTensor": "torch.distributed._functional_collectives AsyncCollectiveTensor",
+    # The process group of `init_process_group`, and the store that its ranks met in.
+    "get_default_group": "torch.distributed.distributed_c10d _get_default_group",
+    "get_default_store": "torch.distributed.distributed_c10d _get_default_store",
+    # Stores that ranks meet in; public at run time, but not in torch's type stubs.
+    "PrefixStore": "torch.distributed PrefixStore",
+    "Store": "torch.distributed Store",
+    "TCPStore": "torch.distributed TCPStore",
+    # The composable form of DDP: the function, and the class that it gives a module.
+    "replicate": "torch.distributed._composable.replicate replicate",
+    "ReplicatedModule": "torch.distributed._composable.replicate DDP",
+    # The form of FSDP2 that shards nothing.
+    "ReplicateModule": "torch.distributed._composable.replicate_with_fsdp ReplicateModule",
+    # Where in a file of a checkpoint a tensor is.
+    "StorageInfo": "torch.distributed.checkpoint.filesystem _StorageInfo",
+    # Why a model cannot be traced.
+    "DataDependentOutputException": "torch._subclasses.fake_tensor DataDependentOutputException",
+    "DynamicOutputShapeException": "torch._subclasses.fake_tensor DynamicOutputShapeException",
+    "UnsupportedOperatorException": "torch._subclasses.fake_tensor UnsupportedOperatorException",
+    # Writes expressions of symbolic sizes as Python.
+    "PythonPrinter": "torch.utils._sympy.printers PythonPrinter",
+    # What `torch.compile` puts around a module, and how it calls the compiler.
+    "OptimizedModule": "torch._dynamo.eval_frame OptimizedModule",
+    "CompileContext": "torch._dynamo.eval_frame _TorchDynamoContext",
+    # Backends, and the parts that backends are made of.
+    "aot_autograd": "torch._dynamo.backends.common aot_autograd",
+    "aot_eager": "torch._dynamo.backends.debugging aot_eager",
+    "boxed_nop": "torch._dynamo.backends.debugging boxed_nop",
+    "compile_fx": "torch._inductor.compile_fx compile_fx",
+    "compile_fx_inner": "torch._inductor.compile_fx compile_fx_inner",
+    # Divides a traced graph into forward and backward.
+    "min_cut_rematerialization_partition": (
+        "torch._functorch.partitioners min_cut_rematerialization_partition"
+    ),
+    "functorch_config": "torch._functorch config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LATE[name].partition(" ")
+    found = globals()[name] = _find(module, attribute)
+    return found
+
+
+def _find(module: str, attribute: str) -> Any:
+    found = import_module(module)
+    # A module inside of a package is an attribute of it only after it was imported.
+    return getattr(found, attribute, None) or import_module(f"{module}.{attribute}")
+
+
+# Private attributes of torch's objects, by the class that has them.
+ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "Tensor": {
+        "_version": "counts writes in place",
+        "_base": "what a view is a view of, or None",
+        "_is_view": "whether it is a view",
+        "_backward_hooks": "hooks on its gradient, or None",
+        "_post_accumulate_grad_hooks": "hooks that run after its gradient was added, or None",
+    },
+    "UntypedStorage": {"_cdata": "identifies the memory while it exists"},
+    "Module": {
+        "_parameters": "its own parameters, by name",
+        "_buffers": "its own buffers, by name",
+        "_modules": "its children, by name",
+        "_non_persistent_buffers_set": "the buffers that no state_dict has",
+        "_forward_hooks": "hooks after forward, by number",
+        "_forward_hooks_with_kwargs": "the numbers of those that take keywords",
+        "_forward_hooks_always_called": "the numbers of those that run after an error too",
+        "_forward_pre_hooks": "hooks before forward, by number",
+        "_forward_pre_hooks_with_kwargs": "the numbers of those that take keywords",
+        "_backward_hooks": "hooks of its backward",
+        "_backward_pre_hooks": "hooks before its backward",
+        "_state_dict_pre_hooks": "hooks before state_dict, by number",
+        "_apply": "replaces every tensor; what `to` is made of",
+        "_call_impl": "hooks and forward",
+        "_compiled_call_impl": "the same compiled by `module.compile()`, or None",
+    },
+    "OptimizedModule": {
+        "_orig_mod": "the module that `torch.compile` was given",
+        "_initialize": "makes it call the compiled code",
+    },
+    "OpOverload": {
+        "_schema": "its arguments, and which of them it writes to",
+        "_overloadname": "the part of its name behind the dot",
+    },
+    "DeviceMesh": {"_get_root_mesh": "the mesh that it was sliced from"},
+    "ProcessGroup": {"_get_backend": "its backend for a kind of device"},
+    "Options": {"_timeout": "how long a backend waits"},
+    "GradScaler": {"_found_inf_per_device": "whether unscaling found a value that is not finite"},
+    "replicate.state": {"_ddp": "the DDP module inside of a replicated one"},
+    "FSDPModule": {"_get_fsdp_state": "what FSDP2 keeps for a module"},
+    "FSDPState": {
+        "_is_root": "whether it is the outermost, which ends a backward",
+        "_root_post_backward_final_callback": "reduces gradients at the end of a backward",
+        "_fsdp_param_group": "its parameters, before torch 2.12",
+        "_fsdp_param_groups": "its parameters, since torch 2.12",
+    },
+    "FSDPParam": {"_unsharded_param": "the gathered parameter"},
+}
