@@ -127,7 +127,7 @@ def send_to_a_stage_without_a_mesh(_: int) -> None:
     assert type(tree["plain"]) is torch.Tensor
 
 
-def test_a_stage_without_parameters_on_that_mesh_is_told_what_to_do(
+def test_a_stage_without_parameters_on_that_mesh_is_refused(
     two_processes: Processes,
 ) -> None:
     assert two_processes.run(send_to_a_stage_without_a_mesh) == [None, None]
@@ -143,5 +143,5 @@ def send_partial_sums(_: int) -> list[float]:
     return whole
 
 
-def test_sums_that_are_not_yet_made_stay_so(two_processes: Processes) -> None:
+def test_partial_sums_stay_partial(two_processes: Processes) -> None:
     assert two_processes.run(send_partial_sums) == [[4.0], [4.0]]

@@ -1,4 +1,4 @@
-"""Data-parallel stages in real processes: two copies of a pipeline of two ranks."""
+"""Data-parallel stages in real processes: two replicas of a pipeline of two ranks."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -49,7 +49,7 @@ def shard_both(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 class Recomputed(nn.Module):
-    """Keeps nothing of its block but the input."""
+    """A block under activation checkpointing."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -82,12 +82,12 @@ def mark_by_fsdp(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _by_own_name(gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without what wrappers add to the names."""
+    """Return names without what wrappers add to them."""
     return {name.replace("module.", ""): gradient for name, gradient in gradients.items()}
 
 
 class Line:
-    """One rank of dp=2 x pp=2: its own stages made data-parallel, and their pipeline."""
+    """One rank of dp=2 x pp=2, with its data-parallel stages and their pipeline."""
 
     def __init__(
         self,
@@ -113,12 +113,12 @@ class Line:
         self.batch, self.target = make_batch(2 * ROWS)
 
     def step(self) -> None:
-        """One step on this copy's half of the batch."""
+        """Run one step on this replica's half of the batch."""
         half = slice(ROWS * self.copy, ROWS * (self.copy + 1))
         self.pipeline.step(self.batch[half], target=self.target[half])
 
     def reference(self, steps: int) -> dict[str, torch.Tensor]:
-        """What the gradients of this rank's stages must be, over both halves of the batch."""
+        """Return the expected gradients of this rank's stages, over both halves of the batch."""
         whole = reference_gradients(self.stages, self.batch, self.target)
         own = {str(stage) for stage in self.pipeline.modules}
         return {n: steps * g for n, g in whole.items() if n.split(".")[0] in own}
@@ -129,7 +129,7 @@ class Line:
 
 
 def expected_log(schedule: ps.Schedule, rank: int, inside: Mapping[ps.Kind, list[str]]) -> Log:
-    """What the log of a step must be if these kinds of action hold these collectives."""
+    """Return the expected log of a step in which these kinds of action run these collectives."""
     lowered = schedule if schedule.has_communication else ps.lower(schedule)
     return [
         (str(action), collective)
@@ -140,7 +140,7 @@ def expected_log(schedule: ps.Schedule, rank: int, inside: Mapping[ps.Kind, list
 
 
 def train_twice(_: int, make: Make, schedule: ps.Schedule) -> tuple[list[dict[str, float]], Log]:
-    """Where gradients differ after each of two steps, and the collectives of the second."""
+    """Return where gradients differ after each of two steps, and the collectives of the second."""
     line = Line(make, schedule)
     line.step()
     differences = [line.differences(steps=1)]
@@ -168,7 +168,7 @@ def test_sharded_stages_are_gathered_and_reduced_where_the_lowered_order_says(
 
 
 @pytest.mark.parametrize("family", ["Interleaved1F1B", "ZBV"])
-def test_sharded_stages_may_be_let_go_of_between_forward_and_backward(
+def test_sharded_stages_may_be_resharded_between_forward_and_backward(
     family: str, four_processes: Processes
 ) -> None:
     schedule = ps.lower(ps.build(family, ranks=2, microbatches=MICROBATCHES), whole_stages=1)
@@ -176,7 +176,7 @@ def test_sharded_stages_may_be_let_go_of_between_forward_and_backward(
 
 
 @pytest.mark.parametrize("family", ["Interleaved1F1B", "ZBV"])
-def test_sharded_stages_with_checkpoints_gather_nothing_again(
+def test_sharded_stages_with_activation_checkpointing_gather_once(
     family: str, four_processes: Processes
 ) -> None:
     schedule = ps.build(family, ranks=2, microbatches=MICROBATCHES)
@@ -233,7 +233,7 @@ def test_sharded_stages_evaluate_between_steps(four_processes: Processes) -> Non
 
 
 class Refuse(nn.Module):
-    """Fails when it is told to."""
+    """A layer that fails on demand."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ def test_a_failed_step_leaves_nothing_in_the_gradients_of_the_next(
         (mark_by_fsdp, "ZBV", 1),
     ],
 )
-def test_copied_stages_are_averaged_by_one_message_per_step(
+def test_replicated_stages_are_averaged_by_one_message_per_step(
     make: Make, family: str, reductions: int, four_processes: Processes
 ) -> None:
     schedule = ps.build(family, ranks=2, microbatches=MICROBATCHES)
@@ -305,7 +305,7 @@ def add_to_what_was_there(_: int) -> dict[str, float]:
     return differences(added, line.reference(steps=1))
 
 
-def test_only_what_the_step_adds_is_averaged(four_processes: Processes) -> None:
+def test_only_the_gradients_of_this_step_are_averaged(four_processes: Processes) -> None:
     assert four_processes.run(add_to_what_was_there) == [{}] * 4
 
 
@@ -340,7 +340,7 @@ def use_on_one_copy(_: int) -> dict[str, float | None]:
     }
 
 
-def test_a_parameter_that_one_copy_uses_is_averaged_and_one_that_none_uses_has_no_gradient(
+def test_a_parameter_that_one_replica_uses_is_averaged_and_an_unused_one_gets_no_gradient(
     four_processes: Processes,
 ) -> None:
     first, second, third, fourth = four_processes.run(use_on_one_copy)
@@ -368,14 +368,14 @@ def count_in_buffers(_: int) -> tuple[list[int], list[str]]:
     return counts, [action for action, name in line.log.seen if name == "broadcast"]
 
 
-def test_buffers_of_copies_are_shared_once_per_step(four_processes: Processes) -> None:
+def test_buffers_of_replicas_are_broadcast_once_per_step(four_processes: Processes) -> None:
     # One message for the mean and the variance, one for the counter.
     assert four_processes.run(count_in_buffers) == [
         ([4, 8], [f"{rank}F0"] * 4) for rank in (0, 0, 1, 1)
     ]
 
 
-def test_a_stage_of_one_rank_needs_no_data_parallelism() -> None:
+def test_a_stage_on_one_rank_has_no_data_parallelism() -> None:
     replica = replica_of(nn.Linear(2, 2))
     replica.begin_step()
     with replica.forward_context():

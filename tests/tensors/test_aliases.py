@@ -1,4 +1,4 @@
-"""Microbatches as tensors of their own."""
+"""Microbatches share the memory of their batch, but not its version counter."""
 
 import torch
 
@@ -25,7 +25,7 @@ def test_arguments_that_share_memory_share_a_version_within_a_microbatch() -> No
     assert labels[1].shape == (2, 2)
 
 
-def test_parts_of_what_requires_a_gradient_are_views_that_autograd_knows() -> None:
+def test_parts_of_a_tensor_that_requires_a_gradient_are_views() -> None:
     whole = torch.zeros(4, requires_grad=True)
     first, second = Aliases().split(whole, [2, 2], 0)
     torch.autograd.backward(first.sum() + 2 * second.sum())

@@ -1,4 +1,4 @@
-"""Tensors as values: what is carried out, what is refused, and what is left alone."""
+"""Lazy tensors get their values, special tensors are refused, plain ones stay as they are."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from penstock.tensors.packet import Packet
 from penstock.tensors.plain import dense_value, plain_value
 
 
-def test_plain_tensor_is_itself() -> None:
+def test_a_plain_tensor_is_returned_itself() -> None:
     tensor = torch.arange(6.0).reshape(2, 3).T
     assert plain_value(tensor) is tensor
 
@@ -29,7 +29,7 @@ def test_plain_tensor_is_itself() -> None:
     ],
     ids=["conjugate", "negative", "imaginary part", "conjugate and transposed"],
 )
-def test_lazy_tensor_becomes_numbers_in_memory(lazy: torch.Tensor) -> None:
+def test_a_lazy_tensor_gets_its_values(lazy: torch.Tensor) -> None:
     for value in (plain_value(lazy), dense_value(lazy)):
         assert not value.is_conj()
         assert not value.is_neg()
@@ -42,7 +42,7 @@ def test_lazy_tensor_becomes_numbers_in_memory(lazy: torch.Tensor) -> None:
     [torch.eye(3).to_sparse(), torch.eye(3)[:1].expand(3, 3), torch.ones(2, 3, 4, 5)],
     ids=["sparse", "expanded", "plain"],
 )
-def test_dense_value_has_one_piece_of_memory(tensor: torch.Tensor) -> None:
+def test_a_dense_value_is_contiguous(tensor: torch.Tensor) -> None:
     value = dense_value(tensor)
     assert value.is_contiguous()
     assert torch.equal(value, tensor.to_dense())
@@ -81,53 +81,51 @@ def make_quantized() -> torch.Tensor:
     [
         (
             lambda: torch.eye(2).to_sparse(),
-            "with the layout torch.sparse_coo, where dense tensors must cross; return .to_dense()",
+            "dense tensors (got the layout torch.sparse_coo); return .to_dense()",
         ),
         (
             lambda: torch.eye(2).to_mkldnn(),
-            "with the layout torch._mkldnn, where dense tensors must cross; return .to_dense()",
+            "dense tensors (got the layout torch._mkldnn); return .to_dense()",
         ),
         (
             make_jagged,
-            "that is nested (layout: torch.jagged), where plain tensors must cross; return "
+            "plain tensors (got a nested one, layout torch.jagged); return "
             ".to_padded_tensor(0.0), or its values and lengths",
         ),
         (
             lambda: torch.ones(2, device="meta"),
-            "on the meta device, which holds no numbers; put the model on a real device, say by "
-            "pipe.materialize",
+            "tensors with values (got one on the meta device); put the model on a real device, "
+            "for example with pipe.materialize",
         ),
         (
             lambda: torch.ones(2).as_subclass(_Subclass),
-            "of the class _Subclass, which another rank would get as a plain tensor; return "
-            ".as_subclass(torch.Tensor), or the tensors that it is made of",
+            "plain tensors (got a _Subclass); return .as_subclass(torch.Tensor), or the tensors "
+            "that it is made of",
         ),
     ],
 )
-def test_what_is_more_than_numbers_is_refused(
-    make: Callable[[], torch.Tensor], reason: str
-) -> None:
+def test_special_tensors_are_refused(make: Callable[[], torch.Tensor], reason: str) -> None:
     with pytest.raises(BoundaryError) as caught:
         depart(make)
-    assert str(caught.value) == f"what stage 2 gives to part 3 has a tensor {reason}"
+    assert str(caught.value) == f"stage 2 must give part 3 {reason}"
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:FutureWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
-def test_quantized_tensor_is_refused() -> None:
-    with pytest.raises(BoundaryError, match=r"that is quantized .* return \.dequantize\(\)"):
+def test_a_quantized_tensor_is_refused() -> None:
+    with pytest.raises(BoundaryError, match=r"got a quantized one, .*; return \.dequantize\(\)"):
         depart(make_quantized)
 
 
-def test_parameter_may_be_handed_on() -> None:
+def test_a_parameter_may_be_returned_as_output() -> None:
     (tensor,) = depart(lambda: nn.Parameter(torch.ones(2))).tensors
     assert type(tensor) is torch.Tensor
     assert tensor.requires_grad
 
 
-def test_one_process_copies_values_too() -> None:
-    # A copy kept the bit for a lazy negative, and with it the recipe in place of the value.
+def test_ranks_in_one_process_copy_values_too() -> None:
+    # A copy kept the bit of a lazy negation, so the receiver negated its values once more.
     transport, message = LocalTransport(2), Message(True, 0, 0, 0, 1)
     lazy = torch.tensor([1 + 2j]).conj().imag.requires_grad_()
     transport.send(message, Packet("T", [lazy]))

@@ -240,8 +240,8 @@ def fail_once(rank: int, make: Make, steps_before: int, by_order: bool) -> tuple
         (
             sparse,
             steps_before,
-            "0F0: BoundaryError: what stage 0 gives to part 1 has a tensor with the layout "
-            "torch.sparse_coo, where dense tensors must cross; return .to_dense()",
+            "0F0: BoundaryError: stage 0 must give part 1 dense tensors (got the layout "
+            "torch.sparse_coo); return .to_dense()",
         )
         for steps_before in (0, 2)
     ]

@@ -1,4 +1,4 @@
-"""Stages that DDP copies: complete gradients are averaged by one message per dtype."""
+"""Stages replicated by DDP: gradients are averaged once per step, one message per dtype."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +18,7 @@ Copy: TypeAlias = DistributedDataParallel | ReplicatedModule
 
 
 def find_copies(module: nn.Module) -> list[Copy]:
-    """The parts of a stage that DDP keeps equal on all ranks of its group."""
+    """Return the parts of a stage that DDP replicates on all ranks of its group."""
     return [
         child
         for child in module.modules()
@@ -27,9 +27,9 @@ def find_copies(module: nn.Module) -> list[Copy]:
 
 
 class ReplicatedStage:
-    """DDP: its own reduction is kept off, and one of ours runs when the gradients are complete.
+    """A stage with DDP, whose own reduction is off; ours runs when the gradients are complete.
 
-    Only what this step adds is averaged: what `.grad` held before is put away meanwhile. Hooks
+    Only what this step adds is averaged: what `.grad` held before is set aside meanwhile. Hooks
     that DDP runs on its buckets (`register_comm_hook`) are not used.
     """
 
@@ -43,7 +43,7 @@ class ReplicatedStage:
                 copy.set_requires_gradient_sync(False)
 
     def begin_step(self) -> None:
-        """Put away what the gradients hold."""
+        """Set aside the gradients of earlier steps."""
         for parameter in (p for copy in self._copies for p in _trained(copy)):
             if parameter.grad is not None:
                 self._before[parameter] = parameter.grad
@@ -59,13 +59,13 @@ class ReplicatedStage:
             yield
 
     def unshard(self) -> None:
-        """Nothing: every rank holds all parameters."""
+        """Do nothing: every rank holds all parameters."""
 
     def reshard(self) -> None:
-        """Nothing: every rank holds all parameters."""
+        """Do nothing: every rank holds all parameters."""
 
     def reduce_gradients(self) -> None:
-        """Average this step's gradients, and add what was there before."""
+        """Average this step's gradients, and add those of earlier steps."""
         for copy in self._copies:
             wrapper = _wrapper(copy)
             trained = _trained(copy)
@@ -79,21 +79,21 @@ class ReplicatedStage:
         self._before.clear()
 
     def abandon_step(self) -> None:
-        """Take back what the gradients held before the step."""
+        """Restore the gradients of earlier steps."""
         for parameter, before in self._before.items():
             parameter.grad = before
         self._before.clear()
 
 
 def _wrapper(copy: Copy) -> DistributedDataParallel:
-    """The wrapper itself; `replicate` makes one when its module first runs."""
+    """Return the DDP wrapper; `replicate` makes one when its module first runs."""
     if isinstance(copy, DistributedDataParallel):
         return copy
     return replicate.state(cast(nn.Module, copy))._ddp
 
 
 def _trained(copy: Copy) -> list[nn.Parameter]:
-    """The parameters that are kept equal on all ranks, in an order that is the same on all."""
+    """Return the parameters that DDP keeps equal, in the same order on all ranks."""
     module = cast(nn.Module, copy)
     ignored: set[str] = set()
     if isinstance(copy, DistributedDataParallel):
@@ -108,8 +108,8 @@ def _trained(copy: Copy) -> list[nn.Parameter]:
 def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
     """Average the gradients of parameters of one dtype, in one message.
 
-    A parameter that only some ranks have used counts as zero on the others; how many have used it
-    goes along, so that what nobody has used stays without a gradient.
+    A parameter that only some ranks have used counts as zero on the others. The message also
+    carries how many ranks have used each, so that an unused parameter gets no gradient.
     """
     used = [parameter.grad is not None for parameter in parameters]
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]

@@ -1,8 +1,8 @@
-"""Tensors that lie over a mesh (`DTensor`), as what crosses a boundary: a local part and a layout.
+"""Tensors over a mesh (`DTensor`) at a stage boundary: sent as a local part and a layout.
 
-Each rank of a stage's mesh sends its part to the rank at the same place in the next stage's mesh.
-There it is put on the mesh whose dimensions have the same names; autograd undoes both, so that
-gradients travel as local parts too.
+Each rank of a stage's mesh sends its part to the rank with the same coordinates in the next
+stage's mesh. There it is put on the mesh whose dimensions have the same names. Autograd undoes
+both, so that gradients are sent as local parts too.
 """
 
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ from penstock.tensors.tree import Structure
 
 __all__ = ["Meshes", "as_whole", "take_local_parts"]
 
-# A tensor that lies over a mesh: names of its dimensions, what each does, whole shape and strides.
+# The names of a mesh's dimensions, the placement on each, and the whole shape and strides.
 Layout: TypeAlias = tuple[list[str], list[str], list[int], list[int]]
 
 
 def as_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor with the whole value, on every rank of its mesh; a loss, say."""
+    """Return the whole value of a tensor, for example of a loss, on every rank of its mesh."""
     whole: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole
 
@@ -31,7 +31,7 @@ def as_whole(tensor: torch.Tensor) -> torch.Tensor:
 def take_local_parts(
     structure: Structure, tensors: list[torch.Tensor]
 ) -> tuple[Structure, list[torch.Tensor]]:
-    """A tree with local parts in place of tensors over a mesh, and their layouts noted."""
+    """Replace tensors over a mesh by their local parts; the structure gets their layouts."""
     if not any(isinstance(tensor, DTensor) for tensor in tensors):
         return structure, tensors
     layouts = [_layout(t) if isinstance(t, DTensor) else None for t in tensors]
@@ -40,7 +40,7 @@ def take_local_parts(
 
 
 class Meshes:
-    """Finds the meshes that a stage's parameters lie over, by the names of their dimensions."""
+    """The meshes of a stage's parameters, found by the names of their dimensions."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -49,7 +49,7 @@ class Meshes:
     def put_back(
         self, structure: Structure, tensors: Sequence[torch.Tensor]
     ) -> tuple[Structure, Sequence[torch.Tensor]]:
-        """The tree that `take_local_parts` got on another rank, on this stage's own mesh."""
+        """Undo `take_local_parts` of another rank, on this stage's own mesh."""
         match structure:
             case ["m", layouts, inner]:
                 pairs = zip(tensors, layouts, strict=True)
@@ -82,8 +82,8 @@ class Meshes:
             if set(names) <= set(root.mesh_dim_names or ()):
                 return root[names]
         raise BoundaryError(
-            f"a stage received a tensor over the mesh dimensions {names}, but has no parameter on "
-            "a mesh with these; parallelize one of its layers, or send a whole tensor"
+            f"a stage that receives a tensor over the mesh dimensions {names} must have a parameter "
+            "over them (got none); parallelize one of its layers, or send a whole tensor"
         )
 
 
@@ -91,8 +91,8 @@ def _layout(tensor: DTensor) -> Layout:
     names = tensor.device_mesh.mesh_dim_names
     if names is None:
         raise BoundaryError(
-            "a tensor over a mesh can cross a boundary only if the dimensions of the mesh have "
-            "names; give init_device_mesh(mesh_dim_names=...)"
+            "a tensor that crosses a boundary must be on a mesh with named dimensions (got no "
+            "names); give init_device_mesh(mesh_dim_names=...)"
         )
     placements = [_write_placement(placement) for placement in tensor.placements]
     return list(names), placements, list(tensor.shape), list(tensor.stride())
@@ -105,7 +105,9 @@ def _write_placement(placement: Placement) -> str:
         return f"shard {placement.dim}"
     if type(placement) is Partial:
         return f"partial {placement.reduce_op}"
-    raise BoundaryError(f"a tensor that is placed as {placement} cannot cross a stage boundary")
+    raise BoundaryError(
+        f"a tensor with the placement {placement} cannot cross a stage boundary; redistribute it"
+    )
 
 
 def _read_placement(text: str) -> Placement:
@@ -117,4 +119,4 @@ def _read_placement(text: str) -> Placement:
         case ["partial", operation]:
             return Partial(operation)
         case _:
-            raise BoundaryError(f"no tensor is placed as {text!r}")
+            raise BoundaryError(f"not a valid placement: {text!r}")

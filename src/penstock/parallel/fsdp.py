@@ -1,4 +1,4 @@
-"""Stages that FSDP2 shards: gathered and let go of where the schedule says."""
+"""Stages sharded by FSDP2: gathered and resharded where the schedule says."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,10 +12,10 @@ __all__ = ["ShardedStage"]
 
 
 class ShardedStage:
-    """FSDP2: gathered and let go of where the schedule says, reduced once per step.
+    """A stage with FSDP2: gathered and resharded where the schedule says, reduced once per step.
 
-    FSDP's own hooks still run in every microbatch, but find everything done: parameters are there
-    when a module needs them, stay afterwards, and gradients are only added up.
+    FSDP's own hooks still run in every microbatch, but have nothing to do: parameters are already
+    gathered when a module needs them and stay so, and gradients are only accumulated.
     """
 
     is_alone = False
@@ -25,7 +25,7 @@ class ShardedStage:
         self._gathers: list[UnshardHandle] = []
         for shard in shards:
             shard.set_reshard_after_backward(False, recurse=False)
-            # Whole copies (`replicate` on top of FSDP) have nothing to let go of.
+            # A replicated module (`replicate` on top of FSDP) is never sharded.
             if not isinstance(shard, ReplicateModule):
                 shard.set_reshard_after_forward(False, recurse=False)
         self._set_last_backward(False)
@@ -36,21 +36,21 @@ class ShardedStage:
             shard.set_is_last_backward(is_last)
 
     def begin_step(self) -> None:
-        """Nothing: FSDP adds what it reduces to what the gradients hold."""
+        """Do nothing: FSDP adds what it reduces to the gradients."""
 
     def forward_context(self) -> AbstractContextManager[None]:
-        """Nothing: FSDP was told when the stage was built."""
+        """Do nothing: FSDP was configured when the stage was built."""
         return nullcontext()
 
     def unshard(self) -> None:
         """Start to gather; each module waits for its own parameters when it runs."""
         for shard in self._shards:
             gather = shard.unshard(async_op=True)
-            assert gather is not None, "a gather that is not waited for can be"
+            assert gather is not None, "an asynchronous gather returns a handle"
             self._gathers.append(gather)
 
     def reshard(self) -> None:
-        """Let go of the parameters, also of those that no module has waited for."""
+        """Free the gathered parameters, also those that no module has waited for."""
         for gather in self._gathers:
             gather.wait()
         self._gathers.clear()
@@ -58,22 +58,22 @@ class ShardedStage:
             shard.reshard()
 
     def reduce_gradients(self) -> None:
-        """Do what FSDP does after a last backward; no autograd hook can know which one that is."""
+        """Do what FSDP does after a last backward; no autograd hook knows which one that is."""
         self._set_last_backward(True)
         for state in self._states():
-            # A module that has never run is not part of any tree of modules yet.
+            # A module that has never run has not been assigned a root yet.
             if state._is_root:
                 state._root_post_backward_final_callback()
         self._set_last_backward(False)
 
     def _states(self) -> list[Any]:
-        """What FSDP keeps for each module; several modules may share one."""
+        """Return the state that FSDP keeps for each module; several modules may share one."""
         return list(
             {id(s): s for s in (shard._get_fsdp_state() for shard in self._shards)}.values()
         )
 
     def abandon_step(self) -> None:
-        """Let go of the parameters, and of gradients that were not reduced."""
+        """Free the gathered parameters, and drop gradients that were not reduced."""
         self.reshard()
         for state in self._states():
             for group in _parameter_groups(state):
@@ -84,7 +84,7 @@ class ShardedStage:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    """The parameter groups of one FSDP module; at most one before torch 2.12."""
+    """Return the parameter groups of one FSDP module; at most one before torch 2.12."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [] if state._fsdp_param_group is None else [state._fsdp_param_group]

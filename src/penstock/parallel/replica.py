@@ -1,4 +1,4 @@
-"""Stages that live on several ranks of a data-parallel group: FSDP2, DDP, or none of them.
+"""Data parallelism of a stage: which kind it has (FSDP2, DDP or none), and what the step calls.
 
 The pipeline decides when parameters are gathered and when gradients are reduced. Microbatches
 only add to the gradients; REDUCE_GRAD averages them, once per step:
@@ -20,39 +20,39 @@ __all__ = ["Replica", "replica_of"]
 
 
 class Replica(Protocol):
-    """What a stage needs from data parallelism."""
+    """Data parallelism, as a stage uses it."""
 
     @property
     def is_alone(self) -> bool:
         """Whether there is just one copy of the stage, and it is whole."""
 
     def begin_step(self) -> None:
-        """Before the first forward of a training step."""
+        """Prepare; called before the first forward of a training step."""
 
     def forward_context(self) -> AbstractContextManager[None]:
-        """Around every forward of a training step."""
+        """Return a context for every forward of a training step."""
 
     def unshard(self) -> None:
         """Gather the parameters."""
 
     def reshard(self) -> None:
-        """Let go of gathered parameters."""
+        """Free the gathered parameters."""
 
     def reduce_gradients(self) -> None:
         """Average this step's gradients over the data-parallel ranks."""
 
     def abandon_step(self) -> None:
-        """Let go of what a step that failed has left."""
+        """Clean up after a step that failed."""
 
 
 def replica_of(module: nn.Module) -> Replica:
-    """How this module is data-parallel, if it is: as a whole, or in some of its children."""
+    """Return the data parallelism of a module or of its children."""
     copies = find_copies(module)
     shards = [child for child in module.modules() if isinstance(child, FSDPModule)]
     if copies and shards:
         raise PipelineError(
-            "a stage is wrapped by both DistributedDataParallel and fully_shard; use one of them "
-            "in a stage (fully_shard with a mesh of two dimensions shards and replicates)"
+            "a stage must have one kind of data parallelism (got both DistributedDataParallel and "
+            "fully_shard); use fully_shard with a mesh of two dimensions to shard and replicate"
         )
     if copies:
         return ReplicatedStage(copies)

@@ -1,7 +1,7 @@
-"""Microbatches as tensors of their own: parts of the batch's memory, each with its own version.
+"""Microbatches that share the memory of their batch, but each with its own version counter.
 
-Views of one tensor share a version counter, so that a stage that writes to one microbatch in place
-would spoil what autograd has saved of the others, though no number of theirs has changed.
+Views of one tensor share a version counter. A stage that writes to one microbatch in place would
+then invalidate what autograd has saved of the others, although none of their values has changed.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,22 @@ import torch
 
 __all__ = ["Aliases"]
 
-# A microbatch, the memory that it lies in, and how its numbers are read.
+# A microbatch, the memory that it is in, and how its values are read.
 _Key: TypeAlias = tuple[int, int, torch.dtype, bool, bool]
 
 
 class Aliases:
-    """The parts of a step's tensors.
+    """Splits the tensors of one step into microbatches.
 
-    Arguments that share memory share a version counter within a microbatch, as they do in the
-    unsplit model; hence one object for all arguments of a step.
+    One object serves all arguments of a step: arguments that share memory share a version counter
+    within a microbatch, as they do in the unsplit model.
     """
 
     def __init__(self) -> None:
         self._bases: dict[_Key, torch.Tensor] = {}
 
     def split(self, value: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
-        """Split a tensor; one that requires a gradient, into views that autograd knows."""
+        """Split a tensor; the parts of one that requires a gradient are plain views."""
         parts = list(torch.split(value, list(sizes), dim))
         if value.requires_grad or value.is_inference() or value.layout is not torch.strided:
             return parts
@@ -40,7 +40,7 @@ class Aliases:
         key = (microbatch, memory, part.dtype, part.is_conj(), part.is_neg())
         base = self._bases.get(key)
         if base is None:
-            # Unlike `detach`, `data` starts a version counter.
+            # Unlike `detach`, `data` starts a new version counter.
             base = self._bases[key] = part.data
             return base
         return base.as_strided(part.shape, part.stride(), part.storage_offset())

@@ -13,9 +13,9 @@ __all__ = ["Packet", "as_arguments"]
 
 @dataclass(frozen=True, slots=True)
 class Packet:
-    """A tree on its way between stages: its structure, and its tensors cut off from any graph.
+    """A tree on its way between stages: its structure, and its detached tensors.
 
-    A tensor that requires a gradient gets one back.
+    A gradient comes back for each tensor that requires one.
     """
 
     structure: Structure

@@ -1,8 +1,8 @@
-"""Tensors as values: what crosses a boundary is what a tensor means, not the memory that it is on.
+"""Plain values of tensors: what a tensor must be before it is sent to another stage.
 
-A tensor may be a recipe rather than numbers in memory: to be conjugated or negated when read,
-still on its way from a collective, sparse, nested. Recipes with one plain meaning are carried out
-before anything is sent; the others are refused.
+A tensor may not have its values in memory yet: it may be conjugated or negated when it is read, or
+be the result of a collective that is under way. Such tensors are computed before they are sent.
+Sparse, nested and other special tensors are refused.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ __all__ = ["dense_value", "plain_value", "require_plain"]
 
 
 def plain_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory holds its numbers: itself, unless it was lazy.
+    """Return a tensor whose memory holds its values: the tensor itself, unless it was lazy.
 
     >>> plain_value(torch.tensor([1j]).conj()).is_conj()
     False
     """
     if type(tensor) is AsyncCollectiveTensor:
         tensor = cast(torch.Tensor, tensor.trigger_wait())  # type: ignore[no-untyped-call]  # untyped upstream
-    # Asked first, since resolving costs more even where there is nothing to do.
+    # Checked first, because resolving costs more even where nothing is to be done.
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor
 
 
 def dense_value(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of a tensor in one piece of memory, in order, whatever held them.
+    """Return the values of a tensor as contiguous memory, whatever its layout was.
 
     >>> dense_value(torch.eye(2).to_sparse())
     tensor([[1., 0.],
@@ -44,33 +44,28 @@ def dense_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def require_plain(tensors: Sequence[torch.Tensor], stage: int, part: int) -> None:
-    """Refuse what a stage cannot give to a part of the model that may be on another rank."""
+    """Raise if a stage gives special tensors to a part that may be on another rank."""
     for tensor in tensors:
         reason = _find_reason(tensor)
         if reason is not None:
-            raise BoundaryError(f"what stage {stage} gives to part {part} has a tensor {reason}")
+            raise BoundaryError(f"stage {stage} must give part {part} {reason}")
 
 
 def _find_reason(tensor: torch.Tensor) -> str | None:
-    """Say why a tensor cannot cross a boundary, and what could in its place."""
+    """Return what a tensor must be to cross a boundary and what to do, or None if it is that."""
     if tensor.is_nested:
         return (
-            f"that is nested (layout: {tensor.layout}), where plain tensors must cross; return "
+            f"plain tensors (got a nested one, layout {tensor.layout}); return "
             ".to_padded_tensor(0.0), or its values and lengths"
         )
     if tensor.layout is not torch.strided:
-        return (
-            f"with the layout {tensor.layout}, where dense tensors must cross; return .to_dense()"
-        )
+        return f"dense tensors (got the layout {tensor.layout}); return .to_dense()"
     if tensor.is_quantized:
-        return (
-            f"that is quantized ({tensor.dtype}), where plain tensors must cross; return "
-            ".dequantize()"
-        )
+        return f"plain tensors (got a quantized one, {tensor.dtype}); return .dequantize()"
     if tensor.is_meta:
         return (
-            "on the meta device, which holds no numbers; put the model on a real device, say by "
-            "pipe.materialize"
+            "tensors with values (got one on the meta device); put the model on a real device, "
+            "for example with pipe.materialize"
         )
     if type(tensor) is not torch.Tensor:
         return _find_reason_of_class(tensor)
@@ -78,10 +73,10 @@ def _find_reason(tensor: torch.Tensor) -> str | None:
 
 
 def _find_reason_of_class(tensor: torch.Tensor) -> str | None:
-    """Say the same of a tensor of another class; one whose values are plain is let through."""
+    """Return the same for a tensor of another class, which may still hold plain values."""
     if type(tensor) is AsyncCollectiveTensor or type(tensor.detach()) is torch.Tensor:
         return None
     return (
-        f"of the class {type(tensor).__name__}, which another rank would get as a plain tensor; "
-        "return .as_subclass(torch.Tensor), or the tensors that it is made of"
+        f"plain tensors (got a {type(tensor).__name__}); return .as_subclass(torch.Tensor), or "
+        "the tensors that it is made of"
     )

@@ -1,8 +1,8 @@
-"""Trees of tensors and plain constants, as structure plus tensors.
+"""Trees of tensors and plain constants, taken apart into a structure and a list of tensors.
 
 A structure is plain data: a tensor is "T", a constant ["c", value], a tuple, list or dict ["t" or
-"l" or "d", children]; around it stands ["m", layouts, structure] where tensors lie over a mesh
-(see `parallel`). It goes between ranks as JSON, so nothing is ever unpickled.
+"l" or "d", children]. If tensors are distributed over a mesh, it is ["m", layouts, structure]
+(see `parallel.dtensor`). It is sent between ranks as JSON, so nothing is ever unpickled.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ Structure: TypeAlias = str | list[Any]
 def flatten(tree: object) -> tuple[Structure, list[torch.Tensor]]:
     """Take a tree apart into its structure and its tensors, in order.
 
-    Only plain data crosses ranks: named tuples become tuples, mappings become dicts, and enums
-    and other kinds of numbers and strings become what they are made of.
+    Only plain data is sent between ranks: named tuples become tuples, mappings become dicts, and
+    enums and other kinds of numbers and strings become plain numbers and strings.
 
     >>> flatten({"h": torch.ones(2), "n": 3})
     (['d', [['h', 'T'], ['n', ['c', 3]]]], [tensor([1., 1.])])
@@ -56,24 +56,28 @@ def _constant(value: object) -> bool | int | float | str | None:
         case _:
             raise BoundaryError(
                 f"a value of type {type(value).__name__} cannot cross a stage boundary; pass "
-                "tensors, numbers, strings, None, and tuples, lists and dicts of them"
+                "tensors, numbers, strings, None, or tuples, lists and dicts of them"
             )
 
 
 def _key(key: object) -> str | int:
     if not isinstance(key, str | int):
-        raise BoundaryError(f"a dict that crosses a boundary has str or int keys (got {key!r})")
+        raise BoundaryError(
+            f"a dict that crosses a boundary must have str or int keys (got {key!r})"
+        )
     return str.__str__(key) if isinstance(key, str) else key if type(key) is bool else int(key)
 
 
 def unflatten(structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
-    """Put a tree together again from what `flatten` gave."""
+    """Rebuild a tree from what `flatten` returned."""
     if structure == "T" and len(tensors) == 1:
         return tensors[0]
     rest = iter(tensors)
     tree = _put_together(structure, rest)
     if any(True for _ in rest):
-        raise BoundaryError(f"{len(tensors)} tensors are too many for a tree of {structure}")
+        raise BoundaryError(
+            f"a tree of {structure} must get as many tensors as it has (got {len(tensors)})"
+        )
     return tree
 
 
@@ -96,11 +100,11 @@ def _put_together(node: Structure, rest: Iterator[torch.Tensor]) -> Any:
 def _take_next(rest: Iterator[torch.Tensor]) -> torch.Tensor:
     for tensor in rest:
         return tensor
-    raise BoundaryError("a tree was given fewer tensors than its structure has")
+    raise BoundaryError("a tree must get as many tensors as its structure has (got fewer)")
 
 
 def count_tensors(structure: object) -> int:
-    """How many tensors a structure has; a structure that is not one is refused."""
+    """Return how many tensors a structure has; raise if it is not a valid structure."""
     match structure:
         case "T":
             return 1
@@ -125,6 +129,6 @@ def _child_of(pair: object) -> object:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: object) -> Any:
-    """The tree with every tensor replaced."""
+    """Return the tree with `function` applied to every tensor."""
     structure, tensors = flatten(tree)
     return unflatten(structure, [function(tensor) for tensor in tensors])

@@ -1,4 +1,4 @@
-"""What crosses a boundary, described in plain data: shapes, dtypes, structure."""
+"""The wire format of a tree: its structure, and the shapes and dtypes of its tensors, as JSON."""
 
 import json
 import math
@@ -19,22 +19,22 @@ _DTYPES = {
     if isinstance(value, torch.dtype)
 }
 
-# The structure of gradients, which are a plain list.
+# The structure of gradients, which are sent as a plain list.
 _NO_TREE = json.dumps("")
-# Torch counts elements and strides in 64 bits; no tensor of a real message comes near.
+# Larger than any tensor of a real message, and far from what 64 bits can count.
 _MOST_ELEMENTS = 2**48
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """Shape and dtype of one tensor, and whether a gradient comes back for it."""
+    """The shape and dtype of one tensor, and whether a gradient comes back for it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
 
     def empty(self, device: torch.device) -> torch.Tensor:
-        """A tensor of this format, not filled."""
+        """Return an uninitialized tensor of this format."""
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
@@ -46,7 +46,7 @@ class Format:
     tensors: tuple[TensorFormat, ...]
 
     def to_bytes(self) -> bytes:
-        """As JSON, for another rank."""
+        """Encode as JSON, for another rank."""
         leaves = [
             [list(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.requires_grad]
             for leaf in self.tensors
@@ -55,18 +55,18 @@ class Format:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Format":
-        """From JSON that another rank has sent; anything else is refused."""
+        """Decode what another rank has sent; raise if it is not a valid format."""
         try:
             structure, leaves = json.loads(data)
             tensors = tuple(_read_leaf(leaf) for leaf in leaves)
             expected = count_tensors(json.loads(structure))
             if expected != len(tensors):
-                raise BoundaryError(f"{len(tensors)} tensors for a tree of {expected}")
+                raise BoundaryError(f"a tree of {expected} tensors came with {len(tensors)}")
             return cls(structure, tensors)
-        # Text that is nested too deep ends in a RecursionError.
+        # JSON that is nested too deeply raises a RecursionError.
         except (ValueError, TypeError, RecursionError) as error:
             raise BoundaryError(
-                f"a message from another rank has no valid header: {error}"
+                f"a message from another rank has an invalid header: {error}"
             ) from error
 
     @property
@@ -77,7 +77,7 @@ class Format:
 
     @property
     def of_gradients(self) -> "Format":
-        """The form of the gradients that come back."""
+        """The format of the gradients that come back."""
         return Format(_NO_TREE, tuple(leaf for leaf in self.tensors if leaf.requires_grad))
 
 
@@ -88,7 +88,7 @@ def _read_leaf(leaf: object) -> TensorFormat:
             may_require_grad = dtype.is_floating_point or dtype.is_complex
             if _is_shape(shape) and (may_require_grad or not requires_grad):
                 return TensorFormat(tuple(shape), dtype, requires_grad)
-    raise BoundaryError(f"no tensor has the format {leaf!r}")
+    raise BoundaryError(f"not a valid tensor format: {leaf!r}")
 
 
 def _is_shape(sizes: list[object]) -> TypeGuard[list[int]]:
@@ -97,6 +97,6 @@ def _is_shape(sizes: list[object]) -> TypeGuard[list[int]]:
 
 
 def describe(structure: Structure, tensors: Sequence[torch.Tensor]) -> Format:
-    """The format of a tree that `tree.flatten` took apart."""
+    """Return the format of a tree that `tree.flatten` took apart."""
     leaves = tuple(TensorFormat(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
     return Format(json.dumps(structure), leaves)
