@@ -87,7 +87,7 @@ def test_adapters_alone_are_trained(layers: list[int] | None, name: str) -> None
         assert_same_gradients(model, pipe, (), example.kwargs)
 
 
-def test_a_cache_that_nobody_asks_for_does_no_harm() -> None:
+def test_a_cache_that_is_not_asked_for_is_ignored() -> None:
     config = zoo.hf.LlamaConfig(**{**zoo.GROUPED, "use_cache": True})
     species = replace(ZOO["Llama"], config=lambda: config)
     assert zoo.find_layers(species) == ("yes", "yes", "yes")
@@ -99,9 +99,10 @@ def gemma3n_with_shared_keys() -> Any:
     return config
 
 
-def test_what_layers_hand_out_in_other_ways_is_refused() -> None:
+def test_side_outputs_of_layers_are_refused() -> None:
     species = replace(ZOO["Gemma 3n"], config=gemma3n_with_shared_keys)
     assert zoo.describe_layers(species, 4, has_example=True) == (
+        "'model.layers.0' and 'model.layers.2' must be on one stage (got stages [0, 2]), because "
         "'model.layers.2' uses a value that was made in 'model.layers.0', but not returned by it"
     )
 
@@ -127,10 +128,11 @@ def test_models_on_the_meta_device_get_memory_stage_by_stage(name: str) -> None:
     )
 
 
-def test_an_unsplittable_name_lists_what_there_is() -> None:
+def test_an_ambiguous_name_lists_the_paths_with_it() -> None:
     model: nn.Module = ZOO["T5"].build().model
     with pytest.raises(ModelError) as caught:
         split_layers(model, ["block"], 2)
     assert str(caught.value) == (
-        "'block' is the end of several paths: 'encoder.block', 'decoder.block'; name one whole"
+        "layers must name one module (got 'block', the end of 'encoder.block', 'decoder.block'); "
+        "give a whole path"
     )

@@ -1,7 +1,12 @@
 """Runs of a model that leave no trace, whether it is measured, traced or run on an example.
 
-Restored are attributes, hooks, buffers and gradients of the modules, and random numbers. A
-parameter's value is not, because a forward and its backward never change it.
+`untouched` restores buffers, gradients and random numbers. A parameter's value needs no restoring,
+because a forward and its backward never change it.
+
+Attributes and hooks are restored after tracing only, because they may hold values that exist only
+in the trace; see `same_attributes`. After a run with real values they stay, as after any other
+run. A model that registers hooks in its first run remembers that in some object of its own, and
+would register them twice or never again if only one of the two was restored.
 """
 
 import random
@@ -13,22 +18,20 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["same_random_numbers", "untouched"]
+__all__ = ["same_attributes", "same_random_numbers", "untouched"]
 
 
 @contextmanager
 def untouched(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Run these modules, then restore what that has changed or replaced.
+    """Run these modules, then restore the buffers, gradients and random numbers.
 
     Gradients are None meanwhile.
     """
-    inner = _find_all(modules)
-    tables = [table for module in inner for table in _copy_tables(module)]
+    inner = dict.fromkeys(part for module in modules for part in module.modules())
     buffers = [
-        (buffer, buffer.detach().clone())
+        (module._buffers, name, buffer, None if buffer is None else buffer.detach().clone())
         for module in inner
-        for buffer in module._buffers.values()
-        if buffer is not None
+        for name, buffer in module._buffers.items()
     ]
     gradients = {p: p.grad for module in inner for p in module.parameters(recurse=False)}
     for parameter in gradients:
@@ -37,34 +40,30 @@ def untouched(modules: Iterable[nn.Module]) -> Iterator[None]:
         with same_random_numbers():
             yield
     finally:
+        for parameter, gradient in gradients.items():
+            parameter.grad = gradient
+        for table, name, buffer, before in buffers:
+            table[name] = buffer
+            if buffer is not None and before is not None:
+                buffer.detach().copy_(before)
+
+
+@contextmanager
+def same_attributes(model: nn.Module) -> Iterator[None]:
+    """Trace a model, then restore the attributes of its modules, and dicts among them.
+
+    Hooks are in such dicts, and so are children and parameters.
+    """
+    tables = [table for module in model.modules() for table in _copy_tables(module)]
+    try:
+        yield
+    finally:
         for table, before in tables:
             table.clear()
             table.update(before)
-        for buffer, value in buffers:
-            buffer.detach().copy_(value)
-        for parameter, gradient in gradients.items():
-            parameter.grad = gradient
-
-
-def _find_all(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """Return these modules with all inside, also those that are attributes but not children."""
-    found: dict[nn.Module, None] = {}
-    waiting = list(modules)
-    while waiting:
-        for module in waiting.pop().modules():
-            if module not in found:
-                found[module] = None
-                values = vars(module).values()
-                waiting.extend(value for value in values if isinstance(value, nn.Module))
-    return list(found)
 
 
 def _copy_tables(module: nn.Module) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:
-    """Return a module's attributes and the dicts among them, each with a copy of it.
-
-    Hooks belong to them: a model that registers some once, and remembers that in an attribute,
-    would otherwise register them again.
-    """
     yield module.__dict__, dict(module.__dict__)
     for value in module.__dict__.values():
         if isinstance(value, dict):

@@ -82,7 +82,7 @@ class Meshes:
             if set(names) <= set(root.mesh_dim_names or ()):
                 return root[names]
         raise BoundaryError(
-            f"a stage that receives a tensor over the mesh dimensions {names} must have a parameter "
+            f"a stage that gets a tensor over the mesh dimensions {names} must have a parameter "
             "over them (got none); parallelize one of its layers, or send a whole tensor"
         )
 

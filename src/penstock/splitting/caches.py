@@ -14,7 +14,7 @@ from torch import nn
 
 from penstock.errors import ModelError
 
-__all__ = ["find_configs", "refuse_cache", "tell_of_cache", "without_cache"]
+__all__ = ["find_configs", "log_ignored_cache", "refuse_cache", "without_cache"]
 
 _LOGGER = getLogger(__name__)
 
@@ -29,7 +29,7 @@ def find_configs(model: nn.Module) -> tuple[Any, ...]:
     return tuple(found.values())
 
 
-def tell_of_cache(model: nn.Module) -> None:
+def log_ignored_cache(model: nn.Module) -> None:
     """Say once, when a model is split, that its cache is switched off.
 
     It is logged and not warned of, since models are configured so when they are loaded. Encoders

@@ -12,7 +12,7 @@ from torch import nn
 from penstock.ir.dataflow import Routed
 from penstock.splitting.by_layers.hooks.hooks import here_only
 from penstock.splitting.by_layers.layers import split_layers
-from penstock.splitting.by_layers.remote_modules import RemoteModule, Sometimes
+from penstock.splitting.by_layers.remote_modules import PartlyRemoteModule, RemoteModule
 from penstock.splitting.by_layers.stand_ins import StandIn
 from penstock.splitting.pipe import Pipe
 from tests.splitting import small
@@ -52,7 +52,7 @@ def test_a_copy_of_a_stage_works_before_and_after_use(
     assert not held.intersection(model.parameters())
 
 
-def test_print_shows_what_is_here_and_what_is_elsewhere() -> None:
+def test_print_shows_own_and_remote_modules() -> None:
     pipe = split_layers(Chain(2), ["layers"], 2)
     block = "Block(\n      (linear): Linear(in_features=6, out_features=6, bias=True)\n    )"
     assert str(pipe.stages[1]) == (
@@ -132,13 +132,16 @@ def test_only_its_own_modules_are_given_to_apply() -> None:
     assert seen == ["Linear", "Block", "ModuleList", "Linear", "Chain"]
 
 
-def test_a_stage_returns_a_parcel_for_each_that_it_feeds() -> None:
+def test_a_stage_returns_a_message_for_each_stage_that_it_feeds() -> None:
     pipe = split_layers(small.Skips(), ["layers"], 4, (X,), {})
     assert pipe.dataflow.consumers(1) == (2, 3)
     between = pipe.stages[0](X).values[1]
     made = pipe.stages[1](between)
     assert isinstance(made, Routed)
-    assert {stage: len(parcel["values"]) for stage, parcel in made.values.items()} == {2: 1, 3: 1}
+    assert {stage: len(message["values"]) for stage, message in made.values.items()} == {
+        2: 1,
+        3: 1,
+    }
 
 
 # ---- what stands for modules of others
@@ -162,7 +165,7 @@ class Kinds(nn.Module):
         return x
 
 
-def test_the_model_s_code_may_look_at_modules_that_are_elsewhere() -> None:
+def test_the_model_s_code_may_read_remote_modules() -> None:
     torch.manual_seed(0)
     model = Kinds()
     examples: list[tuple[Any, ...]] = [(), ((X,), {})]
@@ -180,7 +183,7 @@ def test_a_module_that_several_stages_call_is_run_only_for_own_calls() -> None:
     calls: list[torch.Tensor] = []
     model.layers[0].register_forward_hook(here_only(lambda _m, args, _out: calls.append(args[0])))
     pipe = split_layers(model, ["layers"], 4)
-    assert isinstance(pipe.stages[3].get_submodule("layers.0"), Sometimes)
+    assert isinstance(pipe.stages[3].get_submodule("layers.0"), PartlyRemoteModule)
     pipe(X)
     assert len(calls) == 3
     assert not any(isinstance(value, StandIn) for value in calls)

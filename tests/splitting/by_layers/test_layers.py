@@ -81,10 +81,7 @@ def test_a_plain_model_needs_no_example(make: Callable[[], nn.Module]) -> None:
     assert_same_gradients(model, pipe, *given)
 
 
-ADVICE = (
-    "split with example=, an example of just such a call, so that what each stage needs is found "
-    "out and sent to it"
-)
+ADVICE = "split with example=, an example of such a call, so that each stage is sent what it needs"
 
 
 @pytest.mark.parametrize(
@@ -120,7 +117,7 @@ ADVICE = (
         ),
     ],
 )
-def test_without_an_example_what_cannot_work_says_so(
+def test_a_split_that_needs_an_example_says_so(
     make: Callable[[], nn.Module], message: str
 ) -> None:
     pipe = split_layers(make(), ["layers"], 4)
@@ -130,20 +127,21 @@ def test_without_an_example_what_cannot_work_says_so(
 
 
 def test_layers_that_run_in_another_order_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"'layers\.3' is called out of the order of the list"):
+    with pytest.raises(ModelError, match=r"order of their list \(got 'layers\.3' out of order\)"):
         split_layers(small.Reversed(), ["layers"], 4, *ONE)
 
 
 @pytest.mark.parametrize("given", [(), ONE], ids=["plain", "example"])
-def test_a_value_that_leaves_a_layer_by_the_back_door_is_refused(given: tuple[Any, ...]) -> None:
+def test_a_side_output_of_a_layer_is_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises(ModelError, match="but not returned by it"):
         split_layers(small.Leaking(), ["layers"], 2, *given)(numbers(8, WIDTH))
 
 
-def test_layers_that_share_what_is_inside_of_them_have_to_be_together() -> None:
+def test_layers_that_share_an_inner_value_must_be_on_one_stage() -> None:
     model = small.Bonded()
     with pytest.raises(
-        ModelError, match=r"'layers\.2' uses a value that was made in 'layers\.1'.*\[0, 1\]"
+        ModelError,
+        match=r"got stages \[0, 1\].* 'layers\.2' uses a value that was made in 'layers\.1'",
     ):
         split_layers(model, ["layers"], 2, *ONE)
     pipe = split_layers(model, ["layers"], [1, 3], *ONE)
@@ -178,7 +176,7 @@ def test_every_layer_is_on_one_stage(layers: int, stages: int, expected: list[in
 
 
 def test_fewer_layers_than_stages_are_refused_with_what_works() -> None:
-    with pytest.raises(SizeError, match=r"3 layers make 1 to 3 stages.*\(stages: 4\)"):
+    with pytest.raises(SizeError, match=r"stages must be 1 to 3, the number of layers \(got 4\)"):
         split_layers(Chain(3), ["layers"], 4)
 
 
@@ -194,7 +192,9 @@ def test_sizes_can_be_given(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("sizes", [[2, 3], [4, 0], [5, -1], []])
 def test_sizes_that_do_not_add_up_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(SizeError, match="there are 4 layers and every stage needs one"):
+    with pytest.raises(
+        SizeError, match="must be at least 1 and add up to 4, the number of layers"
+    ):
         split_layers(Chain(), ["layers"], sizes)
 
 

@@ -52,12 +52,12 @@ def test_only_reentrant_checkpoints_are_found() -> None:
 
 @pytest.mark.filterwarnings("ignore:None of the inputs")
 def test_reentrant_checkpoints_are_refused_where_gradients_go_between_stages() -> None:
-    # A stage answered for a layer of another one inside of the checkpoint, where nothing has a
-    # history; gradients of all earlier layers came out wrong, with nothing but a warning.
+    # A remote layer returned its value inside of the checkpoint, where no graph is recorded: the
+    # gradients of all earlier layers were wrong, with nothing but a warning.
     pipe = split(Model(is_reentrant=True), 2)
     message = (
-        "'layers.0' is called by a checkpoint with use_reentrant=True, from which no gradient "
-        "comes back to another stage; checkpoint with use_reentrant=False"
+        "'layers.0' is called by a checkpoint with use_reentrant=True, which sends no gradients "
+        "to other stages; checkpoint with use_reentrant=False"
     )
     with pytest.raises(ModelError) as caught:
         pipe.run_detached(torch.ones(1, 2))

@@ -1,11 +1,11 @@
-"""One stage's run: answers for earlier stages, notes for later ones, and a stop between."""
+"""One run of a stage: outputs of earlier stages, messages for later ones, and the end."""
 
 import pytest
 import torch
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.notes import Value
-from penstock.splitting.by_layers.replay import Departure, Replay
+from penstock.splitting.by_layers.call_records import Value
+from penstock.splitting.by_layers.replay import EndOfStage, Replay
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stand_ins import StandIn
 
@@ -14,78 +14,78 @@ PATHS = {"embed": 0, "layers.0": 0, "layers.1": 1, "head": 1}
 PLAIN = LayerRoutes(2, PATHS, frozenset(["layers.0", "layers.1"]))
 
 
-def make(index: int, itinerary: LayerRoutes = PLAIN) -> Replay:
-    return Replay(index, itinerary, [f"layers.{index}"], ["x"])
+def make(index: int, routes: LayerRoutes = PLAIN) -> Replay:
+    return Replay(index, routes, [f"layers.{index}"], ["x"])
 
 
 def run_first(replay: Replay) -> dict[str, object]:
     with replay.running(CPU):
-        replay.start((torch.ones(2),), {"flag": True})
+        replay.record_inputs((torch.ones(2),), {"flag": True})
         for path, size in [("embed", 3), ("layers.0", 4)]:
             replay.enter(path, ())
             replay.leave(path, torch.full((size,), float(size)))
-        with pytest.raises(Departure):
-            replay.answer("layers.1")
-        parcel: dict[str, object] = replay.pack().values[1]
-    return parcel
+        with pytest.raises(EndOfStage):
+            replay.remote_output("layers.1")
+        message: dict[str, object] = replay.messages().values[1]
+    return message
 
 
-def test_the_first_stage_sends_inputs_and_its_last_layer_and_notes_the_rest() -> None:
-    parcel = run_first(make(0))
-    assert [value.tolist() for value in parcel["values"]] == [[1.0] * 2, [4.0] * 4]  # type: ignore[attr-defined]  # a list of tensors
+def test_the_first_stage_sends_inputs_and_the_output_of_its_last_layer() -> None:
+    message = run_first(make(0))
+    assert [value.tolist() for value in message["values"]] == [[1.0] * 2, [4.0] * 4]  # type: ignore[attr-defined]  # a list of tensors
 
 
-def test_the_next_stage_answers_from_what_was_sent_and_noted() -> None:
-    parcel = run_first(make(0))
+def test_the_next_stage_rebuilds_outputs_from_messages_and_records() -> None:
+    message = run_first(make(0))
     replay = make(1)
     with replay.running(CPU):
-        args, kwargs = replay.unpack([parcel])
+        args, kwargs = replay.receive([message])
         assert (args[0].tolist(), kwargs) == ([1.0, 1.0], {"flag": True})
-        assert repr(replay.answer("embed")) == "StandIn((3,), torch.float32, from embed)"
-        assert replay.answer("layers.0").tolist() == [4.0] * 4
+        assert repr(replay.remote_output("embed")) == "StandIn((3,), torch.float32, from embed)"
+        assert replay.remote_output("layers.0").tolist() == [4.0] * 4
         with pytest.raises(ModelError, match="'embed' is called 2 times on stage 1"):
-            replay.answer("embed")
+            replay.remote_output("embed")
 
 
-def test_a_run_leaves_nothing_behind() -> None:
+def test_two_runs_send_the_same() -> None:
     replay = make(0)
-    assert run_first(replay)["notes"] == run_first(replay)["notes"]
+    assert run_first(replay)["records"] == run_first(replay)["records"]
     assert not replay.is_running
 
 
-def test_what_a_unit_calls_inside_is_its_own_business() -> None:
+def test_calls_inside_of_a_unit_are_not_recorded() -> None:
     replay = make(0)
     with replay.running(CPU):
-        replay.start((), {})
+        replay.record_inputs((), {})
         replay.enter("layers.0", ())
         replay.enter("head", ())
         replay.leave("head", torch.ones(1))
         replay.leave("layers.0", torch.ones(2))
-        assert [len(value) for value in replay.pack().values[1]["values"]] == [2]
+        assert [len(value) for value in replay.messages().values[1]["values"]] == [2]
 
 
-def test_an_own_unit_whose_turn_is_on_a_later_stage_ends_the_run() -> None:
+def test_a_call_that_belongs_to_a_later_stage_ends_the_run() -> None:
     calls = {("layers.0", 0): 0, ("layers.0", 1): 1}
     replay = make(0, LayerRoutes(2, PATHS, frozenset(), calls))
     with replay.running(CPU):
-        replay.start((), {})
+        replay.record_inputs((), {})
         assert replay.is_own_call("layers.0")
         replay.enter("layers.0", ())
         replay.leave("layers.0", torch.ones(1))
         assert not replay.is_own_call("layers.0")
-        with pytest.raises(Departure):
+        with pytest.raises(EndOfStage):
             replay.enter("layers.0", ())
 
 
-def test_layers_that_were_passed_over_are_missed() -> None:
+def test_layers_that_were_not_called_are_refused() -> None:
     replay = make(0)
     with replay.running(CPU):
-        replay.start((), {})
+        replay.record_inputs((), {})
         with pytest.raises(ModelError, match=r"stage 0 holds 'layers\.0', but a later stage's"):
-            replay.pack()
+            replay.messages()
 
 
-def test_a_model_that_returns_too_early_is_noticed() -> None:
+def test_a_model_that_returns_too_early_is_refused() -> None:
     replay = make(0)
     with (
         replay.running(CPU),
@@ -94,13 +94,13 @@ def test_a_model_that_returns_too_early_is_noticed() -> None:
         replay.check_output(torch.ones(1))
 
 
-def test_a_stand_in_goes_nowhere() -> None:
-    needs = {Value("layers.0", 0, ""): (1,), Value("embed", 0, ""): ()}
-    parcel = run_first(make(0, LayerRoutes(2, PATHS, frozenset(), needs=needs)))
+def test_a_stand_in_is_never_returned() -> None:
+    needed_by = {Value("layers.0", 0, ""): (1,), Value("embed", 0, ""): ()}
+    message = run_first(make(0, LayerRoutes(2, PATHS, frozenset(), needed_by=needed_by)))
     replay = make(1)
     with replay.running(CPU):
-        replay.unpack([parcel])
-        missing = replay.answer("embed")
+        replay.receive([message])
+        missing = replay.remote_output("embed")
         assert isinstance(missing, StandIn)
         with pytest.raises(
             ModelError, match="the model's output depends on what 'embed' returned"

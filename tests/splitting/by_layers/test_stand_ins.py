@@ -1,4 +1,4 @@
-"""Stand-ins have shapes and no values, and nothing can take them for values."""
+"""Stand-ins have shapes but no values, and using their values is an error."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -35,7 +35,7 @@ def make(*shape: int, dtype: torch.dtype = torch.float32, source: str = "layers.
         (lambda x: functional.scaled_dot_product_attention(x, x, x), (2, 3), torch.float32),
     ],
 )
-def test_what_is_computed_from_one_is_one_again(
+def test_a_result_computed_from_a_stand_in_is_a_stand_in(
     compute: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     found = compute(make(2, 3))
@@ -44,21 +44,21 @@ def test_what_is_computed_from_one_is_one_again(
     assert found.sources == {"layers.0"}
 
 
-def test_it_knows_all_modules_that_it_came_from() -> None:
+def test_a_stand_in_knows_all_modules_that_it_depends_on() -> None:
     found = make(2, source="embed") * make(2, source="layers.1")
     assert isinstance(found, StandIn)
     assert found.sources == {"embed", "layers.1"}
     assert repr(found) == "StandIn((2,), torch.float32, from embed, layers.1)"
 
 
-def test_writing_to_one_gives_the_same_one() -> None:
+def test_writing_to_a_stand_in_returns_the_same_one() -> None:
     value = make(2, 3)
     assert value.mul_(2) is value
     value[:, 0] = torch.ones(2)
     assert tuple(value.shape) == (2, 3)
 
 
-def test_random_numbers_for_one_are_not_drawn() -> None:
+def test_dropout_of_a_stand_in_draws_no_random_numbers() -> None:
     before = torch.get_rng_state()
     functional.dropout(make(2, 3), 0.5)
     torch.rand_like(make(2, 3))
@@ -79,7 +79,7 @@ def test_random_numbers_for_one_are_not_drawn() -> None:
         lambda x: torch.equal(x, torch.ones(())),
     ],
 )
-def test_asking_for_values_names_the_module_and_the_way_out(ask: Callable[[Any], Any]) -> None:
+def test_reading_values_names_the_module_and_the_advice(ask: Callable[[Any], Any]) -> None:
     with pytest.raises(ModelError) as caught:
         ask(make())
     assert "needs the values of what 'layers.0' returned, which another stage has" in str(
@@ -104,6 +104,6 @@ def test_a_copy_is_a_stand_in() -> None:
     assert (tuple(found.shape), found.sources) == ((2, 3), frozenset(["layers.0"]))
 
 
-def test_a_moved_one_says_where_it_would_be() -> None:
+def test_a_moved_stand_in_has_the_new_device() -> None:
     assert make(2).to("meta").device == torch.device("meta")
     assert make(2).device == CPU

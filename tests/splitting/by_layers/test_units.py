@@ -1,4 +1,4 @@
-"""Which modules a split by layers deals out, and by which names lists are found."""
+"""Which modules a split by layers assigns to stages, and by which names lists are found."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ class Tower(nn.Module):
         self.register_buffer("table", torch.zeros(2), persistent=False)
 
 
-def test_layers_and_what_stands_beside_them_come_in_order() -> None:
+def test_layers_and_other_units_come_in_order() -> None:
     found = find_units(Towers(), ["encoder.layers", "decoder.layers"])
     assert [(unit.paths, unit.layer, unit.after) for unit in found.units] == [
         (("shared", "encoder.embed", "decoder.embed"), None, 0),
@@ -61,7 +61,7 @@ def test_units_are_found_by_any_of_their_paths() -> None:
     assert found.find("rotary") is None
 
 
-def test_lists_that_nobody_calls_are_containers() -> None:
+def test_lists_that_are_never_called_are_containers() -> None:
     found = find_units(small.Norms(), ["layers"])
     assert found.containers == ("", "norms", "layers", "gains")
     assert [unit.path for unit in found.units if unit.layer is None] == [
@@ -72,7 +72,7 @@ def test_lists_that_nobody_calls_are_containers() -> None:
     ]
 
 
-def test_a_container_under_two_names_is_one() -> None:
+def test_a_container_with_two_names_counts_once() -> None:
     found = find_units(small.Aliased(), ["trunk.layers"])
     assert found.containers == ("", "trunk", "trunk.layers")
     assert found.aliases == {"body": "trunk"}
@@ -94,7 +94,7 @@ def test_a_list_is_found_by_its_whole_path() -> None:
     assert found.layers == ("decoder.layers.0", "decoder.layers.1")
 
 
-def test_a_list_is_found_by_the_end_of_its_path_if_that_is_the_only_one() -> None:
+def test_a_list_is_found_by_the_end_of_its_path_if_that_is_unique() -> None:
     wrapped = nn.ModuleDict({"base_model": Towers()})
     found = find_units(wrapped, ["decoder.layers"])
     assert found.layers == ("base_model.decoder.layers.0", "base_model.decoder.layers.1")
@@ -105,22 +105,22 @@ def test_a_list_is_found_by_the_end_of_its_path_if_that_is_the_only_one() -> Non
     [
         (
             ["layers"],
-            "'layers' is the end of several paths: 'encoder.layers', 'decoder.layers'; name one "
-            "whole",
+            "layers must name one module (got 'layers', the end of 'encoder.layers', "
+            "'decoder.layers'); give a whole path",
         ),
         (
             ["encoder.layer"],
-            "the model has no module 'encoder.layer' to take layers from; lists of modules in it "
-            "are 'encoder.layers', 'decoder.layers'",
+            "the model has no module 'encoder.layer'; its lists of modules are 'encoder.layers', "
+            "'decoder.layers'",
         ),
-        (["head"], "'head' holds no layers"),
+        (["head"], "layers must name modules with children (got 'head')"),
         (
             ["encoder", "encoder.layers"],
-            "'encoder.layers' is a layer and holds another list of layers",
+            "a layer must not hold another list of layers (got 'encoder.layers')",
         ),
     ],
 )
-def test_lists_that_are_none_are_refused(lists: list[str], message: str) -> None:
+def test_names_that_are_not_lists_of_layers_are_refused(lists: list[str], message: str) -> None:
     with pytest.raises(ModelError) as caught:
         find_units(Towers(), lists)
     assert str(caught.value) == message
@@ -129,4 +129,4 @@ def test_lists_that_are_none_are_refused(lists: list[str], message: str) -> None
 def test_a_model_without_lists_has_no_hint() -> None:
     with pytest.raises(ModelError) as caught:
         find_units(nn.Linear(2, 2), ["layers"])
-    assert str(caught.value) == "the model has no module 'layers' to take layers from"
+    assert str(caught.value) == "the model has no module 'layers'"

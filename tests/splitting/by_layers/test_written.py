@@ -1,4 +1,4 @@
-"""Values that are written to in place, and tensors that layers keep: right, or refused."""
+"""Values that are written to in place, and tensors that layers keep, are right or refused."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ X = numbers(8, WIDTH)
 
 
 class Between(nn.Module):
-    """Writes to what its layers return."""
+    """A model that writes to what its layers return."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Between(nn.Module):
 
 
 class AtOnce(Between):
-    """Writes to what it is given, and uses that in all layers."""
+    """A model that writes to its input, and uses it in all layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x.sub_(3)
@@ -41,7 +41,7 @@ class AtOnce(Between):
 
 
 class First(nn.Module):
-    """A first layer that writes to what it is given."""
+    """A first layer that writes to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class First(nn.Module):
 
 
 class Inside(nn.Module):
-    """Has such a first layer, and may use what the layer was given elsewhere."""
+    """A model with such a first layer, which may use that layer's input in other layers."""
 
     def __init__(self, *, is_used: bool = True) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Inside(nn.Module):
 
 
 class Both(Inside):
-    """Writes to the same value in a layer and between layers."""
+    """A model that writes to the same value in a layer and between layers."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layers[0](x)
@@ -80,7 +80,7 @@ class Both(Inside):
 
 
 @pytest.mark.parametrize("make", [Between, AtOnce])
-def test_writing_between_layers_is_done_once_with_an_example(
+def test_a_write_between_layers_happens_once_with_an_example(
     make: Callable[[], nn.Module],
 ) -> None:
     # A stage sent what the code had written to, and the next stage ran that code again: the sum
@@ -110,7 +110,7 @@ def test_an_input_that_was_written_to_is_not_sent_without_an_example(
         pipe(X.clone())
 
 
-def test_an_input_that_nobody_else_uses_may_be_written_to() -> None:
+def test_an_input_that_no_other_layer_uses_may_be_written_to() -> None:
     model = Inside(is_used=False)
     expected = model(X.clone())
     assert torch.equal(split_layers(model, ["layers"], 4)(X.clone()), expected)
@@ -126,7 +126,7 @@ def test_an_input_that_a_layer_writes_to_and_others_use_is_refused() -> None:
 
 
 class Keeping(nn.Module):
-    """Its first layer keeps something, which the model uses at the end."""
+    """A model that uses a tensor kept by its first layer at the end."""
 
     def __init__(self, *, is_constant: bool) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Keeper(nn.Module):
         return y
 
 
-def test_what_a_layer_has_kept_from_an_earlier_run_is_not_used() -> None:
+def test_a_tensor_that_a_layer_keeps_from_an_earlier_run_is_not_used() -> None:
     # An attribute went to other stages as it was when the model was split: a stale tensor.
     model = Keeping(is_constant=False)
     model(X)
@@ -171,7 +171,7 @@ def test_what_a_layer_has_kept_from_an_earlier_run_is_not_used() -> None:
 
 
 class Tallying(nn.Module):
-    """Adds what its first layer has noted as a number; it is reset at the start."""
+    """A model that adds a number kept by its first layer, and resets it at the start."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,9 @@ class Noting(nn.Module):
 
 
 @pytest.mark.parametrize("given", [(), ((X,), {})], ids=["plain", "example"])
-def test_what_a_layer_notes_is_not_taken_for_what_it_was_before(given: tuple[Any, ...]) -> None:
+def test_a_number_that_a_layer_changes_is_not_used_with_its_old_value(
+    given: tuple[Any, ...],
+) -> None:
     # The next stage added the 0.0 that the attribute had at the start.
     pipe = split_layers(Tallying(), ["layers"], 2, *given)
     for _ in range(2):
@@ -206,7 +208,7 @@ def test_what_a_layer_notes_is_not_taken_for_what_it_was_before(given: tuple[Any
             pipe(X)
 
 
-def test_a_constant_that_a_layer_has_is_known_everywhere_with_an_example() -> None:
+def test_a_constant_of_a_layer_is_known_on_all_stages_with_an_example() -> None:
     model = Keeping(is_constant=True)
     expected = model(X)
     assert torch.equal(split_layers(model, ["layers"], 2, (X,), {})(X), expected)

@@ -1,4 +1,4 @@
-"""Finds out whether a module is called by a checkpoint of the old kind."""
+"""Reentrant activation checkpointing, which has no graph between stages and is refused."""
 
 import sys
 from types import FrameType
@@ -11,9 +11,9 @@ __all__ = ["is_in_reentrant_checkpoint", "refuse_reentrant"]
 
 
 def is_in_reentrant_checkpoint() -> bool:
-    """Whether `checkpoint(..., use_reentrant=True)` runs the caller, without gradients.
+    """Return whether `checkpoint(..., use_reentrant=True)` runs the caller, without gradients.
 
-    Torch does not tell, so that the calls that lead here are looked through.
+    Torch has no function for this, so the stack of calls is searched.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None:
@@ -24,8 +24,8 @@ def is_in_reentrant_checkpoint() -> bool:
 
 
 def refuse_reentrant(path: str) -> ModelError:
-    """The error for a module whose gradients would be lost in such a checkpoint."""
+    """Return the error for a module whose gradients would be lost in such a checkpoint."""
     return ModelError(
-        f"{path!r} is called by a checkpoint with use_reentrant=True, from which no gradient "
-        "comes back to another stage; checkpoint with use_reentrant=False"
+        f"{path!r} is called by a checkpoint with use_reentrant=True, which sends no gradients to "
+        "other stages; checkpoint with use_reentrant=False"
     )

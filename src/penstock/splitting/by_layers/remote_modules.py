@@ -1,4 +1,4 @@
-"""Modules that stand in a stage for those that other stages call."""
+"""Remote modules: what a stage has in place of modules that other stages call."""
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,35 +17,35 @@ from penstock.splitting.by_layers.hooks.hooks import (
     call_pre_hooks,
     tables_of,
 )
-from penstock.splitting.by_layers.module_outline import Outline
+from penstock.splitting.by_layers.module_description import ModuleDescription
 from penstock.splitting.by_layers.replay import Replay
 from penstock.splitting.by_layers.stand_ins import StandIn, stand_in
 
-__all__ = ["HeldModule", "RemoteModule", "Sometimes", "adapt_stand_ins", "share_state"]
+__all__ = ["HeldTensor", "PartlyRemoteModule", "RemoteModule", "adapt_stand_ins", "share_state"]
 
 
 def share_state(module: nn.Module, other: nn.Module) -> None:
-    """Let a module have the parameters, buffers and children of another as its own."""
+    """Share the parameters, buffers and children of another module."""
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
         vars(module)[name] = getattr(other, name)
 
 
 @dataclass(frozen=True, slots=True)
-class HeldModule:
-    """A parameter or buffer of a module that is elsewhere; a buffer may be saved or not."""
+class HeldTensor:
+    """A parameter or buffer of a remote module, and whether it is in the state_dict."""
 
     tensor: torch.Tensor
     is_saved: bool
 
 
 class RemoteModule(nn.Module):
-    """Stands where a module of another stage was; has its plain attributes, but no state.
+    """A module of another stage, with its plain attributes but without its state.
 
-    Its parts are made when the model's code asks for them. `held` has the parameters and buffers
-    that this stage uses nevertheless, by their names in the module.
+    Its parts are made when the model's code uses them. `held` has the parameters and buffers that
+    this stage uses nevertheless, by their names in the module.
     """
 
-    _outline: Outline
+    _description: ModuleDescription
     _path: str
     _replay: Replay
     _is_unit: bool
@@ -53,20 +53,20 @@ class RemoteModule(nn.Module):
 
     def __init__(
         self,
-        outline: Outline,
+        description: ModuleDescription,
         path: str,
         replay: Replay,
         *,
-        held: Mapping[str, HeldModule],
+        held: Mapping[str, HeldTensor],
         is_unit: bool = True,
     ) -> None:
         super().__init__()
-        vars(self).update(outline.attributes)
-        vars(self).update(outline.tensors)
-        vars(self).update(_outline=outline, _path=path, _replay=replay, _is_unit=is_unit)
+        vars(self).update(description.attributes)
+        vars(self).update(description.tensors)
+        vars(self).update(_description=description, _path=path, _replay=replay, _is_unit=is_unit)
         vars(self).update(_own_hooks=tables_of(self))
-        self.training = outline.is_training
-        for name, kept in held.items():
+        self.training = description.is_training
+        for name, tensor in held.items():
             first, _, rest = name.partition(".")
             if rest:
                 start = f"{first}."
@@ -75,20 +75,20 @@ class RemoteModule(nn.Module):
                     {n.removeprefix(start): k for n, k in held.items() if n.startswith(start)},
                 )
             else:
-                self._hold(name, kept)
+                self._hold(name, tensor)
 
-    def _hold(self, name: str, kept: HeldModule) -> None:
+    def _hold(self, name: str, held: HeldTensor) -> None:
         del vars(self)[name]
-        if isinstance(kept.tensor, nn.Parameter):
-            self.register_parameter(name, kept.tensor)
+        if isinstance(held.tensor, nn.Parameter):
+            self.register_parameter(name, held.tensor)
         else:
-            self.register_buffer(name, kept.tensor, persistent=kept.is_saved)
+            self.register_buffer(name, held.tensor, persistent=held.is_saved)
 
-    def _make_part(self, name: str, held: Mapping[str, HeldModule]) -> nn.Module:
+    def _make_part(self, name: str, held: Mapping[str, HeldTensor]) -> nn.Module:
         part = self._modules.get(name)
         if part is None:
-            path, outline = f"{self._path}.{name}", self._outline.parts[name]
-            part = RemoteModule(outline, path, self._replay, held=held, is_unit=False)
+            path, description = f"{self._path}.{name}", self._description.parts[name]
+            part = RemoteModule(description, path, self._replay, held=held, is_unit=False)
             part.training = self.training
             if self._replay.moved is not None:
                 adapt_stand_ins([part], *self._replay.moved)
@@ -97,39 +97,39 @@ class RemoteModule(nn.Module):
 
     def _make_parts(self) -> None:
         """Make all parts, in their order."""
-        for name in self._outline.parts:
+        for name in self._description.parts:
             self._make_part(name, {})
             self._modules[name] = self._modules.pop(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returned on its own stage; its hooks are called here too."""
+        """Return what the module returned on its own stage, and call its hooks here too."""
         if self._is_unit:
-            return call_elsewhere(self, self._path, self._replay, (args, kwargs))
-        # A part of a unit, called by itself: nobody has noted what it returned.
-        stage, tables = self._replay.hooks, [self._outline.hooks]
+            return call_remote(self, self._path, self._replay, (args, kwargs))
+        # A part of a unit that is called alone: no record has what it returned.
+        stage, tables = self._replay.hooks, [self._description.hooks]
         args, kwargs = call_pre_hooks(self, self._path, tables, (args, kwargs), stage)
         output = super().__call__(*args, **kwargs)
         return call_hooks(self, self._path, tables, (args, kwargs), output, stage)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's own code, with stand-ins for what it holds."""
+        """Run the module's own code, with stand-ins for its tensors."""
         self._make_parts()
-        return self._outline.kind.forward(self, *args, **kwargs)
+        return self._description.kind.forward(self, *args, **kwargs)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Lose attributes that the call, which another stage has made, gave other values."""
+        """Drop attributes that the call on the other stage has changed."""
         for name in names:
             path, _, attribute = name.rpartition(".")
             part = self.get_submodule(path)
             vars(part).pop(attribute, None)
-            vars(part)["_lost"] = {*vars(part).get("_lost", ()), attribute}
+            vars(part)["_missing"] = {*vars(part).get("_missing", ()), attribute}
 
     def hook_tables(self) -> list[HookTables]:
-        """The hooks that were put on this stand-in, and those of the module itself."""
-        return [GLOBAL_TABLES, self._own_hooks, self._outline.hooks]
+        """Return the hooks of this remote module, and those of the module itself."""
+        return [GLOBAL_TABLES, self._own_hooks, self._description.hooks]
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """All parts, while the model's code looks for modules to put hooks on."""
+        """Return all parts while the model's code runs, which may register hooks on them."""
         if self._replay.is_running:
             self._make_parts()
         return super().named_children()
@@ -138,49 +138,49 @@ class RemoteModule(nn.Module):
         for state in ("_modules", "_parameters", "_buffers"):
             if name in self.__dict__.get(state, ()):
                 return self.__dict__[state][name]
-        outline: Outline | None = self.__dict__.get("_outline")
-        if outline is None:
+        description: ModuleDescription | None = self.__dict__.get("_description")
+        if description is None:
             raise AttributeError(name)
-        if name in self.__dict__.get("_lost", ()):
+        if name in self.__dict__.get("_missing", ()):
             raise ModelError(
                 f"the model uses {self._path}.{name}, which was made on another stage when "
-                f"{self._path!r} was called, but not returned by it; let it return that too"
+                f"{self._path!r} was called, but not returned by it; return it too"
             )
-        if name in outline.parts:
+        if name in description.parts:
             return self._make_part(name, {})
-        if not hasattr(outline.kind, name):
-            raise AttributeError(f"{outline.kind.__name__!r} has no attribute {name!r}")
-        found = inspect.getattr_static(outline.kind, name)
-        return found.__get__(self, outline.kind) if hasattr(found, "__get__") else found
+        if not hasattr(description.kind, name):
+            raise AttributeError(f"{description.kind.__name__!r} has no attribute {name!r}")
+        found = inspect.getattr_static(description.kind, name)
+        return found.__get__(self, description.kind) if hasattr(found, "__get__") else found
 
     def __getitem__(self, key: Any) -> Any:
         self._make_parts()
-        kind: Any = self._outline.kind
+        kind: Any = self._description.kind
         return kind.__getitem__(self, key)
 
     def __iter__(self) -> Iterator[Any]:
         self._make_parts()
-        kind: Any = self._outline.kind
+        kind: Any = self._description.kind
         found: Iterator[Any] = kind.__iter__(self)
         return found
 
     def __len__(self) -> int:
-        return len(self._outline.parts) if hasattr(self._outline.kind, "__len__") else 1
+        return len(self._description.parts) if hasattr(self._description.kind, "__len__") else 1
 
-    @property  # type: ignore[misc]  # Python lets a class say what its objects are
+    @property  # type: ignore[misc]  # Python allows this
     def __class__(self) -> type:
-        """While the model's code runs, this is what it stands for."""
+        """The class of the module itself, while the model's code runs."""
         replay: Replay | None = self.__dict__.get("_replay")
         is_running = replay is not None and replay.is_running
-        return self._outline.kind if is_running else RemoteModule
+        return self._description.kind if is_running else RemoteModule
 
     def extra_repr(self) -> str:
-        """What was here, for print."""
-        return f"{self._outline.kind.__name__} of another stage"
+        """Return what to print."""
+        return f"{self._description.kind.__name__} of another stage"
 
 
-class Sometimes(nn.Module):
-    """A module of which this stage makes some of the calls, and other stages the others."""
+class PartlyRemoteModule(nn.Module):
+    """A module of which this stage makes some calls, and other stages make others."""
 
     _module: nn.Module
     _path: str
@@ -193,19 +193,19 @@ class Sometimes(nn.Module):
         self.training = module.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module, or give what another stage's call of it returned."""
+        """Call the module, or return what its call on another stage returned."""
         self._module.training = self.training
         if not self._replay.is_running:
             return self._module(*args, **kwargs)
         if not self._replay.is_own_call(self._path):
-            return call_elsewhere(self, self._path, self._replay, (args, kwargs))
+            return call_remote(self, self._path, self._replay, (args, kwargs))
         self._replay.enter(self._path, (args, kwargs))
         output = self._module(*args, **kwargs)
         self._replay.leave(self._path, output)
         return output
 
     def hook_tables(self) -> list[HookTables]:
-        """The hooks of the module itself; those that were put on this one are called anyway."""
+        """Return the hooks of the module itself; those of this wrapper are called anyway."""
         return [tables_of(self._module, are_mirrored=True)]
 
     def __getattr__(self, name: str) -> Any:
@@ -216,44 +216,45 @@ class Sometimes(nn.Module):
             raise AttributeError(name)
         return getattr(self.__dict__["_module"], name)
 
-    @property  # type: ignore[misc]  # Python lets a class say what its objects are
+    @property  # type: ignore[misc]  # Python allows this
     def __class__(self) -> type:
-        """While the model's code runs, this is the module."""
+        """The class of the module itself, while the model's code runs."""
         replay: Replay | None = self.__dict__.get("_replay")
         is_running = replay is not None and replay.is_running
-        return type(self.__dict__["_module"]) if is_running else Sometimes
+        return type(self.__dict__["_module"]) if is_running else PartlyRemoteModule
 
 
-def call_elsewhere(
-    module: RemoteModule | Sometimes, path: str, replay: Replay, given: Given
+def call_remote(
+    module: RemoteModule | PartlyRemoteModule, path: str, replay: Replay, given: Given
 ) -> Any:
-    """Answer a call that another stage makes, and call the hooks that look at it.
+    """Return what a call on another stage returned, and call the hooks of the module.
 
-    What hooks make of the output is known already, since it is what was sent; they are called for
-    what they do besides. Where they change it, they get what they got on the other stage.
+    The output already has the changes that hooks make, since it was sent after them. Hooks are
+    called for their side effects. A hook that changes the output gets what it got on the other
+    stage.
     """
-    answer, sides = replay.answer_with_sides(path)
+    returned, hook_calls = replay.remote_output_with_hooks(path)
     if path in replay.changed and isinstance(module, RemoteModule):
         module.forget(replay.changed[path])
     tables = [table for table in module.hook_tables() if table.before or table.after]
-    if not tables and not sides:
-        return answer
-    stage, output = replay.hooks, answer
+    if not tables and not hook_calls:
+        return returned
+    stage, output = replay.hooks, returned
     given = call_pre_hooks(module, path, tables, given, stage)
-    for place, (args, kwargs, made) in sides:
-        if place == path:
+    for inner_path, (args, kwargs, made) in hook_calls:
+        if inner_path == path:
             output = made
             continue
-        part = module.get_submodule(place.removeprefix(f"{path}."))
+        part = module.get_submodule(inner_path.removeprefix(f"{path}."))
         inner = part.hook_tables() if isinstance(part, RemoteModule) else _tables_inside(part)
-        seen = call_pre_hooks(part, place, inner, (args, kwargs), stage)
-        call_hooks(part, place, inner, seen, made, stage)
+        seen = call_pre_hooks(part, inner_path, inner, (args, kwargs), stage)
+        call_hooks(part, inner_path, inner, seen, made, stage)
     call_hooks(module, path, tables, given, output, stage)
-    return answer
+    return returned
 
 
 def _tables_inside(part: nn.Module) -> list[HookTables]:
-    """The hooks of a module that this stage has, but does not call now."""
+    """Return the hooks of a module that this stage has, but does not call now."""
     return [GLOBAL_TABLES, tables_of(part, are_mirrored=True)]
 
 
@@ -262,7 +263,7 @@ def adapt_stand_ins(
     device: torch.device,
     dtypes: Mapping[torch.dtype, torch.dtype],
 ) -> None:
-    """Move the stand-ins that modules hold, as their stage was moved."""
+    """Move the stand-ins that modules hold to the device and dtype of their stage."""
     for module in modules:
         for name, value in vars(module).items():
             if isinstance(value, StandIn):

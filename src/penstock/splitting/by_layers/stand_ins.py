@@ -1,8 +1,8 @@
-"""Tensors that a stage does not have: their shape is known, their values are on another stage.
+"""Stand-ins for tensors whose values are on another stage.
 
-A stage runs the model's own forward. What comes from layers of other stages and is not needed here
-is a stand-in: it has shape, dtype and device, so that code which asks for these goes on as usual,
-and whatever is computed from it is a stand-in again. Nothing can take it for a real value.
+A stage runs the model's own forward. What layers of other stages return and this stage does not
+need is a stand-in. It has a shape, a dtype and a device, so that code that reads these runs as
+usual, and whatever is computed from it is a stand-in again. Reading its values is an error.
 """
 
 from typing import Any
@@ -16,25 +16,25 @@ __all__ = ["ADVICE", "Absent", "StandIn", "stand_in"]
 
 
 class StandIn(torch.Tensor):
-    """A tensor without values; `sources` says which modules have them."""
+    """A tensor without values; `sources` names the modules that have returned them."""
 
-    outline: torch.Tensor
+    meta: torch.Tensor
     sources: frozenset[str]
 
     @staticmethod
     def __new__(
-        cls, outline: torch.Tensor, device: torch.device, sources: frozenset[str]
+        cls, meta: torch.Tensor, device: torch.device, sources: frozenset[str]
     ) -> "StandIn":
-        """A stand-in of the shape of a tensor on the meta device, as if it were on `device`."""
+        """Make a stand-in with the shape of a tensor on the meta device, but on `device`."""
         made: StandIn = make_wrapper_subclass(
             cls,
-            outline.shape,
-            strides=outline.stride(),
-            storage_offset=outline.storage_offset(),
-            dtype=outline.dtype,
+            meta.shape,
+            strides=meta.stride(),
+            storage_offset=meta.storage_offset(),
+            dtype=meta.dtype,
             device=device,
         )
-        made.outline, made.sources = outline, sources
+        made.meta, made.sources = meta, sources
         return made
 
     def __repr__(self) -> str:  # type: ignore[override]  # a keyword of Tensor's own use
@@ -43,11 +43,11 @@ class StandIn(torch.Tensor):
         )
 
     def tolist(self) -> Any:
-        """Refuse: there are no values."""
+        """Raise, because a stand-in has no values."""
         raise _missing("tolist", self.sources)
 
     def numpy(self, *, force: bool = False) -> Any:
-        """Refuse: there are no values."""
+        """Raise, because a stand-in has no values."""
         del force
         raise _missing("numpy", self.sources)
 
@@ -55,12 +55,12 @@ class StandIn(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # typed as a plain method upstream
         cls, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Do on outlines what would be done on values."""
+        """Run the operation on the meta device."""
         given = tree_leaves((args, kwargs or {}))
         known = [leaf for leaf in given if isinstance(leaf, StandIn)]
         sources = frozenset().union(*(leaf.sources for leaf in known))
         _refuse_writing(func, args, sources)
-        owner = {id(leaf.outline): leaf for leaf in known}
+        owner = {id(leaf.meta): leaf for leaf in known}
         device = next((leaf for leaf in given if isinstance(leaf, torch.device)), known[0].device)
 
         def wrap(result: Any) -> Any:
@@ -70,14 +70,14 @@ class StandIn(torch.Tensor):
             return StandIn(result, device, sources) if same is None else same
 
         try:
-            result = func(*tree_map(_outline, args), **tree_map(_outline, kwargs or {}))
+            result = func(*tree_map(_as_meta, args), **tree_map(_as_meta, kwargs or {}))
         except (NotImplementedError, RuntimeError) as error:
             raise _missing(str(func), sources) from error
         return tree_map(wrap, result)
 
 
 class Absent:
-    """Stands for an object that only another stage has, and can be passed on but not used."""
+    """An object that only another stage has; it can be passed on but not used."""
 
     def __init__(self, kind: str, source: str) -> None:
         self._kind, self._source = kind, source
@@ -87,7 +87,8 @@ class Absent:
 
     def _refuse(self, *_: Any) -> Any:
         raise ModelError(
-            f"a {self._kind} that {self._source!r} was given or has returned is on another stage"
+            f"a {self._kind} that {self._source!r} got or returned is on another stage; do not "
+            "use it in a hook"
         )
 
     __getitem__ = __iter__ = __len__ = __bool__ = __call__ = _refuse
@@ -98,21 +99,18 @@ class Absent:
         return self._refuse()
 
 
-ADVICE = (
-    "split with example=, an example of just such a call, so that what each stage needs is found "
-    "out and sent to it"
-)
+ADVICE = "split with example=, an example of such a call, so that each stage is sent what it needs"
 
 
 def stand_in(shape: Any, dtype: torch.dtype, device: torch.device, source: str) -> StandIn:
-    """A stand-in for what a module on another stage returned."""
+    """Return a stand-in for what a module on another stage returned."""
     return StandIn(torch.empty(shape, dtype=dtype, device="meta"), device, frozenset([source]))
 
 
-def _outline(value: Any) -> Any:
+def _as_meta(value: Any) -> Any:
     match value:
         case StandIn():
-            return value.outline
+            return value.meta
         case torch.Tensor():
             return torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device="meta"
@@ -124,7 +122,7 @@ def _outline(value: Any) -> Any:
 
 
 def _refuse_writing(func: Any, args: tuple[Any, ...], sources: frozenset[str]) -> None:
-    """A real tensor that is written to would silently keep what it had."""
+    """Raise if a real tensor is written to, because it would silently keep its old values."""
     for argument, value in zip(func._schema.arguments, args, strict=False):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written and isinstance(value, torch.Tensor) and not isinstance(value, StandIn):

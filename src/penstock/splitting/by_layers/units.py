@@ -1,11 +1,11 @@
-"""The modules that a split by layers deals out: layers, and whatever stands beside them.
+"""Units: the modules that a split by layers assigns to stages, which are layers and others.
 
 model             container: its Python code runs on every stage
   embed_tokens    unit, before the layers
   layers          list
     0 ... 31      units: the layers
   norm            unit, after the layers
-  rotary_emb      free: it has nothing to train or save, so every stage has it
+  rotary_emb      free: it has nothing to train or save, so every stage has a copy
 lm_head           unit, after the layers
 """
 
@@ -25,8 +25,8 @@ __all__ = ["Unit", "Units", "find_units"]
 class Unit:
     """A module that is on one stage as a whole; a shared one has several paths.
 
-    `layer` is its number among the layers. For any other unit, `after` is how many layers come
-    before it by the order in which the model registers its modules.
+    `layer` is its number among the layers, or None. `after` is the number of layers that the model
+    registers before it.
     """
 
     module: nn.Module = field(repr=False)
@@ -36,7 +36,7 @@ class Unit:
 
     @property
     def path(self) -> str:
-        """The first of its paths, which stands for it."""
+        """The first of its paths, by which it is known."""
         return self.paths[0]
 
 
@@ -44,8 +44,7 @@ class Unit:
 class Units:
     """All units of a model, its containers, and the layers in order.
 
-    A container that the model has under several paths is named by the first of them; `aliases`
-    leads there from the others.
+    A container with several paths is known by the first of them; `aliases` maps the others to it.
     """
 
     units: tuple[Unit, ...]
@@ -54,24 +53,26 @@ class Units:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, path: str) -> Unit | None:
-        """The unit at this path, if there is one."""
+        """Return the unit at this path, or None."""
         return next((unit for unit in self.units if path in unit.paths), None)
 
     def find_container(self, path: str) -> str | None:
-        """The first path of the container at this path, if there is one."""
+        """Return the first path of the container at this path, or None."""
         path = self.aliases.get(path, path)
         return path if path in self.containers else None
 
 
 def find_units(model: nn.Module, lists: Sequence[str]) -> Units:
-    """The units of a model whose layers are the children of these modules, list after list."""
+    """Return the units of a model whose layers are the children of these modules, in order."""
     paths = [_find_list(model, name) for name in lists]
     layers = [f"{p}.{name}".lstrip(".") for p in paths for name, _ in _children(model, p)]
     if not layers:
-        raise ModelError(f"{_quote(lists)} holds no layers")
+        raise ModelError(f"layers must name modules with children (got {_quote(lists)})")
     containers = {prefix for path in paths for prefix in _prefixes(path)}
     if nested := containers.intersection(layers):
-        raise ModelError(f"{sorted(nested)[0]!r} is a layer and holds another list of layers")
+        raise ModelError(
+            f"a layer must not hold another list of layers (got {sorted(nested)[0]!r})"
+        )
     survey = _Survey(model, layers, {model.get_submodule(path) for path in containers})
     found: dict[nn.Module, Unit] = {}
     passed = 0
@@ -90,10 +91,10 @@ def find_units(model: nn.Module, lists: Sequence[str]) -> Units:
 
 @dataclass(slots=True)
 class _Survey:
-    """A walk through a model: which modules are containers, and what stands in them.
+    """A walk through a model that finds its containers, and what is in them.
 
-    Besides what lies around the layers, a module without a forward is a container: nobody calls
-    it, as with a list of norms that stands beside the list of layers.
+    Containers are the modules around the layers, and modules without a forward, such as a list of
+    norms beside the list of layers.
     """
 
     model: nn.Module
@@ -103,7 +104,7 @@ class _Survey:
     aliases: dict[str, str] = field(default_factory=dict)
 
     def walk(self, path: str) -> Iterator[tuple[str, nn.Module]]:
-        """The layers and whatever else holds state, in the order of registration."""
+        """Yield the layers and other modules with state, in the order of registration."""
         self.paths[self.model.get_submodule(path)] = path
         for name, child in _children(self.model, path):
             inner = f"{path}.{name}".lstrip(".")
@@ -122,12 +123,12 @@ def _is_never_called(module: nn.Module) -> bool:
 
 
 def _has_state(module: nn.Module) -> bool:
-    """Whether there is something to train or to save."""
+    """Return whether a module has something to train or to save."""
     return any(True for _ in module.parameters()) or bool(module.state_dict())
 
 
 def _belongs_to_next(model: nn.Module, path: str, lists: Sequence[str], passed: int) -> bool:
-    """Whether a unit between two lists stands beside the second only, and so goes with it."""
+    """Return whether a unit between two lists is beside the second only, and so belongs to it."""
     end = 0
     for previous, following in pairwise(lists):
         end += sum(1 for _ in _children(model, previous))
@@ -138,7 +139,7 @@ def _belongs_to_next(model: nn.Module, path: str, lists: Sequence[str], passed: 
 
 
 def _children(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """The children of a module, a shared one under each of its names."""
+    """Return the children of a module, a shared one under each of its names."""
     return (
         (name, child)
         for name, child in model.get_submodule(path)._modules.items()
@@ -147,13 +148,13 @@ def _children(model: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _prefixes(path: str) -> list[str]:
-    """A path and all that it lies in."""
+    """Return a path and the paths of all modules around it."""
     parts = path.split(".") if path else []
     return [".".join(parts[:length]) for length in range(len(parts) + 1)]
 
 
 def _find_list(model: nn.Module, name: str) -> str:
-    """The path of a list of layers, which may be given by its end alone if there is only one."""
+    """Return the path of a list of layers, which may be given by its end if that is unique."""
     paths: list[str] = [path for path, _ in model.named_modules()]
     if name in paths:
         return name
@@ -162,12 +163,13 @@ def _find_list(model: nn.Module, name: str) -> str:
         return matches[0]
     if matches:
         raise ModelError(
-            f"{name!r} is the end of several paths: {_quote(matches)}; name one whole"
+            f"layers must name one module (got {name!r}, the end of {_quote(matches)}); give a "
+            "whole path"
         )
     lists = [p for p, m in model.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
     close = get_close_matches(name, lists, n=3, cutoff=0.3) or lists[:3]
-    hint = f"; lists of modules in it are {_quote(close)}" if close else ""
-    raise ModelError(f"the model has no module {name!r} to take layers from{hint}")
+    hint = f"; its lists of modules are {_quote(close)}" if close else ""
+    raise ModelError(f"the model has no module {name!r}{hint}")
 
 
 def _quote(names: Sequence[str]) -> str:

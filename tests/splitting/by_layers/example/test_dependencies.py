@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.example.dependencies import Call, Dependencies, find_needs
-from penstock.splitting.by_layers.notes import INPUTS, Value
+from penstock.splitting.by_layers.call_records import INPUTS, Value
+from penstock.splitting.by_layers.example.dependencies import find_dependencies
+from penstock.splitting.by_layers.example.value_tracker import Call, Dependencies
 from penstock.splitting.by_layers.units import find_units
 from tests.splitting import small
 from tests.splitting.small import WIDTH, numbers
@@ -15,7 +16,7 @@ X = numbers(4, WIDTH)
 
 
 def find(model: nn.Module, *args: object) -> Dependencies:
-    return find_needs(model, find_units(model, ["layers"]), args or (X,), {})
+    return find_dependencies(model, find_units(model, ["layers"]), args or (X,), {})
 
 
 def layer(number: int) -> Value:
@@ -27,29 +28,33 @@ def given(name: str) -> Value:
 
 
 def test_calls_come_in_order_with_what_they_use() -> None:
-    needs = find(small.Skips())
-    assert needs.calls == [
+    dependencies = find(small.Skips())
+    assert dependencies.calls == [
         Call("layers.0", 0, frozenset([given("x")])),
         Call("layers.1", 0, frozenset([layer(0)])),
         Call("layers.2", 0, frozenset([layer(1)])),
         Call("layers.3", 0, frozenset([layer(2), layer(0)])),
     ]
-    assert needs.output == {layer(3)}
-    assert (needs.decisions, needs.written, needs.bonds) == (frozenset(), {}, frozenset())
+    assert dependencies.output == {layer(3)}
+    assert (dependencies.decisions, dependencies.written, dependencies.inner_uses) == (
+        frozenset(),
+        {},
+        frozenset(),
+    )
 
 
 def test_parameters_that_are_used_outside_of_calls_are_values() -> None:
     token = Value("token", 0, "")
-    needs = find(small.Token())
-    assert needs.calls[0].uses == {given("x"), token}
-    assert needs.output == {layer(3), token}
-    needs = find(small.TiedByHand(), torch.arange(4))
-    assert needs.output == {layer(3), Value("embed.weight", 0, "")}
+    dependencies = find(small.Token())
+    assert dependencies.calls[0].uses == {given("x"), token}
+    assert dependencies.output == {layer(3), token}
+    dependencies = find(small.TiedByHand(), torch.arange(4))
+    assert dependencies.output == {layer(3), Value("embed.weight", 0, "")}
 
 
 def test_repeated_calls_are_numbered() -> None:
-    needs = find(small.Repeated())
-    assert [(call.path, call.number) for call in needs.calls] == [
+    dependencies = find(small.Repeated())
+    assert [(call.path, call.number) for call in dependencies.calls] == [
         ("layers.0", 0),
         ("layers.1", 0),
         ("layers.0", 1),
@@ -57,9 +62,9 @@ def test_repeated_calls_are_numbered() -> None:
     ]
 
 
-def test_decisions_are_seen_in_questions_and_in_sizes() -> None:
-    needs = find(small.Deciding(), X, torch.ones(4, dtype=torch.bool))
-    assert needs.decisions == {given("switch"), layer(1)}
+def test_branches_and_sizes_that_depend_on_values_are_decisions() -> None:
+    dependencies = find(small.Deciding(), X, torch.ones(4, dtype=torch.bool))
+    assert dependencies.decisions == {given("switch"), layer(1)}
 
 
 class Picking(nn.Module):
@@ -89,30 +94,30 @@ class Picking(nn.Module):
 
 
 @pytest.mark.parametrize("how", ["item", "list", "array", "mask", "equal", "unique"])
-def test_every_way_to_ask_for_values_is_a_decision(how: str) -> None:
+def test_every_way_to_read_values_is_a_decision(how: str) -> None:
     assert find(Picking(how)).decisions == {layer(0)}
 
 
-def test_picking_by_numbers_is_no_decision() -> None:
+def test_indexing_by_numbers_is_not_a_decision() -> None:
     assert find(Picking("numbers")).decisions == frozenset()
 
 
-def test_what_is_written_to_a_view_is_in_the_whole() -> None:
+def test_a_write_to_a_view_counts_for_the_whole_tensor() -> None:
     # The whole was made like the input, whose shape it has.
     assert find(small.Views()).output == {given("x"), *(layer(number) for number in range(4))}
 
 
-def test_buffers_that_are_written_to_are_noted_with_what_is_written() -> None:
-    needs = find(small.Counting())
+def test_buffers_that_are_written_to_are_recorded_with_the_values() -> None:
+    dependencies = find(small.Counting())
     own = {name: Value(name, 0, "") for name in ("calls", "average")}
-    assert needs.written == {
+    assert dependencies.written == {
         "calls": {own["calls"]},
         "average": {own["average"], Value("norm", 0, "")},
     }
 
 
-def test_units_that_share_what_is_inside_are_bonds() -> None:
-    assert find(small.Bonded()).bonds == {("layers.1", "layers.2")}
+def test_units_that_share_an_inner_value_are_recorded() -> None:
+    assert find(small.Bonded()).inner_uses == {("layers.1", "layers.2")}
 
 
 def test_a_model_on_the_meta_device_is_run_there() -> None:
@@ -138,7 +143,7 @@ def test_outputs_of_the_example_are_not_kept_alive() -> None:
 
     handle = model.get_submodule("layers.3.linear").register_forward_hook(watch)
     other = model.get_submodule("layers.0.linear").register_forward_hook(watch)
-    find_needs(model, units, (X,), {})
+    find_dependencies(model, units, (X,), {})
     handle.remove()
     other.remove()
     assert alive == [0, 0]

@@ -1,4 +1,4 @@
-"""Values that leave a unit by the back door are found; what others can make again is not one."""
+"""Side outputs of units are found; values that other stages can compute are not side outputs."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.example.side_outputs import (
+    SideOutputMode,
     SideOutputs,
-    SideOutputWatch,
     written_by,
 )
 from tests.splitting.small import Block, numbers
@@ -16,47 +16,47 @@ X = numbers(2, 6)
 
 
 def run(
-    leaks: SideOutputs, path: str | None, compute: object, *given: torch.Tensor
+    side_outputs: SideOutputs, path: str | None, compute: object, *given: torch.Tensor
 ) -> torch.Tensor:
-    leaks.enter(given)
-    with SideOutputWatch(leaks, lambda: path):
+    side_outputs.enter(given)
+    with SideOutputMode(side_outputs, lambda: path):
         result: torch.Tensor = compute(*given)  # type: ignore[operator]  # some function
     return result
 
 
-def test_what_came_from_parameters_or_from_what_was_given_is_refused() -> None:
-    leaks = SideOutputs()
-    for made in (run(leaks, "a", Block(), X), run(leaks, "a", torch.sin, X)):
+def test_values_from_parameters_or_arguments_are_side_outputs() -> None:
+    side_outputs = SideOutputs()
+    for made in (run(side_outputs, "a", Block(), X), run(side_outputs, "a", torch.sin, X)):
         with pytest.raises(ModelError, match="the model returns a value that was made in 'a'"):
-            leaks.refuse([made], "the model returns")
-        leaks.refuse([X], "the model returns")
+            side_outputs.refuse([made], "the model returns")
+        side_outputs.refuse([X], "the model returns")
 
 
-def test_what_is_returned_is_forgiven_and_so_is_what_comes_from_it() -> None:
-    leaks = SideOutputs()
-    made = run(leaks, "a", Block(), X)
-    leaks.forgive((made,))
-    leaks.refuse(run(leaks, None, torch.sin, made), "the model returns")
+def test_returned_values_and_what_is_computed_from_them_are_allowed() -> None:
+    side_outputs = SideOutputs()
+    made = run(side_outputs, "a", Block(), X)
+    side_outputs.allow((made,))
+    side_outputs.refuse(run(side_outputs, None, torch.sin, made), "the model returns")
 
 
-def test_what_is_computed_from_a_leak_is_one() -> None:
-    leaks = SideOutputs()
-    made = run(leaks, None, torch.sin, run(leaks, "a", torch.sin, X))
+def test_a_value_computed_from_a_side_output_is_one() -> None:
+    side_outputs = SideOutputs()
+    made = run(side_outputs, None, torch.sin, run(side_outputs, "a", torch.sin, X))
     with pytest.raises(ModelError, match="made in 'a'"):
-        leaks.refuse(made, "the model returns")
+        side_outputs.refuse(made, "the model returns")
 
 
-def test_a_table_that_depends_on_nothing_is_none() -> None:
-    leaks = SideOutputs()
-    leaks.refuse(run(leaks, "a", lambda: torch.arange(4).cos()), "the model returns")
+def test_a_table_that_depends_on_nothing_is_allowed() -> None:
+    side_outputs = SideOutputs()
+    side_outputs.refuse(run(side_outputs, "a", lambda: torch.arange(4).cos()), "the model returns")
 
 
-def test_a_unit_that_uses_the_inside_of_another_is_bound_to_it() -> None:
-    leaks = SideOutputs()
-    inner = run(leaks, "a", torch.sin, X)
-    run(leaks, "b", lambda x: x + inner, X)
-    run(leaks, "a", lambda x: x + inner, X)
-    assert leaks.bonds == {("a", "b")}
+def test_a_unit_that_uses_a_side_output_of_another_is_recorded() -> None:
+    side_outputs = SideOutputs()
+    inner = run(side_outputs, "a", torch.sin, X)
+    run(side_outputs, "b", lambda x: x + inner, X)
+    run(side_outputs, "a", lambda x: x + inner, X)
+    assert side_outputs.inner_uses == {("a", "b")}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Forward hooks of layers: what they collect has its place on every stage."""
+"""Forward hooks of layers are called on every stage, so that what they collect is complete."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +45,7 @@ def test_collected_outputs_without_an_example_are_refused(part: str) -> None:
 
 
 class Listed(nn.Module):
-    """Returns everything that a list has at the end."""
+    """A model that returns everything that is in a list at the end."""
 
     def __init__(self, found: list[torch.Tensor]) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_a_hook_that_replaces_what_a_layer_returns_is_not_applied_twice() -> Non
     pipe = split_layers(model, ["layers"], 2)
     x = numbers(8, 3)
     pipe(x)
-    # Registered after the first run, these came after the note of what the layer returned.
+    # Registered after the first run, these ran after the layer's output had been recorded.
     model.layers[1].register_forward_hook(lambda _module, _args, output: output * 3)
     model.layers[1].register_forward_hook(lambda _module, _args, output: seen.append(output))
     expected = model(x)
@@ -131,7 +131,7 @@ def test_a_hook_that_writes_to_what_a_layer_returns_is_not_applied_twice() -> No
 
 
 class Weighing(nn.Module):
-    """Weighs its output by numbers that a hook has taken from layers."""
+    """A model that weighs its output by numbers that a hook has read from layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def weigh(norms: list[float], _module: nn.Module, _args: Any, output: torch.Tens
 
 
 @pytest.mark.parametrize("given", [(), ((X,), {})], ids=["plain", "example"])
-def test_a_hook_that_needs_values_and_fills_what_the_model_has_is_refused(
+def test_a_hook_that_needs_values_and_changes_the_model_is_refused(
     given: tuple[Any, ...],
 ) -> None:
     pipe = split_layers(Weighing(), ["layers"], 2, *given)
@@ -160,7 +160,7 @@ def test_a_hook_that_needs_values_and_fills_what_the_model_has_is_refused(
         pipe(X)
 
 
-def test_a_hook_that_only_watches_is_called_where_its_layer_is() -> None:
+def test_a_hook_that_only_observes_is_called_where_its_layer_is() -> None:
     norms: list[float] = []
     model = Chain()
     for layer in model.layers:
@@ -170,7 +170,7 @@ def test_a_hook_that_only_watches_is_called_where_its_layer_is() -> None:
     assert len(norms) == 4
 
 
-def test_a_hook_may_be_marked_as_one_that_only_watches() -> None:
+def test_a_hook_may_be_marked_as_only_observing() -> None:
     model = Weighing()
     for layer in model.layers:
         layer._forward_hooks.clear()
@@ -180,7 +180,7 @@ def test_a_hook_may_be_marked_as_one_that_only_watches() -> None:
     assert len(model.norms) == 2
 
 
-def test_a_hook_of_all_modules_is_called_for_parts_of_layers_elsewhere() -> None:
+def test_a_hook_of_all_modules_is_called_for_parts_of_remote_layers() -> None:
     found: list[str] = []
     model = Chain()
     pipe = split_layers(model, ["layers"], 2)
@@ -194,14 +194,14 @@ def test_a_hook_of_all_modules_is_called_for_parts_of_layers_elsewhere() -> None
         pipe(numbers(8, 3))
     finally:
         handle.remove()
-    # Stage 0 leaves before the third layer; stage 1 goes through everything.
+    # Stage 0 ends before the third layer; stage 1 runs through everything.
     start = whole.index("Block", whole.index("Block") + 1) + 1
     last = [name for name in found[start:] if not name.endswith("Stage")]
     assert last == whole
 
 
 class Installing(nn.Module):
-    """Puts hooks on its layers when it first runs, and notes that it has."""
+    """A model that registers hooks on its layers in its first run, and remembers that."""
 
     def __init__(self, *, is_forgetful: bool = False) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Installing(nn.Module):
         return (x, *self.found)
 
 
-def test_hooks_that_the_model_registers_while_it_runs_are_each_stages_own() -> None:
+def test_hooks_that_the_model_registers_while_it_runs_belong_to_their_stage() -> None:
     model = Installing()
     pipe = split_layers(model, ["layers"], 2)
     for _ in range(2):
@@ -229,7 +229,7 @@ def test_hooks_that_the_model_registers_while_it_runs_are_each_stages_own() -> N
         assert len(model.found) == 4
 
 
-def test_hooks_that_are_registered_in_every_run_and_stay_are_refused() -> None:
+def test_hooks_that_are_registered_in_every_run_and_not_removed_are_refused() -> None:
     pipe = split_layers(Installing(is_forgetful=True), ["layers"], 2)
     with pytest.raises(ModelError, match="not sent to stage 1"):
         pipe(X)
@@ -237,7 +237,7 @@ def test_hooks_that_are_registered_in_every_run_and_stay_are_refused() -> None:
         pipe(X)
 
 
-def test_hooks_of_torch_and_of_this_package_are_not_called_elsewhere() -> None:
+def test_hooks_of_torch_and_of_this_package_are_called_only_where_the_module_is() -> None:
     layer = spectral_norm(nn.Linear(2, 2))
     (hook,) = layer._forward_pre_hooks.values()
     assert not is_foreign(hook)

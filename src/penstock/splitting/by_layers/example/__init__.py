@@ -1,1 +1,1 @@
-"""One run of a model on an example, to see which layers depend on which values."""
+"""One run of a model on an example, to find which layers depend on which values."""

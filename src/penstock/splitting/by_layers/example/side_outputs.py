@@ -1,7 +1,7 @@
-"""Values that a unit hands out in another way than by returning them.
+"""Side outputs: values that come out of a unit in another way than by being returned.
 
-A hook inside of a layer, or a list that layers add to, makes such a value; on a stage that does
-not have the layer it would be missing, and what is computed from such values would be wrong.
+Examples are tensors that a hook inside of a layer keeps, or a list that layers append to. A stage
+that does not have the layer would miss them, and compute something else.
 """
 
 from collections.abc import Callable, Iterator, MutableMapping
@@ -15,90 +15,90 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from penstock.errors import ModelError
 from penstock.torch_private import tree_leaves
 
-__all__ = ["SideOutputWatch", "SideOutputs", "tensors_in", "written_by"]
+__all__ = ["SideOutputMode", "SideOutputs", "tensors_in", "written_by"]
 
 
 class SideOutputs:
-    """The tensors that were made inside of units and not returned, and what came from them.
+    """The tensors that were made inside of units but not returned, and what depends on them.
 
-    Only what depends on a parameter or on numbers that the unit was given counts: a table that
-    the first layer makes for all of them is made again wherever it is missing. `bonds` has the
-    pairs of units of which the second has used such a tensor of the first.
+    Only tensors that depend on a parameter or on an argument of the unit count. Others, like a
+    table that the first layer makes for all layers, are computed again on other stages.
+    `inner_uses` has the pairs of units of which the second has used such a tensor of the first.
     """
 
     def __init__(self) -> None:
-        self.bonds: set[tuple[str, str]] = set()
+        self.inner_uses: set[tuple[str, str]] = set()
         self._makers: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
         self._given: MutableMapping[torch.Tensor, None] = WeakTensorKeyDictionary()
 
     def enter(self, given: Any) -> None:
-        """A unit is called with this."""
+        """Begin a call of a unit with these arguments."""
         self._given.clear()
         for tensor in tensors_in(given):
             if tensor.is_floating_point():
                 self._given[tensor] = None
 
-    def note_inside(self, path: str, func: Any, given: tuple[Any, ...], result: Any) -> None:
-        """Something was computed inside of a unit."""
+    def record_inside(self, path: str, func: Any, given: tuple[Any, ...], result: Any) -> None:
+        """Record a computation inside of a unit."""
         used = list(tensors_in(given))
         makers = {self._makers[tensor] for tensor in used if tensor in self._makers}
-        self.bonds.update((maker, path) for maker in makers if maker != path)
+        self.inner_uses.update((maker, path) for maker in makers if maker != path)
         if makers or any(isinstance(t, nn.Parameter) or t in self._given for t in used):
             for tensor in (*written_by(func, given), *tensors_in(result)):
                 self._makers[tensor] = path
 
-    def note_outside(self, given: Any, result: Any) -> None:
-        """Something was computed between units."""
+    def record_outside(self, given: Any, result: Any) -> None:
+        """Record a computation between units."""
         for tensor in tensors_in(given):
             if tensor in self._makers:
                 for made in tensors_in(result):
                     self._makers[made] = self._makers[tensor]
                 return
 
-    def forgive(self, output: Any) -> None:
-        """A unit returns this."""
+    def allow(self, output: Any) -> None:
+        """Allow the tensors that a unit returns."""
         for tensor in tensors_in(output):
             self._makers.pop(tensor, None)
 
     def refuse(self, tree: Any, who: str) -> None:
-        """Stop, if anything in this tree came from inside of a unit by the back door."""
+        """Raise if anything in this tree is a side output of a unit."""
         for tensor in tensors_in(tree):
             if tensor in self._makers:
                 raise ModelError(
                     f"{who} a value that was made in {self._makers[tensor]!r}, but not returned "
-                    "by it; other stages know only what a module returns, so let it return that "
-                    "too (and leave out options that collect values from inside of layers, such "
-                    "as output_router_logits)"
+                    "by it; return it too, because other stages get only what a module returns "
+                    "(and leave out options that collect values from inside of layers, such as "
+                    "output_router_logits)"
                 )
 
 
-class SideOutputWatch(TorchFunctionMode):
-    """Notes everything that is computed; `inside` gives the path of the unit that runs, if any."""
+class SideOutputMode(TorchFunctionMode):
+    """Records all that is computed; `inside` returns the path of the running unit, or None."""
 
-    def __init__(self, leaks: SideOutputs, inside: Callable[[], str | None]) -> None:
+    def __init__(self, side_outputs: SideOutputs, inside: Callable[[], str | None]) -> None:
         super().__init__()
-        self._leaks, self._inside = leaks, inside
+        self._side_outputs, self._inside = side_outputs, inside
 
     def __torch_function__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Do what is asked, and note it."""
+        """Run the function, and record it."""
         result = func(*args, **(kwargs or {}))
         path = self._inside()
         if path is None:
-            self._leaks.note_outside((args, kwargs), result)
+            self._side_outputs.record_outside((args, kwargs), result)
         else:
-            self._leaks.note_inside(path, func, (*args, kwargs), result)
+            self._side_outputs.record_inside(path, func, (*args, kwargs), result)
         return result
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a tree."""
+    """Return the tensors of a tree."""
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def written_by(func: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """What a function writes to, by its name."""
+    """Return the tensors that a function writes to, going by its name."""
     name = getattr(func, "__name__", "")
     is_written = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
     is_written |= name.startswith("__i") and name not in ("__index__", "__int__", "__invert__")

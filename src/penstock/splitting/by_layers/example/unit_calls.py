@@ -1,4 +1,4 @@
-"""Tells of the calls of units, and of calls inside of them that hooks look at."""
+"""Reports the calls of units to a listener, and calls inside of them that have hooks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from penstock.modules.compiled import leave_uncompiled
-from penstock.splitting.by_layers.example.changed_attributes import look_at
+from penstock.splitting.by_layers.example.changed_attributes import read_attributes
 from penstock.splitting.by_layers.hooks.hooks import (
     GLOBAL_TABLES,
     Given,
@@ -23,28 +23,28 @@ __all__ = ["Listener", "UnitCalls"]
 
 
 class Listener(Protocol):
-    """Who is told; of what happens while it is not running, it is not."""
+    """The receiver of reports, while it is running."""
 
     is_running: bool
 
     def enter(self, path: str, given: Given) -> None:
-        """A unit is called with this."""
+        """Begin a call of a unit with these arguments."""
 
     def leave(self, path: str, output: Any) -> None:
-        """A unit returns this, after all hooks."""
+        """End a call of a unit with this output, after all hooks."""
 
     def observe(self, path: str, given: Given, output: Any) -> None:
-        """A unit, or a part of one, has made this, and hooks will see it."""
+        """Receive the output of a unit or of a part of it, before its hooks get it."""
 
 
 class _OwnHook:
-    """A hook of ours; a copy of the module that has it is watched by nobody."""
+    """A hook of ours, which does nothing in a copy of its module."""
 
     def __init__(self, call: Hook) -> None:
         self._call = call
 
     def __call__(self, *given: Any) -> None:
-        """Tell the listener."""
+        """Report to the listener."""
         self._call(*given)
 
     def __reduce__(self) -> tuple[type["_OwnHook"], tuple[Hook]]:
@@ -57,7 +57,7 @@ def _ignore(*_given: Any) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """A module that is called inside of a unit, or the unit itself."""
+    """A unit, or a module inside of it."""
 
     path: str
     module: nn.Module
@@ -68,7 +68,7 @@ class _Part:
 
 
 @dataclass(slots=True, eq=False)
-class _Watched:
+class _ObservedUnit:
     module: nn.Module
     parts: tuple[_Part, ...]
     handles: list[RemovableHandle] = field(default_factory=list)
@@ -76,73 +76,73 @@ class _Watched:
 
 
 class UnitCalls:
-    """Watches units by hooks of its own, which stay first and last whatever others register."""
+    """Observes units by its own hooks, which stay first and last whatever others register."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._watched: dict[str, _Watched] = {}
+        self._units: dict[str, _ObservedUnit] = {}
 
-    def add(self, path: str, module: nn.Module, *, tells_itself: bool = False) -> None:
-        """Watch a unit; one that `tells_itself` of its calls is looked at inside only."""
+    def add(self, path: str, module: nn.Module, *, reports_itself: bool = False) -> None:
+        """Observe a unit; of one that `reports_itself`, only the calls inside."""
         parts = tuple(
             _Part(f"{path}.{name}" if name else path, inner, tables_of(inner))
             for name, inner in module.named_modules()
         )
-        watched = self._watched[path] = _Watched(module, parts)
-        if not tells_itself:
+        unit = self._units[path] = _ObservedUnit(module, parts)
+        if not reports_itself:
             enter = leave_uncompiled(module, _OwnHook(partial(_enter, self._listener, path)))
             leave = leave_uncompiled(module, _OwnHook(partial(_leave, self._listener, path)))
-            watched.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            watched.handles.append(module.register_forward_hook(leave))
-            watched.last = watched.handles[-1].id
+            unit.handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            unit.handles.append(module.register_forward_hook(leave))
+            unit.last = unit.handles[-1].id
 
-    def attend(self, path: str) -> None:
-        """A unit begins: see which hooks there are now, and come before and after all of them."""
-        watched = self._watched.get(path)
-        if watched is None:
+    def prepare_hooks(self, path: str) -> None:
+        """Find the present hooks of a unit that begins, and put ours first and last."""
+        unit = self._units.get(path)
+        if unit is None:
             return
-        hooks = watched.module._forward_hooks
-        if watched.last is not None and next(reversed(hooks), None) != watched.last:
-            hooks.move_to_end(watched.last)  # type: ignore[attr-defined]  # an OrderedDict, typed as a dict upstream
+        hooks = unit.module._forward_hooks
+        if unit.last is not None and next(reversed(hooks), None) != unit.last:
+            hooks.move_to_end(unit.last)  # type: ignore[attr-defined]  # an OrderedDict, typed as a dict upstream
         has_global = bool(GLOBAL_TABLES.before or GLOBAL_TABLES.after)
-        for part in watched.parts:
+        for part in unit.parts:
             if part.tables.before or part.tables.after or has_global:
-                self._attend_part(watched.module, part)
+                self._prepare_part(unit.module, part)
 
-    def _attend_part(self, unit: nn.Module, part: _Part) -> None:
+    def _prepare_part(self, module: nn.Module, part: _Part) -> None:
         seen = _look(part)
         if seen != part.seen:
             part.hooks = (*part.tables.foreign(), *GLOBAL_TABLES.foreign())
             if part.hooks and not _is_first(part):
-                self._record(unit, part)
+                self._record(module, part)
             part.seen = _look(part)
 
-    def _record(self, unit: nn.Module, part: _Part) -> None:
+    def _record(self, module: nn.Module, part: _Part) -> None:
         if part.recorder is not None:
             part.recorder.remove()
-        observe = leave_uncompiled(unit, _OwnHook(partial(_observe, self._listener, part)))
+        observe = leave_uncompiled(module, _OwnHook(partial(_observe, self._listener, part)))
         part.recorder = part.module.register_forward_hook(observe, prepend=True, with_kwargs=True)
 
-    def look_at(self, path: str) -> dict[str, Any]:
-        """The plain attributes of a unit, as they are now."""
-        watched = self._watched.get(path)
-        return {} if watched is None else look_at(watched.module)
+    def read_attributes(self, path: str) -> dict[str, Any]:
+        """Return the present plain attributes of a unit."""
+        unit = self._units.get(path)
+        return {} if unit is None else read_attributes(unit.module)
 
     def tables(self) -> Iterator[HookTables]:
-        """The tables of hooks of all units and their parts."""
-        return (part.tables for watched in self._watched.values() for part in watched.parts)
+        """Return the hook tables of all units and their parts."""
+        return (part.tables for unit in self._units.values() for part in unit.parts)
 
     def stop(self) -> None:
-        """Take all hooks away again."""
-        for watched in self._watched.values():
-            recorders = (part.recorder for part in watched.parts)
-            for handle in (*watched.handles, *(r for r in recorders if r is not None)):
+        """Remove all our hooks."""
+        for unit in self._units.values():
+            recorders = (part.recorder for part in unit.parts)
+            for handle in (*unit.handles, *(r for r in recorders if r is not None)):
                 handle.remove()
-        self._watched.clear()
+        self._units.clear()
 
 
 def _look(part: _Part) -> tuple[object, ...]:
-    """What changes if a hook comes or goes."""
+    """Return something that differs after a hook was added or removed."""
     before, after = part.tables.before, part.tables.after
     ends = (next(reversed(before), None), next(iter(after), None), next(reversed(after), None))
     return (len(before), len(after), *ends, len(GLOBAL_TABLES.before), len(GLOBAL_TABLES.after))

@@ -1,1 +1,1 @@
-"""Forward hooks in a split model: whose they are, and how each stage calls them."""
+"""Forward hooks in a split model: which stages call them, and with what."""

@@ -1,9 +1,9 @@
-"""Forward hooks of modules: whose they are, and how they are called where a module is not.
+"""Forward hooks of modules, and how a stage that does not have the module calls them.
 
-Models collect what their layers return by forward hooks. A stage that does not have a layer calls
-the layer's hooks nevertheless, with what was sent or with stand-ins, so that whatever they collect
-has its place on every stage. Hooks that torch or this package has put on a module (sharding,
-weight norms, our own) do their work where the module is and nowhere else.
+Models collect what their layers return with forward hooks. A stage that does not have a layer
+calls the layer's hooks too, with received values or stand-ins, so that what they collect has the
+same positions on every stage. Hooks that torch or this package has registered (for sharding,
+weight norms, our own) are called only on the stage that has the module.
 """
 
 import sys
@@ -59,10 +59,10 @@ class HereOnly:
 
 
 def here_only(hook: Hook) -> HereOnly:
-    """Mark a forward hook that only watches: call it on the stage that has the layer.
+    """Mark a forward hook that only observes, so that only the stage with the layer calls it.
 
-    Any other hook is called on all later stages too, with stand-ins where there are no values,
-    because the model may use what it collects.
+    Any other hook is called on all later stages too, with stand-ins for missing values, because
+    the model may use what it collects.
 
     >>> layer = nn.Linear(2, 2)
     >>> handle = layer.register_forward_hook(here_only(lambda *_: print("ran")))
@@ -77,26 +77,26 @@ def _unwrap(hook: Hook) -> Hook:
 
 
 def name_of(hook: Hook) -> str:
-    """What a hook is called."""
+    """Return the name of a hook."""
     function = _unwrap(hook)
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
 def code_of(hook: Hook) -> object:
-    """What two hooks have in common that the same lines of code have made."""
+    """Return what is equal for two hooks that come from the same lines of code."""
     function = _unwrap(hook)
     return getattr(function, "__code__", function)
 
 
 def is_foreign(hook: Hook) -> bool:
-    """Whether a hook is the user's or the model's own, and not torch's or ours."""
+    """Return whether a hook is the user's or the model's, and not torch's or ours."""
     hook = _unwrap(hook)
-    place = getattr(hook, "__module__", None) or type(hook).__module__
-    return place.partition(".")[0] not in _INFRASTRUCTURE
+    source = getattr(hook, "__module__", None) or type(hook).__module__
+    return source.partition(".")[0] not in _INFRASTRUCTURE
 
 
 def is_active(hook: Hook) -> bool:
-    """Whether a hook may do something now; those of `transformers` are often only there."""
+    """Return whether a hook may do something now; those of `transformers` are often inactive."""
     if getattr(hook, "__module__", None) != _CAPTURING:
         return True
     collected = sys.modules[_CAPTURING]._active_collector.get()
@@ -109,10 +109,10 @@ def is_active(hook: Hook) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookTables:
-    """The tables in which a module keeps its forward hooks, and which it fills at any time.
+    """The tables of a module's forward hooks, to which hooks may be added at any time.
 
-    They hold no parameters, so that a stage may keep those of modules that it does not have:
-    these `are_mirrored`, and only hooks that are foreign are called from them.
+    A stage may keep the tables of modules that it does not have, because they hold no parameters.
+    These `are_mirrored`, and only foreign hooks are called from them.
     """
 
     before: dict[int, Hook]
@@ -122,7 +122,7 @@ class HookTables:
     are_mirrored: bool = False
 
     def foreign(self) -> tuple[Hook, ...]:
-        """The hooks that other stages have to call too."""
+        """Return the hooks that other stages call too."""
         return tuple(filter(is_foreign, (*self.before.values(), *self.after.values())))
 
 
@@ -136,17 +136,17 @@ GLOBAL_TABLES = HookTables(
 
 
 class StageView(Protocol):
-    """What a stage thinks of hooks."""
+    """The decisions of a stage about hooks."""
 
-    def wanted(self, table: HookTables, number: int, hook: Hook) -> Hook | None:
-        """A hook, by its number, as it is to be called on this stage, or nothing."""
+    def hook_to_call(self, table: HookTables, number: int, hook: Hook) -> Hook | None:
+        """Return the hook to call on this stage in place of a hook with this number, or None."""
 
-    def only_watches(self, hook: Hook) -> bool:
-        """Whether the model never sees what a hook does."""
+    def only_observes(self, hook: Hook) -> bool:
+        """Return whether the model cannot notice what a hook does."""
 
 
 def tables_of(module: nn.Module, *, are_mirrored: bool = False) -> HookTables:
-    """The tables of a module's forward hooks."""
+    """Return the tables of a module's forward hooks."""
     return HookTables(
         module._forward_pre_hooks,
         module._forward_pre_hooks_with_kwargs,
@@ -157,7 +157,7 @@ def tables_of(module: nn.Module, *, are_mirrored: bool = False) -> HookTables:
 
 
 def keeping_hooks(module: nn.Module) -> dict[int, Any]:
-    """What lets a deep copy have a module's hooks themselves; they may hold on to the model."""
+    """Return a memo with which a deep copy shares a module's hooks, which may hold the model."""
     tables = [table for inner in module.modules() for table in _hook_state(inner)]
     return {id(table): table for table in tables}
 
@@ -175,7 +175,7 @@ def _hook_state(module: nn.Module) -> tuple[dict[int, Any], ...]:
 def call_pre_hooks(
     module: nn.Module, path: str, tables: Sequence[HookTables], given: Given, stage: StageView
 ) -> Given:
-    """Call the hooks that come before a module's forward; what they make of its arguments."""
+    """Call the hooks before a module's forward, and return the arguments that result."""
     args, kwargs = given
     for table in tables:
         for hook, has_kwargs in _listed(table, table.before, table.before_with_kwargs, stage):
@@ -195,7 +195,7 @@ def call_hooks(
     output: Any,
     stage: StageView,
 ) -> Any:
-    """Call the hooks that come after a module's forward; what they make of its output."""
+    """Call the hooks after a module's forward, and return the output that results."""
     args, kwargs = given
     for table in tables:
         for hook, has_kwargs in _listed(table, table.after, table.after_with_kwargs, stage):
@@ -209,7 +209,7 @@ def _listed(
     table: HookTables, hooks: dict[int, Hook], with_kwargs: Mapping[int, bool], stage: StageView
 ) -> Iterator[tuple[Hook, bool]]:
     for number, hook in tuple(hooks.items()):
-        found = stage.wanted(table, number, hook)
+        found = stage.hook_to_call(table, number, hook)
         if found is not None:
             yield found, number in with_kwargs
 
@@ -217,22 +217,22 @@ def _listed(
 def _call(
     path: str, hook: Hook, module: nn.Module, given: tuple[Any, ...], stage: StageView
 ) -> Any:
-    if stage.only_watches(hook):
-        return _show(path, hook, module, given)
+    if stage.only_observes(hook):
+        return _call_without_values(path, hook, module, given)
     try:
         return hook(module, *given)
     except ModelError as error:
         raise ModelError(
             f"the forward hook {name_of(hook)} of {path!r} cannot be called on a stage that does "
-            f"not have the module: {error}; register a hook that only watches as "
+            f"not have the module: {error}; register a hook that only observes as "
             "penstock.here_only(hook)"
         ) from error
 
 
-def _show(path: str, hook: Hook, module: nn.Module, given: tuple[Any, ...]) -> Any:
-    """Call a hook that only watches, without any values, and let it go if it needs some.
+def _call_without_values(path: str, hook: Hook, module: nn.Module, given: tuple[Any, ...]) -> Any:
+    """Call a hook that only observes without any values, and ignore it if it needs some.
 
-    It has seen them on the stage that has the module; seen twice, they would count twice.
+    It has got the values on the stage that has the module. Counted twice, they would be wrong.
     """
     try:
         return hook(module, *tree_map_only(torch.Tensor, partial(_hide, path), given))

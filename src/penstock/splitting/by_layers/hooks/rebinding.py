@@ -1,4 +1,4 @@
-"""Hooks as a stage calls them: what they know of the model is the stage's copy of it."""
+"""Hooks of a stage, rebound so that they refer to the stage's copy of the model."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -9,93 +9,93 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from penstock.splitting.by_layers.hooks.hooks import Hook, HookTables, is_foreign
-from penstock.splitting.by_layers.hooks.watchers import only_watches
+from penstock.splitting.by_layers.hooks.observers import only_observes
 
 __all__ = ["StageHooks", "rebind"]
 
-# How far functions are followed that functions refer to.
+# How deep to follow functions that functions refer to.
 _DEPTH = 3
 
 
 class StageHooks:
-    """The hooks that one stage calls, of modules that it has and of others.
+    """The hooks that one stage calls, of its own modules and of others.
 
     `copies` has the stage's copy of each container of the model. `local` has the numbers of hooks
-    that were registered while a stage ran: every stage registers its own.
+    that were registered while a stage ran, because every stage registers its own.
     """
 
     def __init__(self, local: set[int] | None = None) -> None:
-        # A model that nobody holds any more is not kept alive by its stages.
+        # Weak, so that stages do not keep the model alive.
         self.copies: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
         self.local: set[int] = set() if local is None else local
-        # All that stands on the stage in the place of containers and units.
+        # The modules of the stage, copies and remote modules among them.
         self.modules: tuple[nn.Module, ...] = ()
         self.are_needed = False
-        self._watchers: dict[int, tuple[Hook, bool]] = {}
+        self._observers: dict[int, tuple[Hook, bool]] = {}
         self._rebound: dict[int, tuple[Hook, Hook]] = {}
-        self._swapped: list[tuple[dict[int, Hook], int, Hook, Hook]] = []
+        self._installed: list[tuple[dict[int, Hook], int, Hook, Hook]] = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is needed elsewhere: copies only if a hook refers to what they were made of."""
+        """Return the state for a copy; with copies of modules only if hooks refer to them."""
         copies = list(self.copies.items()) if self.are_needed else []
         kept = {name: vars(self)[name] for name in ("local", "are_needed", "modules")}
         return {"copies": copies, **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["local"])  # type: ignore[misc]  # made anew, as by its constructor
+        self.__init__(state["local"])  # type: ignore[misc]  # built again by the constructor
         self.are_needed, self.modules = state["are_needed"], state["modules"]
         self.copies.update(state["copies"])
 
-    def wanted(self, table: HookTables, number: int, hook: Hook) -> Hook | None:
-        """A hook as it is called where its module is not, or nothing."""
+    def hook_to_call(self, table: HookTables, number: int, hook: Hook) -> Hook | None:
+        """Return the hook to call where its module is not, or None."""
         if table.are_mirrored and (number in self.local or not is_foreign(hook)):
             return None
         return self.rebound(hook)
 
-    def only_watches(self, hook: Hook) -> bool:
-        """Whether the model never sees what a hook does."""
-        known = self._watchers.get(id(hook))
+    def only_observes(self, hook: Hook) -> bool:
+        """Return whether the model cannot notice what a hook does."""
+        known = self._observers.get(id(hook))
         if known is None or known[0] is not hook:
-            answer = is_foreign(hook) and only_watches(hook, self.modules)
-            known = self._watchers[id(hook)] = hook, answer
+            answer = is_foreign(hook) and only_observes(hook, self.modules)
+            known = self._observers[id(hook)] = hook, answer
         return known[1]
 
     def rebound(self, hook: Hook) -> Hook:
-        """A hook that refers to this stage's copies."""
+        """Return a hook that refers to this stage's copies."""
         known = self._rebound.get(id(hook))
         if known is None or known[0] is not hook:
             known = self._rebound[id(hook)] = hook, rebind(hook, self.copies)
             self.are_needed |= known[1] is not hook
         return known[1]
 
-    def meet(self, tables: Iterable[HookTables]) -> None:
-        """See which hooks refer to the model that this stage has a copy of."""
+    def rebind_all(self, tables: Iterable[HookTables]) -> None:
+        """Find the hooks that refer to the model that this stage has a copy of."""
         for table in tables:
             for hook in (*table.before.values(), *table.after.values()):
                 self.rebound(hook)
 
-    def swap(self, tables: Iterable[HookTables]) -> None:
-        """Let modules of this stage call such hooks too, until the end of the run."""
+    def install(self, tables: Iterable[HookTables]) -> None:
+        """Replace such hooks in this stage's modules, until the end of the run."""
         for table in tables:
             for hooks in (table.before, table.after):
                 for number, hook in tuple(hooks.items()):
                     found = self.rebound(hook)
                     if found is not hook:
                         hooks[number] = found
-                        self._swapped.append((hooks, number, hook, found))
+                        self._installed.append((hooks, number, hook, found))
 
     def restore(self) -> None:
-        """Give modules the hooks that they had."""
-        for hooks, number, hook, found in self._swapped:
+        """Undo `install`."""
+        for hooks, number, hook, found in self._installed:
             if hooks.get(number) is found:
                 hooks[number] = hook
-        self._swapped.clear()
+        self._installed.clear()
 
 
 def rebind(value: Any, copies: Mapping[nn.Module, nn.Module], depth: int = _DEPTH) -> Any:
-    """A function that refers to copies of modules, where it referred to these.
+    """Return a function that refers to copies of modules in place of the modules.
 
-    Models register methods and closures of their own; on a stage `self` is the stage's copy.
+    Models register their own methods and closures; on a stage, `self` is the stage's copy.
     """
     match value:
         case nn.Module():
@@ -132,7 +132,7 @@ def _rebind_function(
 def _rebind_cell(cell: CellType, copies: Mapping[nn.Module, nn.Module], depth: int) -> CellType:
     try:
         content = cell.cell_contents
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # it is still empty
         return cell
     found = rebind(content, copies, depth)
     return cell if found is content else CellType(found)

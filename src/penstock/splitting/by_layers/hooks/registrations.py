@@ -1,7 +1,7 @@
 """Hooks that the model's code registers while a stage runs it.
 
-Every stage runs the same code and registers its own, on its modules and on stand-ins. In one
-process a module's other stages must not take these for hooks that they have to call as well.
+Every stage runs the same code and registers its own hooks. If several stages are in one process,
+they must not call each other's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,26 +15,26 @@ from penstock.splitting.by_layers.hooks.hooks import Hook, HookTables, code_of, 
 
 __all__ = ["Registrations", "next_number"]
 
-# Where `transformers` notes that it has put its hooks on all modules of a model.
+# The attribute by which `transformers` remembers that it has registered hooks on all modules.
 _INSTALLED = "_output_capturing_hooks_installed"
 
 
 def next_number() -> int:
-    """The number that the next hook will get, on whatever it is registered."""
+    """Return the number that the next hook of any module will get."""
     return RemovableHandle.next_id
 
 
 class Registrations:
-    """The hooks that were registered in runs of the stages of one model, in this process."""
+    """The hooks that runs of one model's stages have registered in this process."""
 
     def __init__(self, num_stages: int) -> None:
         self.local: set[int] = set()
         self._waiting = set(range(num_stages))
 
-    def note(
+    def record(
         self, stage: int, start: int, tables: Iterable[HookTables], copies: Mapping[Any, nn.Module]
     ) -> None:
-        """A stage has run; hooks with numbers from `start` on were registered meanwhile."""
+        """Record the hooks with numbers from `start`, which the run of a stage has registered."""
         for table in tables:
             for hooks in (table.before, table.after):
                 new = [n for n, hook in hooks.items() if n >= start and is_foreign(hook)]
@@ -43,7 +43,7 @@ class Registrations:
                 self.local.update(new)
         self._waiting.discard(stage)
         if not self._waiting:
-            # The model's own modules have all hooks now, and need no second ones.
+            # The model's own modules have all hooks by now.
             for original, copied in list(copies.items()):
                 if vars(copied).get(_INSTALLED) and not vars(original).get(_INSTALLED):
                     vars(original)[_INSTALLED] = True
@@ -54,7 +54,6 @@ class Registrations:
             if other in self.local and code_of(hook) == code:
                 name = name_of(hook)
                 raise ModelError(
-                    f"the model's forward registers the hook {name} in every run, but a stage "
-                    "may leave the forward before it is removed; remove it in a finally clause, "
-                    "or register it once"
+                    f"the model's forward registers the hook {name} in every run, but a stage may "
+                    "end before it is removed; remove it in a finally clause, or register it once"
                 )

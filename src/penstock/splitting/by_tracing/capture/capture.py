@@ -18,13 +18,13 @@ from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 
 from penstock.errors import ModelError
-from penstock.modules.untouched import untouched
+from penstock.modules.untouched import same_attributes, untouched
 from penstock.splitting.by_tracing.capture.entry import Entry, bind_arguments, flatten_arguments
 from penstock.splitting.by_tracing.capture.failure import explain_failure
 from penstock.splitting.by_tracing.capture.regions import GradModeNotes
 from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_rules
 from penstock.splitting.by_tracing.capture.traced_graph import build_graph, user_inputs
-from penstock.splitting.caches import find_configs, refuse_cache, tell_of_cache, without_cache
+from penstock.splitting.caches import find_configs, log_ignored_cache, refuse_cache, without_cache
 from penstock.splitting.original import unguarded
 from penstock.torch_private import pytree, symbolic_shape_config
 
@@ -115,8 +115,17 @@ def capture(
     flat = _Flat(model, leaves, spec, output_specs.append)
     configs = find_configs(model)
     refuse_cache(configs, kwargs)
-    tell_of_cache(model)
-    with untouched([model]), unguarded(model), _own_modes(), without_cache(configs), _quiet():
+    log_ignored_cache(model)
+    with ExitStack() as stack:
+        for context in (
+            untouched([model]),
+            same_attributes(model),
+            unguarded(model),
+            without_cache(configs),
+            _own_modes(),
+            _quiet(),
+        ):
+            stack.enter_context(context)
         program, is_oblivious = _export(flat, dynamic=dynamic)
     tensors = user_inputs(program)
     inputs = describe_inputs(

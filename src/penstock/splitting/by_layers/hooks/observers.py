@@ -1,7 +1,7 @@
-"""Tells hooks that only watch a model from those whose findings the model may use.
+"""Finds hooks that only observe a model: the model cannot use what they collect.
 
-A hook that takes numbers out of tensors cannot be called where there are none. If nothing that it
-can write to is within the model's reach, the model cannot miss it there.
+A hook that reads values cannot be called on a stage without them. If the model cannot reach
+anything that the hook can write to, the hook may be left out there.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["only_watches"]
+__all__ = ["only_observes"]
 
 _PLAIN = (
     type(None),
@@ -37,11 +37,11 @@ _STATE = frozenset(vars(nn.Module()))
 _COLLECTIONS = (list, tuple, set, frozenset, deque)
 
 
-def only_watches(hook: Any, modules: Iterable[nn.Module]) -> bool:
-    """Whether the model, which is made of these modules, cannot see what a hook does.
+def only_observes(hook: Any, modules: Iterable[nn.Module]) -> bool:
+    """Return whether the model, which is made of these modules, cannot notice what a hook does.
 
-    In doubt it can: a hook that refers to a module of the model, or to something global that can
-    be written to, is taken for one of its parts.
+    If in doubt, it can: a hook that refers to a module of the model, or to a global that can be
+    written to, counts as a part of the model.
     """
     known = set(modules)
     held = (value for module in known for value in _attributes(module))
@@ -54,12 +54,12 @@ def only_watches(hook: Any, modules: Iterable[nn.Module]) -> bool:
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:
-    """What a module has besides its parameters, parts and hooks."""
+    """Return what a module has besides its parameters, parts and hooks."""
     return (value for name, value in vars(module).items() if name not in _STATE)
 
 
 def _reach(roots: Iterable[Any]) -> Iterator[Any]:
-    """Everything that can be written to from here; modules and our own are not entered."""
+    """Yield all that can be written to from here, without entering modules or our objects."""
     waiting, seen = list(roots), set()
     while waiting:
         found = waiting.pop()
@@ -92,7 +92,7 @@ def _contents(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
-        except ValueError:  # nothing is in it yet
+        except ValueError:  # it is still empty
             continue
 
 
@@ -103,7 +103,7 @@ def _has_mutable_globals(function: FunctionType) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of functions in it."""
+    """Yield a function's code, and that of functions inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -1,4 +1,4 @@
-"""What one stage tells another comes out as it went in."""
+"""Records of calls survive the way to another stage."""
 
 import json
 from collections import OrderedDict
@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_leaves
 from transformers.modeling_outputs import BaseModelOutput
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.notes import (
+from penstock.splitting.by_layers.call_records import (
     Value,
     describe,
     describe_inputs,
-    read_notes,
     rebuild,
-    write_notes,
 )
+from penstock.splitting.by_layers.record_text import read_records, write_records
 from penstock.splitting.by_layers.stand_ins import StandIn
+from penstock.torch_private import tree_leaves
 from tests.splitting.small import Pair
 
 CPU = torch.device("cpu")
@@ -35,13 +34,15 @@ TREES: list[Any] = [
 
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("is_sent", [True, False])
-def test_any_tree_goes_to_another_stage_with_or_without_values(tree: Any, is_sent: bool) -> None:
-    entry, tensors = describe("layers.0", 1, tree)
-    notes = write_notes("", (entry,), tuple(value for value, _ in tensors))
-    entries, sent, changed = read_notes(notes)
-    assert (entries, changed) == ({("layers.0", 1): entry}, {})
+def test_any_tree_is_rebuilt_on_another_stage_with_or_without_values(
+    tree: Any, is_sent: bool
+) -> None:
+    record, tensors = describe("layers.0", 1, tree)
+    text = write_records("", (record,), tuple(value for value, _ in tensors))
+    records, sent, changed = read_records(text)
+    assert (records, changed) == ({("layers.0", 1): record}, {})
     values = dict(zip(sent, [t for _, t in tensors], strict=True)) if is_sent else {}
-    found = rebuild(entries["layers.0", 1], values, CPU)
+    found = rebuild(records["layers.0", 1], values, CPU)
     assert type(found) is (
         StandIn if isinstance(tree, torch.Tensor) and not is_sent else type(tree)
     )
@@ -54,22 +55,22 @@ def test_any_tree_goes_to_another_stage_with_or_without_values(tree: Any, is_sen
             assert leaf == expected
 
 
-def test_notes_of_later_stages_have_those_of_earlier_ones() -> None:
+def test_text_for_later_stages_has_the_records_of_earlier_ones() -> None:
     first, _ = describe("a", 0, torch.ones(1))
     second, _ = describe("b", 0, torch.ones(2))
-    notes = write_notes(write_notes("", (first,), ()), (second,), (Value("b", 0, ""),))
-    assert json.loads(notes) == {
-        "entries": [
+    text = write_records(write_records("", (first,), ()), (second,), (Value("b", 0, ""),))
+    assert json.loads(text) == {
+        "calls": [
             ["a", 0, "*", ["T1 torch.float32"], [""]],
             ["b", 0, "*", ["T2 torch.float32"], [""]],
         ],
-        "sides": [],
+        "hooks": [],
         "changed": {},
         "sent": [["b", 0, ""]],
     }
 
 
-def test_values_are_known_by_their_place() -> None:
+def test_values_are_named_by_their_position() -> None:
     _, tensors = describe("layer", 2, (torch.ones(1), {"x": [None, torch.ones(2)]}))
     assert [value for value, _ in tensors] == [
         Value("layer", 2, "[0]"),
@@ -84,20 +85,20 @@ def test_values_are_known_by_their_place() -> None:
         ((torch.ones(1),), {"extra": 0, "rest": torch.ones(3), "tree": {"b": torch.ones(2)}}),
     ],
 )
-def test_inputs_are_known_by_the_names_of_their_parameters(
+def test_inputs_are_named_by_their_parameters(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    entry, tensors = describe_inputs(["x", "tree", "rest"], args, kwargs)
+    record, tensors = describe_inputs(["x", "tree", "rest"], args, kwargs)
     found = {value.leaf: len(tensor) for value, tensor in tensors}
     expected = {"x": 1, "tree['b']": 2, "rest": 3, "extra": 4}
     assert found == {name: expected[name] for name in found}
     assert {"x", "tree['b']", "rest"} <= found.keys()
-    rebuilt = rebuild(entry, dict(tensors), CPU)
+    rebuilt = rebuild(record, dict(tensors), CPU)
     assert isinstance(rebuilt, tuple)
     assert rebuilt[1].keys() == kwargs.keys()
 
 
-def test_arguments_beyond_the_known_ones_have_numbers() -> None:
+def test_further_arguments_are_named_by_numbers() -> None:
     _, tensors = describe_inputs(["x"], (torch.ones(1), torch.ones(2)), {})
     assert [value.leaf for value, _ in tensors] == ["x", "1"]
 
@@ -109,8 +110,12 @@ class Thing:
 @pytest.mark.parametrize(
     ("path", "tree", "message"),
     [
-        ("layers.0", (Thing(),), r"'layers\.0' returns a Thing, which cannot go to another stage"),
-        ("", [Thing()], "the model takes a Thing, which cannot go to another stage"),
+        (
+            "layers.0",
+            (Thing(),),
+            r"'layers\.0' returns a Thing, which cannot be sent to another stage",
+        ),
+        ("", [Thing()], "the model takes a Thing, which cannot be sent to another stage"),
         (
             "layers.0",
             Pair(torch.ones(1), torch.ones(1)),
@@ -118,6 +123,6 @@ class Thing:
         ),
     ],
 )
-def test_what_cannot_be_written_down_is_refused(path: str, tree: Any, message: str) -> None:
+def test_values_that_cannot_be_sent_are_refused(path: str, tree: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         describe(path, 0, tree)
