@@ -1,4 +1,4 @@
-"""What every split must hold: outputs, gradients, names and parameters of the unsplit model."""
+"""Checks that a split has the outputs, gradients, names and parameters of the unsplit model."""
 
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -17,18 +17,18 @@ Loss = Callable[..., torch.Tensor]
 
 
 def first_tensor(output: Any) -> torch.Tensor:
-    """The first floating tensor of an output, whatever it is made of."""
+    """Return the first floating-point tensor of any output."""
     tensors = (leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
     return next(tensor for tensor in tensors if tensor.is_floating_point())
 
 
 def squares(output: Any, _target: Any = None) -> torch.Tensor:
-    """A loss of the first tensor of any output; the target only says how many rows there are."""
+    """Return a loss of the first tensor of any output; the target is not used."""
     return first_tensor(output).square().mean()
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients of a model, which are taken away; one of zeros is as good as none."""
+    """Return the gradients of a model and clear them; zeros count as none."""
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return {name: gradient for name, gradient in found.items() if gradient.count_nonzero()}
@@ -37,7 +37,7 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
 def reference(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss: Loss = squares
 ) -> dict[str, torch.Tensor]:
-    """The gradients of the unsplit model, of which a copy is run."""
+    """Return the gradients of a copy of the unsplit model."""
     whole = deepcopy(model)
     torch.autograd.backward(loss(whole(*args, **kwargs)))
     return gradients(whole)
@@ -53,7 +53,7 @@ def assert_same_gradients(
     microbatches: int = 2,
     limit: float = 1e-12,
 ) -> None:
-    """The pipe gives the model's gradients, whole and in microbatches, in these schedules."""
+    """Assert that the pipe has the model's gradients, whole and in these schedules."""
     given = dict(kwargs or {})
     rows = len(next(leaf for leaf in tree_leaves((args, given)) if isinstance(leaf, torch.Tensor)))
     expected = reference(model, args, given)
@@ -72,7 +72,7 @@ def assert_same_gradients(
 
 
 def assert_same_names(model: nn.Module, pipe: Pipe) -> None:
-    """Stages together have the state of the model; parameters are on one stage, or tied."""
+    """Assert that stages together have the model's state, each parameter once or tied."""
     held = [set(stage.state_dict()) for stage in pipe.stages]
     assert set().union(*held) == set(model.state_dict())
     parameters = [set(stage.parameters()) for stage in pipe.stages]

@@ -16,7 +16,7 @@ WIDTH = 6
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
-    """The same numbers every time."""
+    """Return the same numbers every time."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
@@ -129,7 +129,7 @@ class Counting(nn.Module):
 
 
 class Repeated(nn.Module):
-    """One layer that stands in the list several times."""
+    """One layer that is in the list several times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class Swapped(nn.Module):
 
 
 class Reversed(nn.Module):
-    """Calls its layers from the last to the first."""
+    """A model that calls its layers from the last to the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class Nested(nn.Module):
 
 
 class Deciding(nn.Module):
-    """Goes one way or the other as the values say: of an input, and of a layer's output."""
+    """A model that branches on values: of an input, and of a layer's output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,7 +289,7 @@ class Deciding(nn.Module):
 
 
 class Inside(nn.Module):
-    """A module that stands by itself and is a part of every layer too."""
+    """A module that is used alone and is also a part of every layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -305,7 +305,7 @@ class Inside(nn.Module):
 
 
 class Aliased(nn.Module):
-    """Has what holds its layers under two names."""
+    """A model that has the module with its layers under two names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -333,8 +333,8 @@ class Views(nn.Module):
         return gathered.sum(1)
 
 
-class Leaking(nn.Module):
-    """Its layers keep what they have made inside, and it uses that, by the back door."""
+class SideOutput(nn.Module):
+    """A model that uses side outputs of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -360,14 +360,14 @@ class Keeper(nn.Module):
 
 
 class Pair(NamedTuple):
-    """What a layer may return, but no other stage can be told of."""
+    """A tree that a layer may return, but that cannot be sent to another stage."""
 
     first: torch.Tensor
     second: torch.Tensor
 
 
-class Bonded(nn.Module):
-    """Two layers that share a value inside of something that nobody can look into."""
+class Sharing(nn.Module):
+    """A model with two layers that share a value inside of an opaque object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -445,7 +445,7 @@ class Named(nn.Module):
 
 
 class Moody(nn.Module):
-    """Gives nothing while it is trained."""
+    """A model that returns None in training."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Models as they are loaded, which would make a cache of keys and values."""
+"""Models that make a cache of keys and values by default run in stages without one."""
 
 import logging
 from typing import Any
@@ -26,7 +26,7 @@ def llama() -> Any:
     "way",
     ["by layers", "with an example", pytest.param("traced", marks=pytest.mark.slow)],
 )
-def test_a_model_as_loaded_gives_its_own_outputs(
+def test_a_model_with_its_default_configuration_gives_its_own_outputs(
     way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # `use_cache=True` is what configurations say; the cache was a value of the last stage that
@@ -70,14 +70,14 @@ def test_a_cache_that_is_asked_for_is_refused() -> None:
         )
 
 
-def test_configurations_are_as_they_were_after_an_error() -> None:
+def test_configurations_are_restored_after_an_error() -> None:
     model = llama()
     with pytest.raises(ZeroDivisionError), without_cache(find_configs(model)):
         1 / model.config.use_cache  # an error, since it is False here
     assert model.config.use_cache
 
 
-def test_encoders_are_not_spoken_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_logged_for_encoders(caplog: pytest.LogCaptureFixture) -> None:
     kind: Any = hf.BertForMaskedLM
     model = kind(hf.BertConfig(**{**SIZES, "num_hidden_layers": 2}))
     with caplog.at_level(logging.WARNING, "penstock"):

@@ -34,7 +34,7 @@ def test_hidden_states_are_collected_over_all_stages() -> None:
 
 @pytest.mark.parametrize("has_run", [False, True])
 @pytest.mark.parametrize("has_example", [False, True])
-def test_hidden_states_that_no_example_has_asked_for_are_refused(
+def test_hidden_states_that_the_example_did_not_ask_for_are_refused(
     has_example: bool, has_run: bool
 ) -> None:
     # After the model had run once it had its hooks, and stages had none for the layers of
@@ -52,7 +52,7 @@ def test_hidden_states_that_no_example_has_asked_for_are_refused(
 
 
 @pytest.mark.parametrize(("stages", "feature"), [([2, 6], 1), (4, -2)])
-def test_features_of_a_layer_of_the_first_tower_are_that_layers(
+def test_features_of_a_layer_of_the_first_tower_are_right(
     stages: list[int] | int, feature: int
 ) -> None:
     # The state of that index was another layer's where both towers were cut: logits off by 0.15.
@@ -156,7 +156,7 @@ def test_router_losses_over_all_layers_have_the_models_gradients(
     assert_router_gradients(found, expected)
 
 
-def test_router_losses_without_an_example_are_refused_with_the_way_that_works() -> None:
+def test_router_losses_without_an_example_are_refused_with_advice() -> None:
     pipe = ps.split(mixtral(), layers="model.layers", stages=2)
     with pytest.raises(ModelError, match=r"'model\.layers\.0\.mlp\.gate' .*split with example="):
         pipe(IDS, labels=IDS)
@@ -181,7 +181,7 @@ def train_mixtral(_rank: int, schedule: str) -> tuple[float | None, dict[str, to
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["1F1B", "ZBV"])
-def test_router_losses_go_between_processes(two_processes: Processes, schedule: str) -> None:
+def test_router_losses_are_sent_between_processes(two_processes: Processes, schedule: str) -> None:
     loss, expected = router_reference(2)
     found: dict[str, torch.Tensor] = {}
     for told, held in two_processes.run(train_mixtral, schedule):

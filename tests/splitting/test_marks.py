@@ -1,4 +1,4 @@
-"""Marks: calls in a model, and paths of its modules."""
+"""Marks are calls in a model, or paths of its modules."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def test_a_mark_does_nothing_in_a_model_that_is_run() -> None:
         Layers(2)(torch.ones(1, SIZE))
 
 
-def test_marks_on_modules_are_there_while_tracing_only() -> None:
+def test_modules_are_marked_only_while_tracing() -> None:
     model = Layers(3)
     with mark_modules(model, {"layers.1": SplitPoint.BEGINNING, "layers.2": SplitPoint.END}):
         assert hooks_of(model) == 2
@@ -30,7 +30,7 @@ def test_marks_on_modules_are_there_while_tracing_only() -> None:
     assert sum(is_mark(node) for node in program.graph.nodes) == 2
 
 
-def test_marks_are_taken_off_when_one_of_them_is_wrong() -> None:
+def test_marks_are_removed_if_one_of_them_is_wrong() -> None:
     model = Layers(3)
     wrong: Any = "before"
     for at in ({"layers.1": SplitPoint.END, "layers.9": SplitPoint.END}, {"layers.1": wrong}):
@@ -39,7 +39,7 @@ def test_marks_are_taken_off_when_one_of_them_is_wrong() -> None:
         assert hooks_of(model) == 0
 
 
-def test_a_path_that_does_not_exist_is_refused_with_the_nearest() -> None:
+def test_an_unknown_path_is_refused_with_the_most_similar_one() -> None:
     model = Layers(3)
     assert find_module(model, "layers.1") is model.layers[1]
     with pytest.raises(ModelError, match=r"no module 'layer.1'; did you mean 'layers\.1'\?"):

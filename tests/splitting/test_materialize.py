@@ -1,4 +1,4 @@
-"""Memory for a model on the meta device: what nobody has filled is not run with."""
+"""Memory for a model on the meta device must be filled before the first run."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ IDS = torch.arange(32).reshape(4, 8) % 19
 
 
 class Rotary(nn.Module):
-    """Holds a table that is in no checkpoint, and a counter that is."""
+    """A module with a table that is not in checkpoints, and a counter that is."""
 
     def __init__(self, width: int = 3) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def state() -> dict[str, Any]:
     return dict(nn.Sequential(Rotary(), Rotary()).state_dict())
 
 
-def test_buffers_that_no_checkpoint_holds_are_missed_before_the_first_step() -> None:
+def test_unfilled_buffers_that_are_not_in_checkpoints_are_found_before_the_first_step() -> None:
     # They stayed whatever was in memory, and the numbers were garbage without an error.
     pipe = on_meta()
     pipe.materialize([0, 1], "cpu", nothing)
@@ -65,7 +65,7 @@ def test_buffers_that_no_checkpoint_holds_are_missed_before_the_first_step() -> 
     assert pipe(torch.ones(2, 3)).isfinite().all()
 
 
-def test_parameters_and_saved_buffers_that_nobody_has_filled_are_missed_too() -> None:
+def test_unfilled_parameters_and_saved_buffers_are_found() -> None:
     pipe = on_meta()
     pipe.materialize([0, 1], "cpu", nothing)
     with pytest.raises(
@@ -83,7 +83,7 @@ def test_parameters_and_saved_buffers_that_nobody_has_filled_are_missed_too() ->
     "dtype",
     [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.bool],
 )
-def test_what_is_filled_only_in_part_is_missed(dtype: torch.dtype) -> None:
+def test_partly_filled_tensors_are_found(dtype: torch.dtype) -> None:
     stage = nn.Module()
     stage.register_buffer("table", torch.empty(4, dtype=dtype, device="meta"))
     names = give_memory(stage, "cpu")
@@ -120,7 +120,7 @@ def test_real_tensors_of_a_model_on_meta_are_kept() -> None:
         ),
     ],
 )
-def test_models_that_say_how_have_such_buffers_computed(kind: Any, config: Any) -> None:
+def test_models_of_transformers_compute_such_buffers(kind: Any, config: Any) -> None:
     torch.manual_seed(0)
     model = kind(config())
     with torch.device("meta"):

@@ -35,8 +35,8 @@ def test_the_loss_is_found(output: Any, spec: Any) -> None:
     ("output", "spec", "message"),
     [
         ((LOGITS, LOSS), None, "no loss found in the output (a tuple of 2)"),
-        ((LOGITS, LOSS), (False, False), "names 0"),
-        ((LOSS, LOSS), (True, True), "names 2"),
+        ((LOGITS, LOSS), (False, False), "must have one True (got (False, False), with 0)"),
+        ((LOSS, LOSS), (True, True), "must have one True (got (True, True), with 2)"),
         ((LOGITS, LOSS), (True, False), "a tensor of shape (2, 2)"),
         ((LOGITS, LOSS), (True,), "does not fit output, which is a tuple of 2"),
         ({"a": (LOSS,)}, {"a": {"b": True}}, "does not fit output['a']"),
@@ -55,6 +55,6 @@ def test_a_model_with_its_loss_is_split_like_any_other() -> None:
     torch.testing.assert_close(find_loss(pipe(x, target=y)), model(x, target=y), rtol=0, atol=0)
 
 
-def test_a_model_that_names_its_outputs_may_have_made_no_loss() -> None:
+def test_a_model_that_names_its_outputs_may_return_no_loss() -> None:
     assert find_loss(SimpleNamespace(loss=None, logits=LOGITS)) is None
     assert find_loss({"logits": LOGITS}) is None

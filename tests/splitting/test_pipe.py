@@ -1,4 +1,4 @@
-"""A pipe runs as the model does, and only the own stages of it need memory."""
+"""A pipe runs like the model, and a rank needs memory only for its own stages."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def reset(module: nn.Module) -> None:
 
 
 class Tied(nn.Module):
-    """A head that is the embedding, and a parameter that stands by itself."""
+    """A model with a tied head, and a parameter outside of layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def test_only_own_stages_of_a_model_on_the_meta_device_get_memory(
         assert first.get_parameter("embed.weight") is last.get_parameter("head.weight")
 
 
-def test_stages_that_were_given_memory_train_as_a_model_with_the_same_weights() -> None:
+def test_materialized_stages_train_like_a_model_with_the_same_weights() -> None:
     torch.manual_seed(0)
     reference = Tied()
     with torch.device("meta"):
@@ -124,7 +124,7 @@ def test_stages_that_were_given_memory_train_as_a_model_with_the_same_weights() 
         torch.testing.assert_close(parameter.grad, expected[name].grad, rtol=1e-12, atol=1e-12)
 
 
-def test_weights_may_be_assigned_in_place_of_memory() -> None:
+def test_weights_may_be_assigned_without_materializing() -> None:
     torch.manual_seed(0)
     reference = Tied()
     with torch.device("meta"):
@@ -137,7 +137,7 @@ def test_weights_may_be_assigned_in_place_of_memory() -> None:
     assert torch.equal(pipe(X), reference(X))
 
 
-def test_lost_and_invented_state_is_refused() -> None:
+def test_lost_and_added_state_is_refused() -> None:
     model = Chain(2)
     with pytest.raises(ModelError) as caught:
         check_complete(model, [model.embed, nn.ModuleDict({"layers": model.layers})])

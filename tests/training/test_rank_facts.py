@@ -98,7 +98,7 @@ def test_models_with_the_same_parameters_in_another_order_differ() -> None:
 
 def test_signatures_know_neither_values_nor_devices() -> None:
     assert sign(nn.Linear(3, 2)) == sign(nn.Linear(3, 2, device="meta"))
-    assert sign(nn.LazyLinear(2, bias=False)) == (("weight", "float32 of no shape yet"),)
+    assert sign(nn.LazyLinear(2, bias=False)) == (("weight", "float32 without a shape"),)
 
 
 def test_versions_are_those_of_what_runs_here() -> None:

@@ -1,7 +1,7 @@
-"""Caches of keys and values: models as they are loaded make one, and no stage has the whole of it.
+"""Caches of keys and values, which many models make by default and no stage would have whole.
 
-The configuration says so (`use_cache`); while a model is traced, looked at or run in stages, it
-says that there is none.
+The model's configuration asks for them (`use_cache`). It is switched off while a model is traced,
+run on an example, or run in stages.
 """
 
 import inspect
@@ -20,7 +20,7 @@ _LOGGER = getLogger(__name__)
 
 
 def find_configs(model: nn.Module) -> tuple[Any, ...]:
-    """The configurations in a model that say whether to make a cache, each once."""
+    """Return the configurations in a model that have `use_cache`, each once."""
     found: dict[int, Any] = {}
     for module in model.modules():
         config = vars(module).get("config")
@@ -30,32 +30,31 @@ def find_configs(model: nn.Module) -> tuple[Any, ...]:
 
 
 def log_ignored_cache(model: nn.Module) -> None:
-    """Say once, when a model is split, that its cache is switched off.
+    """Log when a model is split that its cache is switched off.
 
-    It is logged and not warned of, since models are configured so when they are loaded. Encoders
-    are too, but take no cache and make none.
+    This is not a warning, because models are configured so by default. Encoders are configured so
+    too, but make no cache.
     """
     takes = inspect.signature(model.forward).parameters.keys() & {"use_cache", "past_key_values"}
     if takes and any(config.use_cache for config in find_configs(model)):
         _LOGGER.warning(
             "use_cache=True of the model's configuration is ignored in the stages: they make no "
-            "cache of keys and values, and outputs have none (set it to False to read this no "
-            "more)"
+            "cache of keys and values, and outputs have none (set it to False to silence this)"
         )
 
 
 def refuse_cache(configs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse a call that asks for a cache in so many words."""
+    """Raise if a call asks for a cache explicitly."""
     if configs and kwargs.get("use_cache"):
         raise ModelError(
             "use_cache=True asks for a cache of keys and values, of which every stage would have "
-            "a part only; leave it out"
+            "only a part; leave it out"
         )
 
 
 @contextmanager
 def without_cache(configs: Sequence[Any]) -> Iterator[None]:
-    """Let a model make no cache meanwhile."""
+    """Switch caches off meanwhile."""
     changed = [config for config in configs if config.use_cache]
     for config in changed:
         config.use_cache = False

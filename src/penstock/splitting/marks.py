@@ -1,7 +1,7 @@
-"""Marks in a model that say where one stage ends and the next one begins.
+"""Marks in a model where one stage ends and the next one begins.
 
-A mark is a call of `pipe_split()` in the model's own code, or a module's path with the side of it
-that is meant. In a traced graph it is a node without inputs and outputs.
+A mark is a call of `pipe_split()` in the model's own code, or a module's path with one side of it.
+In a traced graph it is a node without inputs and outputs.
 """
 
 import difflib
@@ -27,10 +27,10 @@ def _do_nothing() -> None:
 
 torch.library.register_fake("penstock::pipe_split", _do_nothing)
 _MARK = torch.ops.penstock.pipe_split.default
-# A node without outputs would be thrown away as dead code otherwise.
+# Otherwise a node without outputs would be removed as dead code.
 fx.node.has_side_effect(_MARK)
 
-# The same mark, for models that were written with torch's own.
+# Torch's own marks, which models may have.
 _MARKS_OF_TORCH = ("pippy._pipe_split.default", "pippy._pipe_split")
 
 
@@ -47,7 +47,7 @@ def pipe_split() -> None:
 
 
 def is_mark(node: fx.Node) -> bool:
-    """Whether a node of a traced graph is a mark."""
+    """Return whether a node of a traced graph is a mark."""
     if node.op != "call_function":
         return False
     is_ours = node.target in (_MARK, pipe_split, torch.ops.penstock.pipe_split)
@@ -56,7 +56,7 @@ def is_mark(node: fx.Node) -> bool:
 
 
 def find_module(model: nn.Module, path: str) -> nn.Module:
-    """The module at a path, or an error that shows the path most like it."""
+    """Return the module at a path; raise with the most similar path if there is none."""
     modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
     if path in modules:
         return modules[path]
@@ -67,7 +67,7 @@ def find_module(model: nn.Module, path: str) -> nn.Module:
 
 @contextmanager
 def mark_modules(model: nn.Module, at: Mapping[str, SplitPoint]) -> Iterator[None]:
-    """Mark these modules, for as long as the model is being traced."""
+    """Mark these modules while the model is being traced."""
     handles = []
     try:
         for path, point in at.items():
@@ -79,8 +79,8 @@ def mark_modules(model: nn.Module, at: Mapping[str, SplitPoint]) -> Iterator[Non
                     handles.append(module.register_forward_hook(_mark))
                 case _:
                     raise ModelError(
-                        f"{path!r} is to be split at {point!r}; "
-                        "use SplitPoint.BEGINNING or SplitPoint.END"
+                        f"the split point of {path!r} must be SplitPoint.BEGINNING or "
+                        f"SplitPoint.END (got {point!r})"
                     )
         yield
     finally:

@@ -1,7 +1,7 @@
 """Memory for stages of a model on the meta device, and a check that all of it was filled.
 
-New memory is full of ones, bit by bit: in a floating-point number these are a NaN that no
-computation makes. What still has them when the stage first runs was never filled.
+All bits of new memory are one. In a floating-point number that is a NaN which no computation
+returns. What still has these bits when the stage first runs was never filled.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +23,10 @@ _NAMED = 6
 
 
 def give_memory(stage: nn.Module, device: torch.device | str) -> frozenset[str]:
-    """Give memory to whatever is on the meta device, and move the rest; the names of the former.
+    """Allocate what is on the meta device, move the rest, and return the names of the former.
 
-    A stage may have real tensors beside those, such as buffers that were computed when the model
-    was built.
+    A stage may also have real tensors, such as buffers that were computed when the model was
+    built.
     """
     names = frozenset(name for name, tensor in _named(stage) if tensor.is_meta)
     stage._apply(partial(_move, device=torch.device(device)))  # type: ignore[no-untyped-call]  # untyped upstream
@@ -50,7 +50,7 @@ def _blank(tensor: torch.Tensor) -> None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's memory as whole numbers; a complex number is two."""
+    """Return a tensor's memory as integers; a complex number is two."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -64,9 +64,9 @@ def _named(stage: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def compute_buffers(stage: nn.Module, names: frozenset[str]) -> None:
-    """Have buffers that no checkpoint holds computed by the model's own code, if it has some.
+    """Compute buffers that are not in checkpoints by the model's own code, if it has some.
 
-    Models of `transformers` do that in `_init_weights`. What else it fills is put back.
+    Models of `transformers` do that in `_init_weights`. Other tensors that it fills are restored.
     """
     here: list[nn.Module] = []
     stage.apply(here.append)
@@ -107,14 +107,14 @@ def _bits_or_self(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(slots=True, eq=False)
 class _Check:
-    """Looks at a stage's tensors when it first runs; then it goes away."""
+    """A check of a stage's tensors when it first runs, which then removes itself."""
 
     names: frozenset[str]
     versions: Mapping[str, int]
     handle: RemovableHandle | None = None
 
     def __call__(self, stage: nn.Module, _args: Any) -> None:
-        """Refuse to run with memory that was never filled."""
+        """Raise if memory was never filled."""
         if torch.compiler.is_compiling():
             return
         if names := unfilled_names(stage, self.names, self.versions):
@@ -124,7 +124,7 @@ class _Check:
 
 
 def expect_filled(stage: nn.Module, names: frozenset[str]) -> None:
-    """Let a stage refuse its first run unless the tensors of these names were filled till then."""
+    """Make the first run of a stage raise unless the tensors of these names were filled."""
     versions = {name: tensor._version for name, tensor in _named(stage) if name in names}
     check = _Check(names, versions)
     check.handle = stage.register_forward_pre_hook(check, prepend=True)
@@ -133,10 +133,10 @@ def expect_filled(stage: nn.Module, names: frozenset[str]) -> None:
 def unfilled_names(
     stage: nn.Module, names: frozenset[str], versions: Mapping[str, int]
 ) -> list[str]:
-    """Which of a stage's tensors were never filled, or not in all places.
+    """Return the names of a stage's tensors that were never filled, or only in part.
 
-    Minus one is a usual number, and so is true: what is not a floating-point tensor must not have
-    been written to either.
+    Minus one and true are common values, so a tensor that is not floating-point counts only if it
+    was never written to.
     """
     found: list[tuple[str, torch.Tensor]] = []
     for name, tensor in _named(stage):

@@ -1,7 +1,7 @@
-"""The model that stages were split from: on one of several ranks, only a part of it is trained.
+"""Guards the state of a model that was split: on each rank, only a part of it is trained.
 
-Its own state is then that of a half-trained model. Whoever asks for it is refused, by a hook that
-`state_dict` calls first and that a pickle of the model meets, too.
+Its state is then that of a partly trained model. Reading it raises an error, by a hook that
+`state_dict` calls first and that is part of a pickle of the model.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ __all__ = ["refuse_state", "unguarded"]
 
 
 class _Refusal:
-    """Called before a model's state is taken: raises what `explain` says, if that is anything."""
+    """A hook before `state_dict` that raises with the reason that `explain` returns, if any."""
 
     def __init__(self, explain: Callable[[], str | None]) -> None:
         self._explain = explain
@@ -40,13 +40,13 @@ class _Refusal:
 
 
 def _make_nothing() -> _Refusal:
-    """What a model that was pickled has in the place of a refusal."""
+    """Return what a pickled model has in place of the hook."""
     return _Refusal(lambda: None)
 
 
 def refuse_state(model: nn.Module, explain: Callable[[], str | None]) -> RemovableHandle:
-    """Let `state_dict` and pickles of a model raise, as long as `explain` gives a reason."""
-    # Stages begin as copies of the model, which have their hooks in common with it.
+    """Make `state_dict` and pickles of a model raise, as long as `explain` returns a reason."""
+    # Stages are copies of the model, which share its hooks unless the table is copied.
     model._state_dict_pre_hooks = OrderedDict(model._state_dict_pre_hooks)
     handle: RemovableHandle = model.register_state_dict_pre_hook(_Refusal(explain))  # type: ignore[no-untyped-call]  # untyped upstream
     return handle
@@ -54,7 +54,7 @@ def refuse_state(model: nn.Module, explain: Callable[[], str | None]) -> Removab
 
 @contextmanager
 def unguarded(model: nn.Module) -> Iterator[None]:
-    """Let the state of a model be looked at meanwhile, say to split it once more."""
+    """Allow reading the state of a model meanwhile, for example to split it again."""
     held = [
         (module._state_dict_pre_hooks, key, hook)
         for module in model.modules()

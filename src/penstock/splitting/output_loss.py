@@ -1,4 +1,4 @@
-"""The loss in what a model returns, for models that compute it themselves."""
+"""Finds the loss in the output of a model that computes it itself."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -10,15 +10,15 @@ from penstock.errors import ModelError
 
 __all__ = ["LossSpec", "WithLoss", "find_loss"]
 
-# A tree of booleans like the output, with one True in the place of the loss; None to look for it.
+# A tree like the output with True for the loss and False for the rest; None to search for it.
 LossSpec = Any
 
 
 def find_loss(output: Any, *, spec: LossSpec = None) -> torch.Tensor | None:
-    """The loss in a model's output: at the one True of `spec`, or where models have it.
+    """Return the loss in a model's output, at the one True of `spec`.
 
-    Without `spec` it is the output itself, if that is a single number, or what is called `loss` in
-    it; a model that names its outputs may have made none, when it was given no labels.
+    Without `spec` it is the output itself, if that is a single number, or what is named `loss` in
+    it. A model that names its outputs may have no loss, if it was given no labels.
 
     >>> float(find_loss((torch.tensor(3.0), torch.zeros(2)), spec=(True, False)))
     3.0
@@ -27,13 +27,11 @@ def find_loss(output: Any, *, spec: LossSpec = None) -> torch.Tensor | None:
     """
     found = [_named_loss(output)] if spec is None else list(_pick(output, spec, "output"))
     if len(found) != 1:
-        raise ModelError(
-            f"the loss is one of the outputs, but the spec {spec!r} names {len(found)}"
-        )
+        raise ModelError(f"the loss spec must have one True (got {spec!r}, with {len(found)})")
     if found[0] is None and spec is None:
         return None
     if not isinstance(found[0], torch.Tensor) or found[0].numel() != 1:
-        raise ModelError(f"a loss is a tensor with one number (got {_describe(found[0])})")
+        raise ModelError(f"the loss must be a tensor with one number (got {_describe(found[0])})")
     return found[0]
 
 
@@ -45,13 +43,13 @@ def _named_loss(output: Any) -> Any:
     if hasattr(output, "loss"):
         return output.loss
     raise ModelError(
-        f"no loss found in the output ({_describe(output)}); say where it is, with a tree like it "
-        "of True for the loss and False for the rest"
+        f"no loss found in the output ({_describe(output)}); give a loss spec, a tree like the "
+        "output with True for the loss and False for the rest"
     )
 
 
 def _pick(output: Any, spec: LossSpec, place: str) -> Iterator[Any]:
-    """The parts of an output where the spec has True."""
+    """Yield the parts of an output where the spec has True."""
     match spec, output:
         case bool(), _:
             yield from [output] if spec else []
@@ -88,5 +86,5 @@ class WithLoss(nn.Module):
         self.loss = loss
 
     def forward(self, *args: Any, target: Any, **kwargs: Any) -> torch.Tensor:
-        """The loss of the model's output."""
+        """Return the loss of the model's output."""
         return self.loss(self.model(*args, **kwargs), target)

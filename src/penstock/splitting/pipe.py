@@ -1,9 +1,9 @@
-"""A model cut into stage modules, with its dataflow: what every way of splitting gives.
+"""Pipes: models cut into stage modules, with their dataflow, as every way of splitting returns.
 
-The first stage is called as the model is. Any other stage gets what each stage that feeds it has
-made, in their order; a tuple is several arguments. What a stage returns goes to all that it feeds,
-unless it is a `Routed` with something for each of them. The last stage returns what the model
-returns.
+The first stage is called like the model. Any other stage gets the outputs of the stages that feed
+it, in their order; a tuple is several arguments. What a stage returns is sent to all stages that
+it feeds, unless it is a `Routed` with something for each of them. The last stage returns what the
+model returns.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ __all__ = ["Pipe", "Tie", "check_complete"]
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """One parameter that is held in several places, as stage and name of each of them."""
+    """One parameter that has several names, as the stage and name of each."""
 
     places: tuple[tuple[int, str], ...]
 
@@ -48,11 +48,11 @@ class Pipe:
 
     stages: tuple[nn.Module, ...]
     dataflow: Dataflow
-    # Every parameter that has several names or stages, noted before anything replaces it.
+    # Every parameter that has several names, found before anything replaces it.
     shared: tuple[Tie, ...] = field(init=False)
-    # What each stage held when the model was split, by which ranks know that they split the same.
+    # The signatures when the model was split, by which ranks check that they split alike.
     signatures: tuple[Signature, ...] = field(init=False)
-    # The model that was split, as long as somebody else keeps it.
+    # The model that was split, as long as something else keeps it alive.
     original: ReferenceType[nn.Module] | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -62,15 +62,15 @@ class Pipe:
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self.stages)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all stages in this process, one after the other: what the model returns."""
+        """Run all stages in this process, one after the other, and return the model's output."""
         return self._run(lambda value: value, args, kwargs)
 
     def run_detached(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all stages with gradients cut between them, as they are on ranks of their own."""
+        """Run all stages with gradients cut between them, as on separate ranks."""
         return self._run(_detach, args, kwargs)
 
     def _run(
@@ -87,7 +87,7 @@ class Pipe:
         return output
 
     def with_stages(self, wrapped: Mapping[int, nn.Module]) -> "Pipe":
-        """This pipe with some stages replaced by what was put around them, say by DDP."""
+        """Return this pipe with some stages replaced, for example by DDP wrappers."""
         stages = [wrapped.get(index, stage) for index, stage in enumerate(self.stages)]
         pipe = Pipe(tuple(stages), self.dataflow)
         object.__setattr__(pipe, "shared", self.shared)
@@ -96,13 +96,13 @@ class Pipe:
         return pipe
 
     def of_model(self, model: nn.Module) -> "Pipe":
-        """This pipe, which knows what model it was split from."""
+        """Return this pipe with a reference to the model that it was split from."""
         pipe = copy(self)
         object.__setattr__(pipe, "original", ref(model))
         return pipe
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy or a pickle has: everything but the model, which it does not train."""
+        """Return the state for a copy or a pickle, without the model."""
         return vars(self) | {"original": None}
 
     @property
@@ -118,15 +118,15 @@ class Pipe:
         return places
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every parameter once, by the name that it has in the model."""
+        """Return every parameter once, by its name in the model."""
         return ((places[0][1], parameter) for parameter, places in self._places().items())
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Every parameter once."""
+        """Return every parameter once."""
         return iter(self._places())
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all stages, by the model's own names."""
+        """Return the state of all stages, by the model's own names."""
         return {name: value for stage in self.stages for name, value in stage.state_dict().items()}
 
     def to(self, device: torch.device | str) -> "Pipe":
@@ -141,24 +141,24 @@ class Pipe:
         device: torch.device | str,
         initialize: Callable[[nn.Module], object],
     ) -> None:
-        """Give memory to these stages of a model on the meta device, and fill it.
+        """Allocate memory for these stages of a model on the meta device, and fill it.
 
         `initialize` is called with every module of theirs, children first, as by
-        `nn.Module.apply`: `reset_parameters`, or the model's own way to make its weights. What it
-        leaves out is to be loaded before the first step, which is refused otherwise. Buffers that
-        no checkpoint holds are computed for models that say how, as those of `transformers` do;
-        tensors that are not on the meta device are kept.
+        `nn.Module.apply`. It may call `reset_parameters`, or the model's own initialization. What
+        it leaves out must be loaded before the first step. Buffers that are not in checkpoints
+        are computed by models that define how, as those of `transformers` do. Tensors that are
+        not on the meta device are kept.
         """
         own = sorted(set(stages))
         names = {index: give_memory(self.stages[index], device) for index in own}
         self._share_again(own)
         for index in own:
-            self.stages[index].apply(lambda module: _call_quietly(initialize, module))
+            self.stages[index].apply(lambda module: _call_without_graph(initialize, module))
             compute_buffers(self.stages[index], names[index])
             expect_filled(self.stages[index], names[index])
 
     def _share_again(self, own: Sequence[int]) -> None:
-        """Give what is one parameter one memory again."""
+        """Tie the parameters again that were tied before they got memory."""
         for tie in self.shared:
             places = [(self.stages[stage], name) for stage, name in tie.places if stage in own]
             if places:
@@ -180,7 +180,7 @@ class Pipe:
         return "\n".join(lines)
 
 
-def _call_quietly(function: Callable[[nn.Module], object], module: nn.Module) -> None:
+def _call_without_graph(function: Callable[[nn.Module], object], module: nn.Module) -> None:
     with torch.no_grad():
         function(module)
 
@@ -194,7 +194,7 @@ def _cut(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_complete(model: nn.Module, stages: Iterable[nn.Module]) -> None:
-    """Refuse a split that has lost a parameter or a buffer of the model, or has made one up."""
+    """Raise if a split has lost a parameter or a buffer of the model, or has added one."""
     with unguarded(model):
         expected = dict(_state(model))
     found: dict[str, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""What a module holds, told without its values: names, shapes, dtypes, and what is trained."""
+"""Signatures of modules: names, shapes and dtypes of their tensors, and which are trained."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -14,7 +14,7 @@ Signature: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def sign(module: nn.Module) -> Signature:
-    """The signature of a module; where it lies and what its values are makes no difference.
+    """Return the signature of a module, which depends neither on its device nor on its values.
 
     >>> sign(nn.Linear(3, 2, bias=False))
     (('weight', 'float32 [2, 3]'),)
@@ -24,13 +24,13 @@ def sign(module: nn.Module) -> Signature:
 
 def _describe(module: nn.Module) -> Iterator[tuple[str, str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        yield name, _outline(parameter) + ("" if parameter.requires_grad else ", frozen")
+        yield name, _describe_tensor(parameter) + ("" if parameter.requires_grad else ", frozen")
     for name, buffer in module.named_buffers(remove_duplicate=False):
-        yield name, f"{_outline(buffer)}, buffer"
+        yield name, f"{_describe_tensor(buffer)}, buffer"
 
 
-def _outline(tensor: torch.Tensor) -> str:
+def _describe_tensor(tensor: torch.Tensor) -> str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if is_lazy(tensor):
-        return f"{dtype} of no shape yet"
+        return f"{dtype} without a shape"
     return f"{dtype} {list(tensor.shape)}"

@@ -1,4 +1,4 @@
-"""The one function that splits a model, whichever way it is asked to."""
+"""The one function that splits a model, by layers or by tracing."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
@@ -34,9 +34,9 @@ def split(
     `at` with numbers cuts an `nn.Sequential` before these positions.
 
     By tracing, with an example: at calls of `pipe_split` in the model, at module paths (`at` with
-    `SplitPoint`s), where a function of the traced graph puts marks (`at`), or into so many
-    `stages` of about equal work, or of so many pieces each as `balance` finds. `shared` says what
-    becomes of a parameter that several of the stages use; see `split_traced`.
+    `SplitPoint`s), where a function of the traced graph puts marks (`at`), or into a number of
+    `stages` of about equal work, or with the numbers of pieces that `balance` finds. `shared` says
+    how stages share a parameter that several of them use; see `split_traced`.
 
     >>> import torch
     >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -68,7 +68,9 @@ def _split(
     if layers is not None:
         _refuse("layers", at=at)
         if stages is None:
-            raise ArgumentError("say how many stages to make of the layers: stages=4")
+            raise ArgumentError(
+                "stages is required with layers; give the number of stages: stages=4"
+            )
         lists = [layers] if isinstance(layers, str) else list(layers)
         return split_layers(model, lists, stages, args, example_kwargs)
     if args is None and example_kwargs is None:
@@ -90,17 +92,17 @@ def _require_shapes(model: nn.Module) -> None:
 
 
 def _sizes(model: nn.Module, positions: Sequence[int]) -> list[int]:
-    """How many children of a Sequential lie between these positions."""
+    """Return how many children of a Sequential are between these positions."""
     if not isinstance(model, nn.Sequential):
         raise ArgumentError(
-            f"at with numbers cuts an nn.Sequential (got {type(model).__name__}); give layers, or "
+            f"at with numbers needs an nn.Sequential (got {type(model).__name__}); give layers, or "
             "module paths with SplitPoint.BEGINNING or SplitPoint.END"
         )
     bounds = [0, *positions, len(model)]
     if any(start >= end for start, end in pairwise(bounds)):
         raise ArgumentError(
-            f"the positions {list(positions)} do not rise between 0 and {len(model)}, the length "
-            "of the Sequential"
+            f"the positions in at must increase between 0 and {len(model)}, the length of the "
+            f"Sequential (got {list(positions)})"
         )
     return [end - start for start, end in pairwise(bounds)]
 

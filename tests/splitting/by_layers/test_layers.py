@@ -134,11 +134,11 @@ def test_layers_that_run_in_another_order_are_refused() -> None:
 @pytest.mark.parametrize("given", [(), ONE], ids=["plain", "example"])
 def test_a_side_output_of_a_layer_is_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises(ModelError, match="but not returned by it"):
-        split_layers(small.Leaking(), ["layers"], 2, *given)(numbers(8, WIDTH))
+        split_layers(small.SideOutput(), ["layers"], 2, *given)(numbers(8, WIDTH))
 
 
 def test_layers_that_share_an_inner_value_must_be_on_one_stage() -> None:
-    model = small.Bonded()
+    model = small.Sharing()
     with pytest.raises(
         ModelError,
         match=r"got stages \[0, 1\].* 'layers\.2' uses a value that was made in 'layers\.1'",

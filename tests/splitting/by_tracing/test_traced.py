@@ -61,7 +61,7 @@ def make(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
 
 
 def run(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The leaves of an output, and its structure; gradients are left in the parameters."""
+    """Return the leaves of an output and its structure; gradients stay in the parameters."""
     torch.manual_seed(11)
     leaves, spec = pytree.tree_flatten(model(*args, **kwargs))
     losses = [x.float().square().sum() for x in leaves if is_differentiable(x)]
@@ -82,7 +82,7 @@ def assert_same(given: Any, expected: Any) -> None:
 
 
 def assert_same_gradients(model: nn.Module, plain: nn.Module) -> None:
-    """The same but for the order in which they were added up."""
+    """Compare two tensors that may differ in the order of summation."""
     torch.testing.assert_close(gradients(model), gradients(plain), rtol=1e-5, atol=1e-6)
 
 
@@ -149,7 +149,7 @@ def names_by_stage(stages: Any) -> list[set[str]]:
 # stage too, and counts constants as buffers.
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"regions", "aliases", "counting", "made"}))
-def test_stages_hold_what_those_of_torch_hold(name: str) -> None:
+def test_stages_hold_the_same_state_as_those_of_torch(name: str) -> None:
     model, args, kwargs = make(name)
     theirs = pipeline(copy.deepcopy(model), args, kwargs, split_policy=use_marks_of_torch)
     ours = split_traced(model, args, kwargs)
@@ -186,7 +186,7 @@ def test_marks_of_torch_are_understood() -> None:
     assert names_by_stage(pipe.stages) == [{"a.weight", "a.bias"}, {"b.weight", "b.bias"}]
 
 
-def test_paths_of_modules_say_where_to_cut() -> None:
+def test_a_model_is_cut_at_paths_of_modules() -> None:
     model = Layers(6)
     at = {"layers.2": SplitPoint.BEGINNING, "layers.3": SplitPoint.END}
     pipe = split_traced(model, (rows(),), at=at)
@@ -212,7 +212,7 @@ def test_a_policy_puts_marks_into_the_graph() -> None:
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
-def test_equal_layers_are_shared_out_as_evenly_as_can_be(stages: int) -> None:
+def test_equal_layers_are_distributed_as_evenly_as_possible(stages: int) -> None:
     pipe = split_traced(Layers(8, width=64), (rows(4, 64),), stages=stages)
     whole = sum(parameter.numel() for parameter in pipe.parameters())
     largest = max(sum(p.numel() for p in stage.parameters()) for stage in pipe.stages)
@@ -232,7 +232,7 @@ def test_weights_may_be_given() -> None:
     assert "layers.7.2.weight" in second
 
 
-def test_a_value_goes_over_each_link_once_and_from_user_to_user() -> None:
+def test_a_value_is_sent_over_each_link_once_and_from_user_to_user() -> None:
     pipe = split_traced(SkipAndShared(), (rows(), rows()))
     assert pipe.dataflow.edges == ((0, 1), (0, 2), (1, 2), (2, 3))
     sent = pipe.stages[0](rows(), rows())
@@ -260,7 +260,7 @@ def test_tied_weights_are_found_under_their_own_names_or_sent() -> None:
         assert_same_gradients(model, plain)
 
 
-def test_what_nobody_uses_stays_with_its_neighbours() -> None:
+def test_unused_parameters_stay_with_their_neighbours() -> None:
     at = {f"layers.{index}": SplitPoint.BEGINNING for index in (1, 2, 3)}
     pipe = split_traced(Tied(), (torch.zeros(2, 3, dtype=torch.int64),), at=at)
     assert "layers.2.spare" in pipe.stages[2].state_dict()
@@ -268,14 +268,14 @@ def test_what_nobody_uses_stays_with_its_neighbours() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
 @pytest.mark.parametrize("name", ["skip and shared", "made", "views written"])
-def test_sizes_stay_free(name: str, count: int) -> None:
+def test_sizes_may_vary(name: str, count: int) -> None:
     model, args, _ = make(name)
     pipe = split_traced(model, args)
     given = [rows(count, seed=index) for index in range(len(args))]
     assert_same(pipe(*given), model(*given))
 
 
-def test_a_linear_layer_is_called_and_is_the_models_own() -> None:
+def test_a_linear_layer_of_the_model_is_called_as_a_module() -> None:
     model = SkipAndShared()
     pipe = split_traced(model, (rows(), rows()))
     assert pipe.stages[1].get_submodule("middle") is model.middle
@@ -325,7 +325,7 @@ def split_layers_at(at: dict[str, SplitPoint]) -> Pipe:
     return split_traced(Layers(4), (rows(),), at=at)
 
 
-def test_marks_that_cannot_be_are_refused_with_what_can() -> None:
+def test_impossible_marks_are_refused_with_advice() -> None:
     begin, end = SplitPoint.BEGINNING, SplitPoint.END
     assert refusal(lambda: split_layers_at({"layer.2": begin}), ModelError) == (
         "the model has no module 'layer.2'; did you mean 'layers.2'?"
@@ -339,7 +339,7 @@ def test_marks_that_cannot_be_are_refused_with_what_can() -> None:
         lambda: split_layers_at({"layers.1": end, "layers.1.2": end}), ModelError
     ).startswith("stage 1 of 3 has nothing to do")
     assert refusal(lambda: split_traced(Layers(2), (rows(),), stages=50), SizeError).startswith(
-        "the traced model can be cut into 1 to "
+        "stages must be 1 to "
     )
 
 
@@ -379,11 +379,11 @@ def test_a_buffer_that_microbatches_would_overtake_is_refused() -> None:
 
     assert refusal(lambda: split_traced(Late(), (rows(),)), ModelError) == (
         "the buffer count is used in stage 0 and written to in stage 1, so microbatches would "
-        "overtake each other; cut elsewhere"
+        "overtake each other; cut at another place"
     )
 
 
-def test_a_buffer_that_is_written_and_then_read_behind_a_cut_is_sent_as_it_was() -> None:
+def test_a_buffer_that_a_later_stage_reads_is_sent_with_its_value_at_that_point() -> None:
     class Early(nn.Module):
         count: torch.Tensor
 

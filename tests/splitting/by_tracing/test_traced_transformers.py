@@ -1,4 +1,4 @@
-"""Models of the transformers library, traced and cut by weight."""
+"""Models of the transformers library, traced and cut by work."""
 
 import copy
 from typing import Any
@@ -81,7 +81,7 @@ def test_a_pipeline_of_traced_stages_trains_like_the_model(make: Any, schedule: 
     )
 
 
-def test_lengths_and_batches_stay_free_but_for_what_the_model_asks() -> None:
+def test_lengths_and_batches_may_vary_except_where_the_model_checks_them() -> None:
     entry = capture(make_llama(), (), make_batch(4), dynamic=True).entry
     for shape in ((2, 3), (7, 16)):
         ids = torch.ones(shape, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""Splits a model by tracing it: at its marks, at module paths, by a policy, or by weight."""
+"""Splits a model by tracing it: at its marks, at module paths, by a policy, or by work."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -19,7 +19,7 @@ from penstock.splitting.by_tracing.cut.pieces import (
     graph_pieces,
     group_pieces,
 )
-from penstock.splitting.by_tracing.cut.state_owners import hold
+from penstock.splitting.by_tracing.cut.state_owners import add_state
 from penstock.splitting.by_tracing.stage.graph_stage import GraphStage, Program, check_names
 from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
 from penstock.splitting.pipe import Pipe, check_complete
@@ -45,18 +45,18 @@ def split_traced(
 
     Without `at` and `stages` it is cut at its calls of `pipe_split`. `at` says where to cut, by
     paths of modules or by a function that puts marks into the traced graph; `stages` cuts so that
-    the heaviest stage is as light as can be, by what `weigh` gives for each piece of the graph,
-    or gives each stage so many pieces.
+    the heaviest stage is as light as possible, by what `weigh` returns for each piece of the
+    graph, or is the number of pieces of each stage.
 
     A parameter that several stages use is held by each of them (`shared="replicate"`), or by the
-    first, which sends it on (`"transmit"`). Batch and sequence sizes stay free if `dynamic`.
+    first, which sends it (`"transmit"`). Batch and sequence sizes may vary if `dynamic`.
     """
     if at is not None and stages is not None:
         raise ArgumentError(
-            "give either where to cut (`at`) or how many `stages` to make, not both"
+            "give either `at`, where to cut, or `stages`, how many to make, not both"
         )
     if shared not in ("replicate", "transmit"):
-        raise ArgumentError(f"shared is 'replicate' or 'transmit' (got {shared!r})")
+        raise ArgumentError(f"shared must be 'replicate' or 'transmit' (got {shared!r})")
     check_names(model)
     paths = at if isinstance(at, Mapping) else {}
     with mark_modules(model, paths):
@@ -69,16 +69,16 @@ def split_traced(
         case int():
             starts = group_pieces(graph_pieces(traced, stages), weigh, stages)
         case _:
-            starts = _deal_out(graph_pieces(traced, len(stages)), stages)
+            starts = _starts_of_sizes(graph_pieces(traced, len(stages)), stages)
     return _assemble(traced, cut_graph(traced, starts, shared=shared))
 
 
 def split_into_pieces(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], stages: int
 ) -> tuple[tuple[str, ...], Pipe]:
-    """The pieces of which `split_traced` would make so many stages, each as a stage of its own.
+    """Make each piece that `split_traced` would use for this many stages a stage of its own.
 
-    Gives the module that each begins in, and the pipe, to be measured say.
+    Return the module that each piece begins in, and the pipe, for example to measure it.
     """
     check_names(model)
     traced = capture(model, args, kwargs, dynamic=True)
@@ -87,12 +87,12 @@ def split_into_pieces(
     return tuple(piece.name for piece in pieces), _assemble(traced, cut)
 
 
-def _deal_out(pieces: Sequence[GraphPiece], sizes: Sequence[int]) -> list[fx.Node]:
-    """Where each stage but the first begins, if they get so many pieces each."""
+def _starts_of_sizes(pieces: Sequence[GraphPiece], sizes: Sequence[int]) -> list[fx.Node]:
+    """Return where each stage but the first begins, if stages have these numbers of pieces."""
     if sum(sizes) != len(pieces) or min(sizes) < 1:
         raise SizeError(
-            f"the sizes of the stages {list(sizes)} add up to {sum(sizes)}, but the traced model "
-            f"has {len(pieces)} pieces for {len(sizes)} stages, and every stage needs one"
+            f"the sizes of the stages must be at least 1 and add up to {len(pieces)}, the number "
+            f"of pieces for {len(sizes)} stages (got {list(sizes)}, sum {sum(sizes)})"
         )
     return [pieces[first].start for first in accumulate(sizes[:-1])]
 
@@ -130,7 +130,7 @@ def make_stage(
     entry: Entry | None,
     output_spec: pytree.TreeSpec | None,
 ) -> GraphStage:
-    """The module of one stage; `entry` leads into its graph, `output_spec` is what it returns."""
+    """Make the module of one stage; `entry` is for the first, `output_spec` for the last."""
     graph = cut.graphs[index]
     attributes = _own_attributes(traced, graph)
     program = Program(
@@ -142,7 +142,7 @@ def make_stage(
         output_spec,
     )
     stage = GraphStage(program)
-    hold(stage, cut.holdings, index)
+    add_state(stage, cut.owners, index)
     for name, value in attributes.items():
         if isinstance(value, nn.Module):
             stage.add_module(name, value)
@@ -151,7 +151,7 @@ def make_stage(
 
 
 def _own_attributes(traced: Capture, graph: fx.Graph) -> dict[str, Any]:
-    """What a graph uses that the model does not hold by a name: constants, and nested graphs."""
+    """Return what a graph uses that is not in the model: constants, and nested graphs."""
     held = tensors_by_name(traced.model)
     names = {str(n.target) for n in graph.nodes if n.op == "get_attr"} - held.keys()
     return {name: getattr(traced.module, name) for name in sorted(names)}

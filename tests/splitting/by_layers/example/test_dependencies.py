@@ -117,7 +117,7 @@ def test_buffers_that_are_written_to_are_recorded_with_the_values() -> None:
 
 
 def test_units_that_share_an_inner_value_are_recorded() -> None:
-    assert find(small.Bonded()).inner_uses == {("layers.1", "layers.2")}
+    assert find(small.Sharing()).inner_uses == {("layers.1", "layers.2")}
 
 
 def test_a_model_on_the_meta_device_is_run_there() -> None:

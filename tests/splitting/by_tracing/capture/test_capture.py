@@ -1,4 +1,4 @@
-"""Capturing a model as one graph, what sizes it takes then, and why it cannot be captured."""
+"""Models are captured as one graph with the sizes that they take, or refused with the reason."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def branch_on_rows(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] > 3 else x
 
 
-def test_a_path_that_depends_on_values_is_refused_with_its_place_and_a_way_out(
+def test_a_path_that_depends_on_values_is_refused_with_its_line_and_advice(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(ModelError) as refusal:
@@ -89,7 +89,7 @@ def test_an_example_that_does_not_fit_is_refused() -> None:
         capture(Layers(2), (X, X), {}, dynamic=True)
 
 
-def test_a_buffer_may_get_another_value_but_no_other_shape() -> None:
+def test_a_buffer_may_be_assigned_but_keeps_its_shape() -> None:
     class Growing(nn.Module):
         kept: torch.Tensor
 
@@ -117,7 +117,7 @@ def test_inputs_are_described_by_name_and_size() -> None:
     ]
 
 
-def test_sizes_that_the_model_fixes_are_numbers_and_others_are_free() -> None:
+def test_sizes_that_the_model_fixes_are_numbers_and_others_may_vary() -> None:
     free = trace(lambda x: x * 2, X).entry.inputs[0].sizes
     assert free is not None
     assert isinstance(free[0], str)
@@ -140,7 +140,7 @@ def test_a_size_that_would_take_another_path_is_refused() -> None:
     )
 
 
-def test_sizes_that_must_agree_do() -> None:
+def test_sizes_that_must_agree_are_checked() -> None:
     entry = trace(lambda x, y: x + y, X, X.clone()).entry
     assert len(entry.take((X[:3], X[:3]), {})) == 2
     with pytest.raises(BatchError, match="follows from another argument's size"):
@@ -153,7 +153,7 @@ def test_one_tensor_given_twice_is_two_inputs() -> None:
     assert [len(node.users) > 0 for node in inputs] == [True, True]
 
 
-def test_modes_of_the_caller_do_not_get_into_the_graph() -> None:
+def test_modes_of_the_caller_do_not_affect_the_graph() -> None:
     def no_grad_inside(x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             return x * 2

@@ -1,4 +1,4 @@
-"""Pieces of a traced graph, between its narrow places."""
+"""Pieces of a traced graph, between the places where the fewest bytes are alive."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def pieces_of(model: nn.Module, *args: Any, stages: int = 4) -> tuple[GraphPiece
     return graph_pieces(capture(model, args, {}, dynamic=True), stages)
 
 
-def test_pieces_are_cut_where_only_the_running_value_is_alive() -> None:
+def test_pieces_begin_where_only_one_value_is_alive() -> None:
     x = torch.randn(4, WIDTH)
     pieces = pieces_of(Layers(8, WIDTH), x)
     assert {piece.crossing_bytes for piece in pieces} == {x.numel() * x.element_size()}
@@ -39,7 +39,7 @@ def test_equal_layers_weigh_the_same() -> None:
 
 
 @pytest.mark.parametrize("stages", [2, 5, 16])
-def test_there_are_pieces_enough_for_the_stages(stages: int) -> None:
+def test_there_are_enough_pieces_for_the_stages(stages: int) -> None:
     assert len(pieces_of(Layers(16, WIDTH), torch.randn(4, WIDTH), stages=stages)) >= stages
 
 

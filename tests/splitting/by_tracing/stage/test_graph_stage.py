@@ -71,7 +71,7 @@ def devices_in(stage: GraphStage) -> set[torch.device]:
     return {value for value in values if isinstance(value, torch.device)}
 
 
-def test_what_a_stage_makes_follows_its_device() -> None:
+def test_tensors_that_a_stage_makes_are_on_its_device() -> None:
     _, pipe = split_made()
     stage = pipe.stages[1]
     assert isinstance(stage, GraphStage)
@@ -84,7 +84,7 @@ def test_what_a_stage_makes_follows_its_device() -> None:
     assert stage(X).shape == X.shape
 
 
-def test_constants_move_but_are_no_state() -> None:
+def test_constants_move_but_are_not_state() -> None:
     model, pipe = split_made()
     assert set(pipe.state_dict()) == set(model.state_dict())
     pipe.stages[0].to("meta")
@@ -116,7 +116,7 @@ def test_a_model_without_memory_is_split_and_filled_stage_by_stage(name: str) ->
     torch.testing.assert_close(pipe(ids), real(ids), rtol=0, atol=0)
 
 
-def test_leaf_modules_are_there_to_be_initialised() -> None:
+def test_leaf_modules_can_be_initialised() -> None:
     with torch.device("meta"):
         model = SkipAndShared()
     pipe = split_traced(model, (X, X))
@@ -141,7 +141,7 @@ def test_regions_are_closed_when_a_stage_fails() -> None:
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_a_name_that_a_stage_has_a_use_for_is_refused() -> None:
+def test_a_name_that_a_stage_uses_itself_is_refused() -> None:
     model = nn.Module()
     model.graph = nn.Linear(SIZE, SIZE)
     model.forward = lambda x: model.graph(x) * 2  # type: ignore[operator]  # a Linear

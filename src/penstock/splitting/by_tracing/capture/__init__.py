@@ -1,1 +1,1 @@
-"""From a model to one graph, by `torch.export`."""
+"""From a model to one graph, with `torch.export`."""

@@ -1,4 +1,4 @@
-"""The whole model as one graph, by `torch.export`, without running or changing the model.
+"""Captures a whole model as one graph with `torch.export`, without running or changing it.
 
 The graph's inputs are the tensors among the model's arguments, its outputs the leaves of what the
 model returns. Parameters and buffers are `get_attr` nodes with the model's own names, one node for
@@ -21,7 +21,7 @@ from penstock.errors import ModelError
 from penstock.modules.untouched import same_attributes, untouched
 from penstock.splitting.by_tracing.capture.entry import Entry, bind_arguments, flatten_arguments
 from penstock.splitting.by_tracing.capture.failure import explain_failure
-from penstock.splitting.by_tracing.capture.regions import GradModeNotes
+from penstock.splitting.by_tracing.capture.regions import GradModeMarks
 from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_rules
 from penstock.splitting.by_tracing.capture.traced_graph import build_graph, user_inputs
 from penstock.splitting.caches import find_configs, log_ignored_cache, refuse_cache, without_cache
@@ -53,24 +53,24 @@ class _Flat(nn.Module):
         model: nn.Module,
         leaves: list[Any],
         spec: pytree.TreeSpec,
-        tell_output: Callable[[pytree.TreeSpec], object],
+        report_output: Callable[[pytree.TreeSpec], object],
     ) -> None:
         super().__init__()
         self.model = model
         self.leaves = leaves
         self.spec = spec
-        self.tell_output = tell_output
+        self.report_output = report_output
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, torch.Tensor) else x for x in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         buffers = dict(self.model.named_buffers())
-        with GradModeNotes():
+        with GradModeMarks():
             output = self.model(*args, **kwargs)
         _write_back(self.model, buffers)
         named, spec = pytree.tree_flatten_with_path(output)
-        self.tell_output(spec)
+        self.report_output(spec)
         for path, leaf in named:
             if not isinstance(leaf, torch.Tensor | torch.SymInt | int | float | str | None):
                 raise ModelError(
@@ -82,7 +82,7 @@ class _Flat(nn.Module):
 
 
 def _write_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
-    """Turn buffers that were assigned into buffers that were written to, which a graph can say."""
+    """Replace the assignment of a buffer by a write to it, which a graph can express."""
     for name, old in before.items():
         path, _, attribute = name.rpartition(".")
         holder = model.get_submodule(path)
@@ -91,7 +91,7 @@ def _write_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
             found = "None" if new is None else f"{tuple(new.shape)} {new.dtype}"
             raise ModelError(
                 f"the model replaces its buffer {name}, {tuple(old.shape)} {old.dtype}, by "
-                f"{found}; a traced model can only give it another value of the same kind"
+                f"{found}; keep its shape and dtype, or split the model by layers"
             )
         if new is not old:
             holder._buffers[attribute] = old
@@ -102,7 +102,7 @@ def _write_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
 def capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, dynamic: bool
 ) -> Capture:
-    """Trace a model; if `dynamic`, sizes of its inputs stay free where the model lets them."""
+    """Trace a model; if `dynamic`, sizes of its inputs may vary where the model allows that."""
     signature = inspect.signature(model.forward)
     try:
         bound = bind_arguments(signature, args, kwargs)
@@ -142,7 +142,7 @@ def capture(
 
 
 def _device_of(model: nn.Module, example: Any) -> torch.device:
-    """Where a model is, going by its first parameter, or else its example."""
+    """Return the device of a model's first tensor, or of its example."""
     for tensor in [*model.parameters(), *model.buffers(), *pytree.tree_leaves(example)]:
         if isinstance(tensor, torch.Tensor):
             return tensor.device
@@ -150,7 +150,7 @@ def _device_of(model: nn.Module, example: Any) -> torch.device:
 
 
 def _make_distinct(leaves: list[Any], device: torch.device) -> list[Any]:
-    """No tensor twice, since uses of the one could not be told from those of the other."""
+    """Copy tensors that are given twice, because the graph could not distinguish their uses."""
     seen: set[int] = set()
     result = []
     for leaf in leaves:
@@ -165,10 +165,10 @@ def _make_distinct(leaves: list[Any], device: torch.device) -> list[Any]:
 
 
 def _export(flat: _Flat, *, dynamic: bool) -> tuple[ExportedProgram, bool]:
-    """Trace, and say whether nothing was assumed about sizes of 0 and 1.
+    """Trace, and return also whether nothing was assumed about sizes of 0 and 1.
 
-    Tracing without that assumption is stricter about broadcasting; where it fails, the assumption
-    is made.
+    Tracing without that assumption is stricter about broadcasting. If it fails, the assumption is
+    made.
     """
     tensors = tuple(leaf for leaf in flat.leaves if isinstance(leaf, torch.Tensor))
     attempts = (True, False) if dynamic else (False,)

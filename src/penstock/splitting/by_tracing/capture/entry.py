@@ -1,8 +1,8 @@
-"""How a traced model is called: its arguments as a list of tensors, and which sizes it takes.
+"""Arguments of a traced model: their conversion to a list of tensors, and the sizes allowed.
 
-Tracing follows one path through the model's code. Where that path depends on a size, or on an
-argument that is no tensor, the graph is right for this path only, and a call that would take
-another one is refused.
+Tracing follows one path through the model's code. If that path depends on a size, or on an
+argument that is not a tensor, the graph is right for this path only. A call that would take
+another path is refused.
 """
 
 import inspect
@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Something that held for the sizes of the example, as an expression of their symbols."""
+    """A condition that held for the sizes of the example, as an expression of their symbols."""
 
     expression: str
     place: str
@@ -39,7 +39,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TracedInput:
-    """One leaf of the arguments: a tensor's sizes, as numbers or expressions; or a constant."""
+    """One leaf of the arguments: a tensor's sizes as numbers or expressions, or a constant."""
 
     name: str
     sizes: tuple[int | str, ...] | None
@@ -57,11 +57,11 @@ class Entry:
     _accepted: set[tuple[torch.Size, ...]] = field(default_factory=set, compare=False)
 
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The tensors among the arguments, in the order of the graph's inputs."""
+        """Return the tensors among the arguments, in the order of the graph's inputs."""
         try:
             named, spec = flatten_arguments(self.signature, args, kwargs)
         except TypeError as error:
-            raise BatchError(f"the model takes {self.signature}: {error}") from error
+            raise BatchError(f"the arguments must fit {self.signature}: {error}") from error
         if spec != self.spec:
             self._refuse_structure([name for name, _ in named])
         tensors = []
@@ -71,7 +71,9 @@ class Entry:
             elif isinstance(value, torch.Tensor):
                 tensors.append(value)
             else:
-                raise BatchError(f"{traced.name} was a tensor in the example, but is {value!r}")
+                raise BatchError(
+                    f"{traced.name} must be a tensor, as in the example (got {value!r})"
+                )
         if not torch.compiler.is_compiling():
             self._check_sizes(tensors)
         return tensors
@@ -109,14 +111,14 @@ class Entry:
 
 
 def pack_spec(spec: pytree.TreeSpec) -> Any:
-    """The structure of a tree as plain data."""
+    """Return the structure of a tree as plain data."""
     if spec.is_leaf():
         return ()
     return spec.type, spec.context, [pack_spec(child) for child in spec.children()]
 
 
 def unpack_spec(data: Any) -> pytree.TreeSpec:
-    """The structure that was made into data."""
+    """Return the structure that `pack_spec` made into data."""
     if not data:
         return pytree.tree_structure(0)
     kind, context, children = data
@@ -126,7 +128,7 @@ def unpack_spec(data: Any) -> pytree.TreeSpec:
 def bind_arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> inspect.BoundArguments:
-    """Arguments in the one form that all ways to pass them have in common."""
+    """Bind arguments to parameters, so that all ways to pass them have one form."""
     bound = signature.bind(*args, **kwargs)
     parameters = signature.parameters
     if not any(
@@ -141,7 +143,7 @@ def bind_arguments(
 def flatten_arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Any]], pytree.TreeSpec]:
-    """The leaves of the arguments with their names, and the tree that they are taken from."""
+    """Return the leaves of the arguments with their names, and their tree."""
     bound = bind_arguments(signature, args, kwargs)
     leaves, spec = pytree.tree_flatten_with_path((bound.args, bound.kwargs))
     positions = _name_positions(signature, len(bound.args))
@@ -173,7 +175,7 @@ def _check_constant(traced: TracedInput, value: Any) -> None:
     if not is_same:
         raise BatchError(
             f"{traced.name} was {traced.example!r} when the model was traced, but is {value!r}; "
-            "what is no tensor is fixed by the example"
+            "trace with an example that has this value, because only tensors may vary"
         )
 
 

@@ -1,4 +1,4 @@
-"""Why a model could not be traced: in which module, at which line, and what works instead."""
+"""Explains why a model could not be traced: the module, the line, and what works instead."""
 
 import traceback
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ __all__ = ["explain_failure", "suggest_layers"]
 
 
 def explain_failure(model: nn.Module, error: BaseException) -> str:
-    """What to tell the user about an error that came up while the model was traced."""
+    """Return the message for an error that was raised while the model was traced."""
     frames = list(_frames(error))
     paths = {id(module): path for path, module in model.named_modules()}
     place = next(
@@ -35,7 +35,7 @@ def explain_failure(model: nn.Module, error: BaseException) -> str:
 
 
 def suggest_layers(model: nn.Module) -> str:
-    """The call that splits a model by its longest list of layers, if it has one."""
+    """Return the call that splits a model by its largest list of layers, as advice."""
     lists = {
         path: module
         for path, module in model.named_modules()
@@ -61,7 +61,7 @@ def _is_module(frame: FrameType, paths: dict[int, str]) -> bool:
 
 
 def _user_line(frames: list[tuple[FrameType, int]]) -> str:
-    """The innermost line that is not in torch itself, as file, number and text."""
+    """Return the innermost line that is not in torch itself, as file, number and text."""
     for frame, number in reversed(frames):
         file = Path(frame.f_code.co_filename)
         if is_user_code(file):
@@ -78,7 +78,7 @@ def _reason(error: BaseException) -> str:
         case DynamicOutputShapeException():
             return "the size of a tensor depends on the values of another"
         case UnsupportedOperatorException():
-            return f"{error.func} says nothing about the shape of its result"
+            return f"{error.func} does not define the shape of its result"
         case _:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -1,8 +1,8 @@
-"""Parts of a traced graph that run without gradients or under autocast.
+"""Regions: parts of a traced graph that run without gradients or under autocast.
 
-`torch.export` makes a nested graph of each such part. Here they become plain nodes of the one
-graph again, each of which knows its regions, so that a cut may go through a region. Whether
-gradients are on is noted while tracing, because export forgets it inside of autocast. A stage's
+`torch.export` makes a nested graph of each region. Here its nodes are moved back into the one
+graph and each node has its regions as metadata, so that a cut may go through a region. Marks in
+the graph say where gradients are switched, because export loses that inside of autocast. A stage's
 graph opens and closes regions:
 
     open_grad_mode(_regions, False)
@@ -24,7 +24,7 @@ __all__ = [
     "OPEN_REGIONS",
     "Autocast",
     "GradMode",
-    "GradModeNotes",
+    "GradModeMarks",
     "OpenRegions",
     "Region",
     "change_regions",
@@ -37,13 +37,13 @@ __all__ = [
 
 
 class GradMode(NamedTuple):
-    """A part that runs with gradients switched on or off."""
+    """A region that runs with gradients switched on or off."""
 
     is_enabled: bool
 
 
 class Autocast(NamedTuple):
-    """A part that runs under autocast, or with autocast switched off."""
+    """A region that runs under autocast, or with autocast switched off."""
 
     device_type: str
     dtype: torch.dtype | None
@@ -54,10 +54,10 @@ class Autocast(NamedTuple):
 Region: TypeAlias = GradMode | Autocast
 OpenRegions: TypeAlias = list[AbstractContextManager[Any]]
 
-# The name of a graph's input that the open regions are kept in.
+# The name of the input of a graph that holds the open regions.
 OPEN_REGIONS = "_regions"
 _KEY = "regions"
-# How many arguments of the nested call say what kind of region it is; the nested graph is next.
+# The number of arguments of the nested call that describe the region; the nested graph follows.
 _REGIONS = {"wrap_with_set_grad_enabled": (None, 1), "wrap_with_autocast": (Autocast, 4)}
 
 torch.library.define("penstock::note_grad_mode", "(bool is_enabled) -> ()")
@@ -69,18 +69,18 @@ def _do_nothing(is_enabled: bool) -> None:  # noqa: ARG001  # the operation's fo
 
 
 torch.library.register_fake("penstock::note_grad_mode", _do_nothing)
-_NOTE = torch.ops.penstock.note_grad_mode.default
-fx.node.has_side_effect(_NOTE)
+_GRAD_MODE_MARK = torch.ops.penstock.note_grad_mode.default
+fx.node.has_side_effect(_GRAD_MODE_MARK)
 
 
 def regions_of(node: fx.Node) -> tuple[Region, ...]:
-    """The regions that a node runs in, from the outermost."""
+    """Return the regions that a node runs in, from the outermost."""
     found: tuple[Region, ...] = node.meta.get(_KEY, ())
     return found
 
 
-class GradModeNotes(TorchFunctionMode):
-    """Notes in a graph that is being traced where gradients are switched on and off."""
+class GradModeMarks(TorchFunctionMode):
+    """Marks where gradients are switched on and off in a graph that is being traced."""
 
     def __torch_function__(
         self,
@@ -91,16 +91,16 @@ class GradModeNotes(TorchFunctionMode):
     ) -> Any:
         """Called in place of every function of torch."""
         if func is set_grad_enabled:
-            _NOTE(bool(args[0]))
+            _GRAD_MODE_MARK(bool(args[0]))
         return func(*args, **(kwargs or {}))
 
 
 def inline_regions(module: fx.GraphModule) -> None:
-    """Replace the nested graphs of regions by their nodes, and notes by regions."""
+    """Replace the nested graphs of regions by their nodes, and marks by regions."""
     _inline_all(module)
     is_enabled = True
     for node in list(module.graph.nodes):
-        if node.target is _NOTE:
+        if node.target is _GRAD_MODE_MARK:
             is_enabled = node.args[0]
             module.graph.erase_node(node)
         elif not is_enabled:
@@ -145,7 +145,7 @@ def _inline(
 def change_regions(
     old: tuple[Region, ...], new: tuple[Region, ...]
 ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
-    """The calls, as function and arguments, that lead from some open regions to others."""
+    """Yield the calls, as function and arguments, that lead from open regions to others."""
     same = 0
     while same < min(len(old), len(new)) and old[same] == new[same]:
         same += 1
@@ -160,7 +160,7 @@ def change_regions(
 
 
 def open_grad_mode(regions: OpenRegions, is_enabled: bool) -> None:
-    """Begin a part that runs with gradients switched on or off."""
+    """Begin a region that runs with gradients switched on or off."""
     _open(regions, torch.enable_grad() if is_enabled else torch.no_grad())
 
 
@@ -171,12 +171,12 @@ def open_autocast(
     is_enabled: bool,
     caches: bool | None,
 ) -> None:
-    """Begin a part that runs under autocast, or with autocast switched off."""
+    """Begin a region that runs under autocast, or with autocast switched off."""
     _open(regions, torch.autocast(device_type, dtype, is_enabled, caches))
 
 
 def close_region(regions: OpenRegions) -> None:
-    """End the part that was begun last."""
+    """End the region that was begun last."""
     regions.pop().__exit__(None, None, None)
 
 

@@ -1,4 +1,4 @@
-"""What tracing found out about the sizes of a model's inputs."""
+"""Sizes of a traced model's inputs, and the conditions that they must meet."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ __all__ = ["describe_inputs", "find_rules", "hint_of"]
 def describe_inputs(
     leaves: Sequence[tuple[str, Any]], nodes: Sequence[fx.Node]
 ) -> tuple[TracedInput, ...]:
-    """Each leaf of the arguments, with the sizes that the trace has given to it."""
+    """Return each leaf of the arguments, with its sizes in the trace."""
     remaining = iter(nodes)
     result = []
     for name, leaf in leaves:
@@ -32,11 +32,10 @@ def describe_inputs(
 
 
 def find_rules(nodes: Sequence[fx.Node], *, is_oblivious: bool) -> tuple[Rule, ...]:
-    """What must hold for the sizes of these inputs, so that the traced path is the right one.
+    """Return the conditions on the sizes of these inputs under which the traced path is right.
 
-    That sizes are equal is asked for always. That they are not, or are larger than something, only
-    where the model's own code asks for it: what kernels choose by size, they choose again in
-    every call.
+    Equality of sizes is always required. Other conditions are required only if they come from the
+    model's own code, because kernels that choose by size choose again in every call.
     """
     symbols = {
         size.node.expr
@@ -56,7 +55,7 @@ def find_rules(nodes: Sequence[fx.Node], *, is_oblivious: bool) -> tuple[Rule, .
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """A size in the example."""
+    """Return the size that the example has."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return 1 if hint is None else int(hint)

@@ -1,6 +1,6 @@
-"""The graph that `torch.export` gives, with parameters and buffers as attributes of the model.
+"""Converts the graph of `torch.export`, in which parameters are inputs, to one with attributes.
 
-Exported, they are inputs of the graph, and the model is a part of a larger one: `model.`.
+The exported model is a part of a larger one, so its names begin with `model.`.
 """
 
 import re
@@ -82,7 +82,7 @@ def _find_tensor(
 
 
 def _tidy(graph: fx.Graph) -> None:
-    """Note for each node where in the model it is; drop what nobody uses."""
+    """Add to each node the modules that it was traced in; drop unused nodes."""
     for node in reversed(list(graph.nodes)):
         stack = node.meta.get("nn_module_stack") or {}
         paths = (str(path) for path, *_ in stack.values())
@@ -97,6 +97,6 @@ def _tidy(graph: fx.Graph) -> None:
 
 
 def module_paths(node: fx.Node) -> tuple[str, ...]:
-    """The modules that a node was traced in, from the outermost."""
+    """Return the modules that a node was traced in, from the outermost."""
     paths: tuple[str, ...] = node.meta.get(_PATHS, ())
     return paths

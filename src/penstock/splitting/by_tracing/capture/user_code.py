@@ -1,4 +1,4 @@
-"""Which lines of a trace belong to the user's model, rather than to torch or to tracing itself."""
+"""Distinguishes lines of the user's model from lines of torch and of tracing itself."""
 
 from pathlib import Path
 
@@ -12,6 +12,6 @@ _TRACING = Path(__file__).parent
 
 
 def is_user_code(file: Path) -> bool:
-    """Whether a file is part of a model; torch's own modules are."""
+    """Return whether a file is part of a model; torch's own modules are."""
     is_inside_torch = file.is_relative_to(_TORCH) and not file.is_relative_to(_TORCH_MODULES)
     return not is_inside_torch and not file.is_relative_to(_TRACING)

@@ -1,8 +1,8 @@
-"""Which stage each node of a traced graph goes to, when the graph is cut before given nodes.
+"""Assigns each node of a traced graph to a stage, when the graph is cut before given nodes.
 
-Most go by their place in the graph. Three kinds do not: one of several results and the size of
-a tensor belong to what they are taken from; what a model leaves in a buffer at its end belongs to
-the stage that made it.
+Most nodes are assigned by their position. Three kinds are not: one of several results, and the
+size of a tensor, go with what they are taken from; a write to a buffer at the end of the model
+goes to the stage that has computed the value.
 """
 
 import operator
@@ -19,18 +19,18 @@ __all__ = ["assign_stages", "is_scalar", "is_work"]
 
 
 def is_scalar(node: fx.Node) -> bool:
-    """Whether a node is a number that is worked out from sizes."""
+    """Return whether a node is a number that is computed from sizes."""
     return isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat)
 
 
 def is_work(node: fx.Node) -> bool:
-    """Whether a node is something for a stage to do."""
+    """Return whether a node computes something."""
     is_call = node.op in ("call_function", "call_module", "call_method")
     return is_call and not is_mark(node) and not is_scalar(node) and not _is_part_of(node)
 
 
 def _is_part_of(node: fx.Node) -> bool:
-    """Whether a node takes one of several results out of what another has made."""
+    """Return whether a node takes one of several results of another node."""
     return node.target is operator.getitem and not isinstance(
         node.all_input_nodes[0].meta.get("val"), torch.Tensor
     )
@@ -41,7 +41,7 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def assign_stages(graph: fx.Graph, starts: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """The stage of every node but attributes, where a new stage begins at each of `starts`."""
+    """Return the stage of every node but attributes; a new stage begins at each of `starts`."""
     stages: dict[fx.Node, int] = {}
     stage = 0
     for node in graph.nodes:
@@ -60,7 +60,7 @@ def assign_stages(graph: fx.Graph, starts: Collection[fx.Node]) -> dict[fx.Node,
 
 
 def _written_back(node: fx.Node) -> fx.Node | None:
-    """What is copied into a buffer at the end of the model, which may be done before."""
+    """Return what a node copies into a buffer at the end of the model, or None for other nodes."""
     if node.target is not torch.ops.aten.copy_.default or node.users:
         return None
     buffer, value = node.all_input_nodes[0], node.all_input_nodes[-1]
@@ -72,7 +72,7 @@ def _written_back(node: fx.Node) -> fx.Node | None:
 
 
 def _earliest(node: fx.Node, value: fx.Node, stages: dict[fx.Node, int]) -> int:
-    """The first stage that has the value and after which nobody reads the buffer."""
+    """Return the first stage that has the value and after which no stage reads the buffer."""
     readers = (stages[user] for user in node.all_input_nodes[0].users if user is not node)
     return max(stages[value], *readers, 0)
 
@@ -85,7 +85,7 @@ def _refuse_idle(graph: fx.Graph, starts: Collection[fx.Node], stages: dict[fx.N
             sides = list(_sides(ordered, stage))
             raise ModelError(
                 f"stage {stage} of {len(ordered) + 1} has nothing to do: it would be "
-                f"{' and '.join(sides)}; leave one of the marks out"
+                f"{' and '.join(sides)}; remove one of the marks"
             )
 
 

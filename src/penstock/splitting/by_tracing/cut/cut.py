@@ -1,4 +1,4 @@
-"""A traced graph, cut into one graph for each stage."""
+"""Cuts a traced graph into one graph for each stage."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from penstock.splitting.by_tracing.capture.regions import (
 )
 from penstock.splitting.by_tracing.cut.assignment import assign_stages, is_scalar
 from penstock.splitting.by_tracing.cut.routes import Routes, find_routes, find_size
-from penstock.splitting.by_tracing.cut.state_owners import StateOwners, find_holdings
+from penstock.splitting.by_tracing.cut.state_owners import StateOwners, find_owners
 from penstock.splitting.by_tracing.cut.storage import written_arguments
 from penstock.splitting.marks import is_mark
 
@@ -27,10 +27,10 @@ __all__ = ["Cut", "cut_graph", "route"]
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The graph of each stage, what each holds, and which feeds which."""
+    """The graph of each stage, the owners of its state, and the dataflow."""
 
     graphs: tuple[fx.Graph, ...]
-    holdings: StateOwners
+    owners: StateOwners
     dataflow: Dataflow
 
 
@@ -48,9 +48,9 @@ def cut_graph(
     transmitted = _shared_parameters(capture, stages) if shared == "transmit" else []
     routes = find_routes(graph, stages, num_stages, transmitted)
     home = {node: routes.home[node] for node in routes.attributes}
-    holdings = find_holdings(capture.model, graph, stages, num_stages, home)
-    builders = [_Builder(stage, stages, routes, holdings) for stage in range(num_stages)]
-    return Cut(tuple(b.build(graph) for b in builders), holdings, routes.dataflow)
+    owners = find_owners(capture.model, graph, stages, num_stages, home)
+    builders = [_Builder(stage, stages, routes, owners) for stage in range(num_stages)]
+    return Cut(tuple(b.build(graph) for b in builders), owners, routes.dataflow)
 
 
 def _shared_parameters(capture: Capture, stages: Mapping[fx.Node, int]) -> list[fx.Node]:
@@ -65,18 +65,18 @@ def _shared_parameters(capture: Capture, stages: Mapping[fx.Node, int]) -> list[
 
 
 def route(consumers: tuple[int, ...], payloads: tuple[Any, ...]) -> Routed:
-    """What a stage returns that has something different for each stage that it feeds."""
+    """Return the output of a stage that has something different for each stage that it feeds."""
     return Routed(dict(zip(consumers, payloads, strict=True)))
 
 
 @dataclass(eq=False)
 class _Builder:
-    """Writes the graph of one stage."""
+    """Builds the graph of one stage."""
 
     stage: int
     stages: Mapping[fx.Node, int]
     routes: Routes
-    holdings: StateOwners
+    owners: StateOwners
     graph: fx.Graph = field(default_factory=fx.Graph)
     made: dict[fx.Node, fx.Node] = field(default_factory=dict)
     attributes: dict[str, fx.Node] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class _Builder:
     regions: fx.Node | None = None
 
     def build(self, whole: fx.Graph) -> fx.Graph:
-        """The graph of this stage out of that of the whole model."""
+        """Return the graph of this stage, from that of the whole model."""
         own = [node for node in whole.nodes if self.stages.get(node) == self.stage]
         if any(regions_of(node) for node in own):
             self.regions = self.graph.placeholder(OPEN_REGIONS)
@@ -124,7 +124,7 @@ class _Builder:
         return lambda value: self._take(value, user)
 
     def _take(self, value: fx.Node, user: fx.Node) -> fx.Node:
-        """A value of the whole graph in this stage's."""
+        """Return the node of this stage's graph for a value of the whole graph."""
         if value in self.made:
             return self.made[value]
         if value.op == "get_attr":
@@ -138,20 +138,20 @@ class _Builder:
         return self.made[value]
 
     def _attribute(self, node: fx.Node, user: fx.Node) -> fx.Node:
-        name = self.holdings.used_as.get((node, user)) or self._any_name(node)
+        name = self.owners.used_as.get((node, user)) or self._any_name(node)
         if name not in self.attributes:
             made = self.graph.create_node("get_attr", name)
             self.attributes[name] = self._note(made, node)
         return self.attributes[name]
 
     def _any_name(self, node: fx.Node) -> str:
-        used_as = self.holdings.used_as
+        used_as = self.owners.used_as
         users = (user for user in node.users if self.stages[user] == self.stage)
         names = (used_as[node, user] for user in users if (node, user) in used_as)
         return next(names, str(node.target))
 
     def _rebuild(self, value: fx.Node) -> fx.Node:
-        """A view, made again from the value whose memory it shares."""
+        """Make a view again from the value whose memory it shares."""
         written = list(written_arguments(value))
         if written:
             return self._take(written[0], value)
@@ -164,7 +164,7 @@ class _Builder:
         return self._note(self.graph.node_copy(value, self._taker(value)), value)
 
     def _recompute(self, value: fx.Node) -> fx.Node:
-        """A number, from the sizes of what is here."""
+        """Compute a number again from the sizes of tensors on this stage."""
         found = find_size(value, self.made)
         if found is None:
             return self._note(self.graph.node_copy(value, self._taker(value)), value)
@@ -173,18 +173,18 @@ class _Builder:
         return self._note(self.graph.call_function(size, (self.made[tensor], dimension)), value)
 
     def _linear_layer(self, node: fx.Node) -> str | None:
-        """The path of the plain linear layer whose whole work a node is, if it is one."""
+        """Return the path of the linear layer that a node is all of, or None."""
         if node.target is not torch.ops.aten.linear.default or node.kwargs:
             return None
         _, weight, bias = (*node.args, None)[:3]
         if not isinstance(weight, fx.Node):
             return None
-        path, _, attribute = self.holdings.used_as.get((weight, node), "").rpartition(".")
-        if attribute != "weight" or not self.holdings.is_own(self.stage, path):
+        path, _, attribute = self.owners.used_as.get((weight, node), "").rpartition(".")
+        if attribute != "weight" or not self.owners.is_own(self.stage, path):
             return None
-        layer = self.holdings.model.get_submodule(path)
+        layer = self.owners.model.get_submodule(path)
         name = f"{path}.bias" if getattr(layer, "bias", None) is not None else None
-        found = self.holdings.used_as.get((bias, node)) if isinstance(bias, fx.Node) else None
+        found = self.owners.used_as.get((bias, node)) if isinstance(bias, fx.Node) else None
         is_same = found == name and (bias is None) == (name is None)
         return path if _is_plain(layer) and is_same else None
 
@@ -220,7 +220,7 @@ def _input_name(node: fx.Node) -> str:
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether calling a module does what `nn.Linear` does, and nothing besides."""
+    """Return whether a module is an `nn.Linear` without hooks or another forward."""
     hooks = (
         layer._forward_hooks,
         layer._forward_pre_hooks,

@@ -1,8 +1,7 @@
-"""Where a traced graph is narrow, and how much work lies between such places.
+"""Pieces of a traced graph, between the places where a cut would send the fewest bytes.
 
-The graph is a long row of nodes. At each place in it some values are alive: made before, used
-after. A cut there would send them. Pieces are what lies between the places where the fewest bytes
-are alive, in comparison with places near by.
+At each place between two nodes some values are alive: computed before it, used after it. A cut
+there would send them. Pieces begin where fewer bytes are alive than at all places nearby.
 """
 
 from bisect import bisect_left, bisect_right
@@ -23,17 +22,17 @@ from penstock.splitting.by_tracing.cut.work import bytes_of, count_moved_bytes, 
 
 __all__ = ["GraphPiece", "estimate_work", "graph_pieces", "group_pieces"]
 
-# Places are compared within so many stages' shares of the work, to each side: the widest of these
-# windows that lets the heaviest stage be nearly as light as cuts anywhere would.
+# How far to each side places are compared, in shares of the work of one stage. The widest window
+# is used for which the heaviest stage is nearly as light as with cuts anywhere.
 _WINDOWS = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 0)
 _NEARLY = 1.15
-# How many operations take the time of moving one byte; of modern devices the order is right.
+# How many operations take as long as moving one byte, roughly, on modern devices.
 _OPERATIONS_PER_BYTE = 64
 
 
 @dataclass(frozen=True, eq=False)
 class GraphPiece:
-    """A stretch of a traced graph: the module that it begins in, its work, what enters it."""
+    """A contiguous part of a traced graph: the module that it begins in, its work, its input."""
 
     name: str
     start: fx.Node
@@ -44,7 +43,7 @@ class GraphPiece:
 
 
 def estimate_work(piece: GraphPiece) -> float:
-    """Work as operations of matrix products, and bytes of everything that is read and written."""
+    """Return the work of a piece: operations of matrix products, and bytes read and written."""
     return float(_weigh(piece.operations, piece.moved_bytes))
 
 
@@ -53,7 +52,7 @@ def _weigh(operations: int, moved_bytes: int) -> int:
 
 
 def graph_pieces(capture: Capture, stages: int) -> tuple[GraphPiece, ...]:
-    """The pieces of a traced model, fine enough to make this many stages."""
+    """Return the pieces of a traced model, small enough to make this many stages."""
     nodes = [node for node in capture.module.graph.nodes if node.op not in ("get_attr", "output")]
     alive = _alive_bytes(nodes)
     work = [
@@ -70,11 +69,11 @@ def graph_pieces(capture: Capture, stages: int) -> tuple[GraphPiece, ...]:
 def group_pieces(
     pieces: Sequence[GraphPiece], weigh: Callable[[GraphPiece], float], stages: int
 ) -> list[fx.Node]:
-    """Where each stage but the first begins, so that the heaviest is as light as can be."""
+    """Return where stages but the first begin, so that the heaviest is as light as possible."""
     if not 1 <= stages <= len(pieces):
         raise SizeError(
-            f"the traced model can be cut into 1 to {len(pieces)} stages (stages: {stages}); "
-            "mark the places yourself to cut it finer"
+            f"stages must be 1 to {len(pieces)} for this traced model (got {stages}); mark the "
+            "places yourself to cut it finer"
         )
     weighed = [Piece.of_weight(piece.name, weigh(piece)) for piece in pieces]
     cuts = partition(weighed, Placement.loop(ranks=stages)).cuts
@@ -84,7 +83,7 @@ def group_pieces(
 def _find_places(
     alive: Sequence[int], work: Sequence[int], begins: Sequence[int], stages: int
 ) -> list[int]:
-    """Where pieces begin, as far apart as the number of stages allows."""
+    """Return where pieces begin, as far apart as the number of stages allows."""
     done = [0, *accumulate(work)]
     windows = (window * done[-1] / stages for window in _WINDOWS)
     tries = [list(_narrow_places(alive, done, begins, window)) for window in windows]
@@ -99,7 +98,7 @@ def _find_places(
 
 
 def _heaviest_stage(totals: Sequence[int], stages: int) -> int:
-    """The least that the heaviest of so many stages can weigh, by halving."""
+    """Return the smallest possible weight of the heaviest stage, by bisection."""
     low, high = 0, totals[-1] - totals[0]
     while low < high:
         middle = (low + high) // 2
@@ -113,7 +112,7 @@ def _heaviest_stage(totals: Sequence[int], stages: int) -> int:
 def _narrow_places(
     alive: Sequence[int], done: Sequence[int], begins: Sequence[int], window: float
 ) -> Iterator[int]:
-    """The first place, and those with the fewest bytes alive of all within a window of work."""
+    """Yield the first place, and those with the fewest bytes alive within a window of work."""
     positions = [done[place] for place in begins]
     last = -1
     for index, (place, position) in enumerate(zip(begins, positions, strict=True)):
@@ -126,7 +125,7 @@ def _narrow_places(
 
 
 def _alive_bytes(nodes: Sequence[fx.Node]) -> list[int]:
-    """For each place before a node, the bytes that were made before it and are used after."""
+    """Return the bytes alive at each place before a node."""
     order = {node: position for position, node in enumerate(nodes)}
     changes = [0] * (len(nodes) + 1)
     for node, position in order.items():

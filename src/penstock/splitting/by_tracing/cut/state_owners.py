@@ -1,7 +1,7 @@
-"""Which stage holds which parameters and buffers, and under which of their names.
+"""Owners of parameters and buffers: the stages that hold them, and the names used there.
 
-A stage holds what its nodes use. A parameter with several names is held under the name of the
-module that uses it there. What no node uses goes with its neighbours in the model.
+A stage holds what its nodes use. A parameter with several names has the name of the module that
+uses it there. What no node uses is held where its neighbours in the model are.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from penstock.splitting.by_tracing.capture.traced_graph import module_paths, tensors_by_name
 
-__all__ = ["StateOwners", "find_holdings", "hold"]
+__all__ = ["StateOwners", "add_state", "find_owners"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class StateOwners:
     used_as: Mapping[tuple[fx.Node, fx.Node], str]
 
     def is_own(self, stage: int, path: str) -> bool:
-        """Whether a module without children has all its tensors in this stage, and in no other."""
+        """Return whether a module without children has all its tensors in this stage only."""
         module = self.model.get_submodule(path)
         names = _names_inside(path, module)
         others = (held for other, held in enumerate(self.names) if other != stage)
@@ -41,14 +41,14 @@ def _names_inside(path: str, module: nn.Module) -> set[str]:
     return {f"{path}.{name}" for name, tensor in tensors.items() if tensor is not None}
 
 
-def find_holdings(
+def find_owners(
     model: nn.Module,
     graph: fx.Graph,
     stages: Mapping[fx.Node, int],
     num_stages: int,
     home: Mapping[fx.Node, int],
 ) -> StateOwners:
-    """Who holds what; attributes that have a `home` stay there and are sent to other stages."""
+    """Find the owners; attributes that have a `home` stay there and are sent to other stages."""
     tensors = tensors_by_name(model)
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
@@ -79,7 +79,7 @@ def _choose_name(names: list[str], default: str, user: fx.Node) -> str:
 def _place_rest(
     tensors: Mapping[str, torch.Tensor], names: Mapping[int, list[str]], held: list[set[str]]
 ) -> None:
-    """Give each name that no node has used to the stage of its tensor, or of its neighbours."""
+    """Assign each unused name to the stage of its tensor, or of its neighbours."""
     used = sorted((name, stage) for stage, found in enumerate(held) for name in found)
     known = {name for name, _ in used}
     for name, tensor in tensors.items():
@@ -100,16 +100,16 @@ def _shared_path(one: str, other: str) -> int:
     return count
 
 
-def hold(holder: nn.Module, holdings: StateOwners, stage: int) -> None:
-    """Put what a stage holds into a module, under the names that it has in the model.
+def add_state(holder: nn.Module, owners: StateOwners, stage: int) -> None:
+    """Add the state that a stage holds to a module, under the model's own names.
 
-    A module without children that is all the stage's own is taken as it is, so that it can be
-    called, initialised and recognised; of others only the tensors are.
+    A module without children that only this stage uses is added as a whole, so that it can be
+    called, initialised and recognised. Of other modules only the tensors are added.
     """
-    for name in sorted(holdings.names[stage]):
+    for name in sorted(owners.names[stage]):
         path, _, attribute = name.rpartition(".")
-        owner = holdings.model.get_submodule(path)
-        if holdings.is_own(stage, path):
+        owner = owners.model.get_submodule(path)
+        if owners.is_own(stage, path):
             parent, _, last = path.rpartition(".")
             _container(holder, parent.split("."))._modules.setdefault(last, owner)
         else:

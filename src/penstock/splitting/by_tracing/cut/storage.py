@@ -1,8 +1,8 @@
-"""Which nodes of a traced graph share memory, and where that memory is written to.
+"""Nodes of a traced graph that share memory, and the nodes that write to it.
 
-Values that share memory cannot cross a cut one by one if it is written to behind the cut: the
-write to one would not be seen in the other. Then only the first of them crosses, and the others
-are made again from it, as views.
+Values that share memory cannot be sent separately if a later stage writes to it: a write to one
+would not change the other. Then only the first of them is sent, and the others are made again from
+it, as views.
 """
 
 from collections.abc import Iterator
@@ -31,12 +31,12 @@ class Storage:
 
 
 def is_write(node: fx.Node) -> bool:
-    """Whether a node writes to memory that it was given."""
+    """Return whether a node writes to one of its arguments."""
     return any(True for _ in written_arguments(node))
 
 
 def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
-    """The arguments that a node writes to."""
+    """Yield the arguments that a node writes to."""
     if not isinstance(node.target, OpOverload):
         return
     for position, argument in enumerate(node.target._schema.arguments):
@@ -53,14 +53,14 @@ def written_arguments(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _running_statistics(node: fx.Node) -> Iterator[fx.Node]:
-    """Normalisation in training writes to its statistics, without its schema saying so."""
+    """Yield the statistics that normalisation writes to in training; its schema omits them."""
     packet = getattr(node.target, "overloadpacket", None)
     if packet in (torch.ops.aten.batch_norm, torch.ops.aten.instance_norm) and node.args[5]:
         yield from (argument for argument in node.args[3:5] if isinstance(argument, fx.Node))
 
 
 def find_storages(graph: fx.Graph) -> dict[fx.Node, Storage]:
-    """For each node with memory that is written to, all that share it."""
+    """Return the storage of each node whose memory is written to."""
     members: dict[int, list[fx.Node]] = {}
     writers: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:

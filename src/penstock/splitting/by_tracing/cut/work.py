@@ -1,6 +1,6 @@
-"""How much work a node of a traced graph is, by the sizes of the example.
+"""Estimates of the work of a node of a traced graph, with the sizes of the example.
 
-It is an estimate from shapes alone, so that every rank comes to the same one.
+They depend on shapes alone, so that every rank gets the same ones.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ __all__ = ["bytes_of", "count_moved_bytes", "count_operations"]
 
 
 def bytes_of(value: Any) -> int:
-    """The size of a traced tensor, with the sizes of the example; 0 for anything else."""
+    """Return the bytes of a traced tensor, with the sizes of the example; 0 for other values."""
     if not isinstance(value, torch.Tensor):
         return 0
     return _numel(value) * value.element_size()
@@ -30,7 +30,7 @@ def _numel(value: torch.Tensor) -> int:
 
 
 def count_moved_bytes(node: fx.Node) -> int:
-    """What an operation reads and writes; views move nothing."""
+    """Return the bytes that an operation reads and writes; 0 for a view."""
     if not is_work(node) or _is_view(node):
         return 0
     return sum(bytes_of(one.meta.get("val")) for one in (node, *node.all_input_nodes))
@@ -49,7 +49,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def count_operations(node: fx.Node) -> int:
-    """Multiplications and additions of what is a product of matrices at heart."""
+    """Return the multiplications and additions of a matrix product; 0 for other operations."""
     packet = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
     values = [one.meta.get("val") for one in node.all_input_nodes]
     shapes = [[hint_of(s) for s in v.shape] for v in values if isinstance(v, torch.Tensor)]

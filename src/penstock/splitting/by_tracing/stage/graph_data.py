@@ -1,4 +1,4 @@
-"""A graph as plain data, which can be pickled and copied, and back."""
+"""Graphs as plain data, which can be pickled and copied."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -11,13 +11,13 @@ from penstock.torch_private import HigherOrderOperator, OpOverload
 
 __all__ = ["GraphData", "pack_graph", "unpack_graph"]
 
-# What is kept of what is known about a node: the line of the model that it comes from.
+# The only metadata of a node that is kept: the line of the model that it comes from.
 _KEPT = "stack_trace"
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """A node, by its place in the graph."""
+    """A node, by its position in the graph."""
 
     position: int
 
@@ -47,7 +47,7 @@ class GraphData:
 
 
 def pack_graph(graph: fx.Graph) -> GraphData:
-    """A graph as data."""
+    """Return a graph as data."""
     positions = {node: _Reference(position) for position, node in enumerate(graph.nodes)}
     return GraphData(
         tuple(
@@ -65,7 +65,7 @@ def pack_graph(graph: fx.Graph) -> GraphData:
 
 
 def unpack_graph(data: GraphData) -> fx.Graph:
-    """The graph that was made into data."""
+    """Return the graph that `pack_graph` made into data."""
     graph = fx.Graph()
     nodes: dict[_Reference, fx.Node] = {}
     for position, one in enumerate(data.nodes):

@@ -1,4 +1,4 @@
-"""A stage that runs a graph, with the model's own parameters and buffers under their own names."""
+"""Stages of a traced model: each runs a graph, with parameters and buffers of the model."""
 
 import inspect
 from collections.abc import Callable
@@ -21,11 +21,11 @@ __all__ = ["GraphStage", "Program", "check_names"]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """What a stage runs: a graph, what leads into it and what becomes of its outputs.
+    """What a stage runs: a graph, how its inputs are made, and the tree of its outputs.
 
     The first stage has an `entry`, the last one an `output_spec`. `constants` are tensors that the
-    model made itself. Those on the device of tracing, the `origin`, follow the stage to other
-    devices, and so do operations that make tensors.
+    model made itself. Those on the device of tracing, the `origin`, move with the stage, and so do
+    operations that make tensors.
     """
 
     graph: fx.Graph
@@ -46,10 +46,9 @@ class Program:
 
 
 class GraphStage(nn.Module):
-    """Runs one stage's part of a traced model; called as the model is if it is the first stage.
+    """A stage of a traced model; the first one is called like the model.
 
-    It can be printed, copied, pickled and moved like any module. Its `graph` is that of the code
-    that it runs.
+    It can be printed, copied, pickled and moved like any module. Its `graph` is what it runs.
     """
 
     def __init__(self, program: Program) -> None:
@@ -78,11 +77,11 @@ class GraphStage(nn.Module):
 
     @property
     def graph(self) -> fx.Graph:
-        """What this stage runs."""
+        """The graph that this stage runs."""
         return self._program.graph
 
     def print_readable(self, print_output: bool = True) -> str:
-        """The code of this stage, with the lines of the model that it comes from."""
+        """Return the code of this stage, with the lines of the model that it comes from."""
         return str(fx.GraphModule(self, self.graph).print_readable(print_output=print_output))
 
     def _execute(self, values: list[Any]) -> Any:
@@ -97,12 +96,12 @@ class GraphStage(nn.Module):
                 regions.pop().__exit__(None, None, None)
 
     def _finish(self, output: Any) -> Any:
-        """What the stage returns: what goes on to other stages, or the model's own tree."""
+        """Return the output: values for other stages, or the model's own tree."""
         spec = self._program.output_spec
         return output if spec is None else pytree.tree_unflatten(list(output), spec)
 
     def _enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The graph's inputs, out of the arguments of the model."""
+        """Return the graph's inputs from the arguments of the model."""
         assert self._program.entry is not None
         return list(self._program.entry.take(args, kwargs))
 
@@ -125,7 +124,7 @@ class GraphStage(nn.Module):
 
 
 def _forward_like(entry: Entry | None) -> Callable[..., Any]:
-    """A `forward` that takes what the model takes, or what comes from other stages."""
+    """Return a `forward` with the model's signature, or one for values of other stages."""
     if entry is None:
         return _forward
 
@@ -157,7 +156,7 @@ def _compile(graph: fx.Graph) -> Callable[..., Any]:
 
 
 def _move(program: Program, device: torch.device) -> Program:
-    """The same program for another device."""
+    """Return the same program for another device."""
     old = program.device
     graph = unpack_graph(pack_graph(program.graph))
     for node in graph.nodes:
@@ -184,11 +183,11 @@ def _replace(value: Any, old: torch.device, new: torch.device) -> Any:
 
 
 def check_names(model: nn.Module) -> None:
-    """Refuse a model whose own names are those of a graph's module."""
+    """Raise if the model uses a name that a stage needs for itself."""
     own = {name.split(".")[0] for name, _ in [*model.named_parameters(), *model.named_buffers()]}
     taken = own & ({*vars(GraphStage), *dir(fx.GraphModule)} | {"graph"})
     if taken:
         raise ModelError(
-            f"the model calls a part of itself {', '.join(sorted(taken))}, which a traced stage "
-            "has a use for; rename it, or split the model by layers"
+            f"the model calls a part of itself {', '.join(sorted(taken))}, which is a name that a "
+            "traced stage uses; rename it, or split the model by layers"
         )

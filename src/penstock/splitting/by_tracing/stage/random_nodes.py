@@ -1,4 +1,4 @@
-"""Which nodes of a traced graph draw random numbers, and a graph that tells of each of them."""
+"""Nodes of a traced graph that draw random numbers, and a graph that announces each of them."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ __all__ = ["announce_random_nodes", "is_random"]
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, or may do so in a graph that is nested in it."""
+    """Return whether a node draws random numbers, or may do so in a nested graph."""
     if isinstance(node.target, HigherOrderOperator):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -21,14 +21,14 @@ def is_random(node: fx.Node) -> bool:
 def announce_random_nodes(
     graph: fx.Graph, enter: Callable[[str], None], leave: Callable[[str], None]
 ) -> fx.Graph:
-    """A copy of a graph that calls `enter` before each random node and `leave` after it.
+    """Return a copy of a graph that calls `enter` before each random node and `leave` after it.
 
-    They get the node's name, which it has from the trace of the whole model, however it is cut.
+    They get the node's name in the trace of the whole model, which does not depend on the cut.
     """
-    told = unpack_graph(pack_graph(graph))
-    for node in [node for node in told.nodes if is_random(node)]:
-        with told.inserting_before(node):
-            told.call_function(enter, (node.name,))
-        with told.inserting_after(node):
-            told.call_function(leave, (node.name,))
-    return told
+    announced = unpack_graph(pack_graph(graph))
+    for node in [node for node in announced.nodes if is_random(node)]:
+        with announced.inserting_before(node):
+            announced.call_function(enter, (node.name,))
+        with announced.inserting_after(node):
+            announced.call_function(leave, (node.name,))
+    return announced
