@@ -95,8 +95,8 @@ def _sizes(model: nn.Module, positions: Sequence[int]) -> list[int]:
     """Return how many children of a Sequential are between these positions."""
     if not isinstance(model, nn.Sequential):
         raise ArgumentError(
-            f"at with numbers needs an nn.Sequential (got {type(model).__name__}); give layers, or "
-            "module paths with SplitPoint.BEGINNING or SplitPoint.END"
+            f"at with numbers needs an nn.Sequential (got {type(model).__name__}); give layers "
+            "or module paths with SplitPoint.BEGINNING or SplitPoint.END"
         )
     bounds = [0, *positions, len(model)]
     if any(start >= end for start, end in pairwise(bounds)):
