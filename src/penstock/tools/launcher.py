@@ -28,9 +28,9 @@ from typing import Any, Self, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from penstock.errors import PenstockError, PipelineError
+from penstock.torch_private import PrefixStore, Store, TCPStore
 
 __all__ = [
     "Answered",
