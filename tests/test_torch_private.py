@@ -371,7 +371,7 @@ def test_names_of_the_compiler_exist(name: str) -> None:
     assert getattr(torch_private, name) is not None
 
 
-def test_a_name_that_we_do_not_use_is_no_attribute() -> None:
+def test_unknown_names_raise_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'something_else'"):
         _ = torch_private.something_else
 
