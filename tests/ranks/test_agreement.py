@@ -205,7 +205,7 @@ def fail_to_build(rank: int) -> list[str]:
         {"microbatches": None},
         {"stages": {7: stages[0]}},
         {"stages": 3},
-        {"cuda_graphs": True},
+        {"options": ps.RunOptions(cuda_graphs=True)},
     ]
     tied = [("0.weight", "1.wait")]
     messages = []
