@@ -210,12 +210,18 @@ def test_loss_added_in_a_stage_is_included() -> None:
         ("remembers", ["gradients", "loss"]),
         ("drops_out", ["gradients", "loss"]),
         ("hoards", ["peak activations"]),
-        ("takes_roots", ["gradients", "loss"]),
     ],
 )
 def test_model_that_cannot_be_split_exits_with_one(model: str, expected: list[str]) -> None:
     result = run("1F1B", *SIZE, "--model", f"river_models:{model}", "--json")
     assert (result.exit_code, failed(result)) == (1, expected)
+
+
+@pytest.mark.usefixtures("folder")
+def test_loss_that_microbatches_do_not_add_up_to_is_refused() -> None:
+    result = run("1F1B", *SIZE, "--model", "river_models:takes_roots")
+    assert result.exit_code == 2
+    assert "compares rows with each other cannot be split" in result.stderr
 
 
 def test_weights_finished_by_i_are_named(folder: Path) -> None:
