@@ -1,7 +1,6 @@
 """Phrases that read like a translation, found in code, tests and the design page.
 
-The project is written in the English of a good engineer. Every phrase here comes with a better one. Run
-one room with `pytest tests/test_words.py -k view`.
+Every phrase here comes with a better one. Run one room with `pytest tests/test_words.py -k view`.
 """
 
 import ast

@@ -9,7 +9,7 @@ from penstock.step.activation_checkpointing import CheckpointedModule
 
 
 class Normalize(nn.Module):
-    """Writes to what it is given, if it is told to."""
+    """Writes to what it is given, if asked to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +58,6 @@ def test_a_module_that_begins_to_write_later_is_taken_care_of_from_the_next_step
     module.writes = False
     checkpointed.run((x,), {"scale": scale})
     module.writes = True
-    with pytest.raises(PipelineError, match="did not do so in its first microbatch"):
+    with pytest.raises(PipelineError, match="from its first microbatch on, or never"):
         checkpointed.run((x,), {"scale": scale})
     checkpointed.run((x,), {"scale": scale})

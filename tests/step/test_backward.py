@@ -366,14 +366,14 @@ def test_a_stage_says_whether_it_can_be_split() -> None:
 
 
 def _live_widths(rows: int) -> Counter[int]:
-    """How many tensors of so many rows are alive, by their width."""
+    """Count the live tensors with `rows` rows, by their width."""
     gc.collect()
     found = [o.shape for o in gc.get_objects() if type(o) is torch.Tensor]
     return Counter(shape[1] for shape in found if len(shape) == 2 and shape[0] == rows)
 
 
 class Probe(torch.autograd.Function):
-    """An identity whose saved tensor tells when it is let go of."""
+    """An identity whose saved tensor reports when it is freed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, keep: list[weakref.ref[Any]]) -> torch.Tensor:
@@ -499,7 +499,7 @@ def test_a_gradient_shared_by_two_places_is_not_added_to_in_place() -> None:
 def _hooked(
     stage: nn.Module, runner: Callable[..., Gradients]
 ) -> tuple[dict[str, int], Gradients]:
-    """How often each hook fires, and the gradients, with hooks of every kind on everything."""
+    """Count the calls of hooks of every kind on everything, and return the gradients."""
     fired: dict[str, int] = {}
 
     def count(name: str) -> None:
@@ -672,7 +672,7 @@ def test_a_weight_that_is_changed_in_place_before_i_is_refused_as_in_plain_autog
 
 
 def _count_calls(work: Callable[[], object]) -> Counter[str]:
-    """How often each function, of Python or of C, is called meanwhile."""
+    """Count the calls of each function, of Python or C, that are made inside."""
     calls: Counter[str] = Counter()
 
     def count(frame: FrameType, event: str, argument: Any) -> None:

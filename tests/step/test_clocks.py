@@ -20,7 +20,7 @@ def test_host_clock_counts_seconds_from_its_start() -> None:
     assert clock.held_bytes() == 0.0
 
 
-def test_no_clock_stands_still() -> None:
+def test_no_clock_always_shows_zero() -> None:
     clock = NoClock()
     assert (clock.mark(), clock.seconds(clock.mark()), clock.held_bytes()) == (0.0, 0.0, 0.0)
 

@@ -1,4 +1,4 @@
-"""Stages as CUDA graphs, beside the same stages as they are."""
+"""Stages as CUDA graphs, beside the same stages without them."""
 
 import warnings
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class Runner:
         self.replays = 0
 
     def step(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """All forwards, all I, all W; the gradients of the inputs."""
+        """Run all forwards, all I, all W; return the gradients of the inputs."""
         found = []
         for number, value in enumerate(values):
             leaf = value.clone().requires_grad_()
@@ -96,7 +96,7 @@ def test_replayed_steps_equal_plain_ones(is_split: bool, sets_to_none: bool) -> 
                     assert parameter.grad is not None
                     parameter.sub_(0.1 * parameter.grad)
             runner.module.zero_grad(set_to_none=sets_to_none)
-    # The first step runs as it is; all others are replayed.
+    # The first step runs without graphs; all others are replayed.
     assert captured.replays == 4 * 3
 
 
@@ -117,7 +117,7 @@ def test_other_shapes_run_as_they_are_and_are_captured_when_they_stay() -> None:
     assert captured.replays == 2 * 3
 
 
-def test_more_microbatches_than_before_run_as_they_are() -> None:
+def test_more_microbatches_than_before_run_without_graphs() -> None:
     plain, captured = _pair(_blocks)
     for step, count in enumerate([2, 2, 5, 5]):
         _assert_same(plain, captured, _values(step, count=count))
@@ -173,7 +173,7 @@ class TwoOutputs(nn.Module):
 
 
 def _pass_routed(runner: Runner, number: int, value: torch.Tensor) -> bool:
-    """One microbatch there and back; whether it was replayed."""
+    """Run one microbatch there and back; return whether it was replayed."""
     packet = Packet("T", [value.clone().requires_grad_()])
     output, _ = runner.stage.forward(number, [packet], (), {})
     is_replayed = runner.stage._flights[number].is_replayed
@@ -255,7 +255,7 @@ def test_what_a_graph_would_repeat_wrongly_is_not_captured(
     assert captured.replays == 0
 
 
-def test_a_weight_in_the_same_memory_but_laid_out_anew_is_captured_again() -> None:
+def test_a_weight_in_the_same_memory_but_laid_out_otherwise_is_captured_again() -> None:
     # Only addresses were compared, and kernels of a graph know strides for good.
     plain, captured = _pair(_blocks, is_split=False)
     for step in range(2):
@@ -333,7 +333,7 @@ def _interleave(runners: list[Runner], value: torch.Tensor) -> None:
         runner.stage.backward_weight(0)
 
 
-def test_random_numbers_go_on_where_a_stage_could_not_be_captured() -> None:
+def test_random_numbers_continue_where_a_stage_could_not_be_captured() -> None:
     plain, captured = _pair(lambda: nn.Sequential(Syncing(), nn.Dropout(0.5)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -366,7 +366,7 @@ class AddsLoss(nn.Module):
 
 
 @pytest.mark.parametrize("build", [Syncing, AddsLoss])
-def test_what_cannot_be_captured_runs_as_it_is_and_is_told_once(
+def test_what_cannot_be_captured_runs_without_graphs_and_warns_once(
     build: Callable[[], nn.Module],
 ) -> None:
     plain, captured = _pair(build)

@@ -157,7 +157,7 @@ def test_place_of_an_action_without_a_microbatch_is_its_stage() -> None:
 
 
 def test_losses_are_kept_without_the_memory_that_they_were_made_in() -> None:
-    # The mean of torch's own losses stands at the head of a buffer as large as the output; kept
+    # The mean of torch's own losses is the head of a buffer as large as the output; kept
     # as it is for every microbatch, it made the memory of a step grow with their number.
     run, results = Run(read_schedule(TRAINING)), Results()
     run.executor = Executor(

@@ -92,7 +92,7 @@ def test_parts_are_views() -> None:
     assert x.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
 
 
-def test_what_is_no_tensor_is_given_to_every_microbatch() -> None:
+def test_other_values_are_given_to_every_microbatch() -> None:
     thing = object()
     assert split_batch(thing, 3) == [thing] * 3
 
@@ -125,7 +125,7 @@ def test_what_is_no_tensor_is_given_to_every_microbatch() -> None:
             "wrap what is not split by rows in Shared or Along",
         ),
         (Along(torch.ones(4), 1), 2, "a tensor of shape (4,) has no dimension 1 to split"),
-        (Ready([1, 2, 3]), 2, "3 ready microbatches were given for 2"),
+        (Ready([1, 2, 3]), 2, "Ready must have one item per microbatch (got 3 for 2)"),
     ],
 )
 def test_what_cannot_be_split_is_refused(value: Any, microbatches: int, message: str) -> None:
@@ -174,7 +174,7 @@ def test_a_reducer_replaces_how_tensors_are_put_together() -> None:
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        ([], "there are no outputs to merge"),
+        ([], "merge_outputs needs at least one output (got none)"),
         (
             [{"n": 1}, {"n": 1}, {"n": True}],
             "the outputs of microbatches 0 and 2 differ in structure or constants: "

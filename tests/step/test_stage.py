@@ -187,7 +187,7 @@ def test_losses_inside_the_stage_and_at_its_end_are_roots_with_weights() -> None
 
 
 def test_a_loss_of_weight_zero_leaves_no_trace() -> None:
-    # The mean over a microbatch without a single valid token is no number, and 0 times it too.
+    # The mean over a microbatch without a single valid token is NaN, and so is 0 times it.
     stage = make(lambda layer, x: layer(x))
     x = values().requires_grad_()
     output, _ = stage.forward(0, [packet(x)], (), {})

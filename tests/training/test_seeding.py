@@ -279,8 +279,8 @@ class Noise(nn.Module):
         return self.weight * x + torch.rand_like(x)
 
 
-def total(output: torch.Tensor) -> torch.Tensor:
-    return output.sum()
+def mean_of(output: torch.Tensor) -> torch.Tensor:
+    return output.mean()
 
 
 def draw(pipeline: ps.Pipeline, rows: int = 2) -> list[float]:
@@ -291,7 +291,7 @@ def draw(pipeline: ps.Pipeline, rows: int = 2) -> list[float]:
 
 
 def test_a_stage_draws_from_the_stream_that_is_documented() -> None:
-    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=9)
+    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=mean_of, seed=9)
     expected = []
     for step in range(2):
         for microbatch in range(2):
@@ -306,7 +306,7 @@ def test_seeds_steps_stages_and_microbatches_draw_different_numbers() -> None:
     for seed in (1, 2):
         for count in (1, 2):
             stages = [*[nn.Identity()] * (count - 1), Noise()]
-            pipeline = ps.Pipeline(stages, "GPipe", microbatches=2, loss=total, seed=seed)
+            pipeline = ps.Pipeline(stages, "GPipe", microbatches=2, loss=mean_of, seed=seed)
             drawn += [*draw(pipeline), *draw(pipeline)]
     assert len(set(drawn)) == 16
 
@@ -319,14 +319,14 @@ def test_layers_draw_different_numbers() -> None:
             lambda _, args, out: seen.append(float((out - args[0]).detach().sum()))
         )
     pipe = split_layers(model, [""], 2, (torch.zeros(1, 1),), {})
-    pipeline = ps.Pipeline(pipe, "1F1B", microbatches=2, loss=total, seed=1)
+    pipeline = ps.Pipeline(pipe, "1F1B", microbatches=2, loss=mean_of, seed=1)
     seen.clear()
     draw(pipeline)
     assert len(set(seen)) == 16
 
 
 def test_without_a_seed_numbers_come_from_the_user() -> None:
-    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total)
+    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=mean_of)
     torch.manual_seed(3)
     expected = torch.rand(2).tolist()
     torch.manual_seed(3)
@@ -352,7 +352,7 @@ def test_the_users_generator_is_given_back_after_a_failure() -> None:
             super().forward(x)
             raise ValueError("no")
 
-    pipeline = ps.Pipeline([Failing()], "GPipe", microbatches=2, loss=total, seed=1)
+    pipeline = ps.Pipeline([Failing()], "GPipe", microbatches=2, loss=mean_of, seed=1)
     before = torch.get_rng_state()
     with pytest.raises(ps.errors.PipelineError):
         draw(pipeline)
@@ -365,7 +365,7 @@ def test_evaluation_draws_by_the_step_and_leaves_it_alone() -> None:
         drawn: list[float] = pipeline.evaluate(torch.zeros(2, 1)).outputs.flatten().tolist()
         return drawn
 
-    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=1)
+    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=mean_of, seed=1)
     first, trained = evaluate(), draw(pipeline)
     assert evaluate() not in (first, trained)
     assert evaluate() == evaluate()
@@ -373,9 +373,9 @@ def test_evaluation_draws_by_the_step_and_leaves_it_alone() -> None:
 
 
 def test_setting_the_step_continues_an_earlier_run() -> None:
-    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=1)
+    pipeline = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=mean_of, seed=1)
     whole = [draw(pipeline) for _ in range(4)]
-    later = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=total, seed=1)
+    later = ps.Pipeline([Noise()], "GPipe", microbatches=2, loss=mean_of, seed=1)
     later.random_step = 2
     assert [draw(later) for _ in range(2)] == whole[2:]
 

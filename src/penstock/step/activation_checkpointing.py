@@ -1,4 +1,4 @@
-"""A stage that holds only its inputs and runs again in the backward, also if it writes to them."""
+"""Activation checkpointing of a stage, including stages that write to their inputs."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ __all__ = ["CheckpointedModule"]
 
 
 class CheckpointedModule:
-    """Runs a module under a checkpoint.
+    """A module that runs under a checkpoint.
 
     A module that writes to its inputs would start the second run from what the first has written.
     Whether it does is found out in the first call; then every run gets copies, and what the first
@@ -34,14 +34,14 @@ class CheckpointedModule:
         if versions != [tensor._version for tensor in given]:
             self._writes = True
             raise PipelineError(
-                "the module writes in place to its inputs, but did not do so in its first "
-                "microbatch; from the next step on this is taken care of"
+                "a checkpointed module must write to its inputs from its first microbatch on, or "
+                "never (this one began later); repeat the step, which now expects it"
             )
         return output
 
     def _run_on_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = _tensors((args, kwargs))
-        # What autograd does not follow is the caller's, who will see it written to.
+        # Tensors that autograd does not track belong to the caller, who will see the writes.
         kept_args, kept_kwargs = tree_map_only(torch.Tensor, _keep, (args, kwargs))
         first_run: list[torch.Tensor] = []
 
@@ -56,7 +56,7 @@ class CheckpointedModule:
         return output
 
     def _write_back(self, given: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
-        """Write what the module has written to its copies; note whether it has."""
+        """Copy back what the module has written to its copies; note whether it has."""
         written = [(to, copy) for to, copy in zip(given, copies, strict=True) if copy._version]
         self._writes = bool(self._writes or written)
         with torch.no_grad():

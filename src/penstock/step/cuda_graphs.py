@@ -1,13 +1,13 @@
-"""F, I and W of a stage as CUDA graphs: what takes the host milliseconds becomes three launches.
+"""F, I and W of a stage as CUDA graphs: three launches replace milliseconds of host time.
 
-    first step   everything runs as it is; noted is what comes in, and how many are held at once
+    first step   everything runs without graphs; inputs and the number held at once are noted
     then         when the stage holds nothing: as many slots are captured as were held
                  slot   inputs -> F -> outputs;   gradients -> I -> gradients of inputs;   W
     from then    a forward takes a free slot, and its W gives it back
 
-A microbatch that comes in other shapes, or finds no free slot, runs as it is. Graphs add to the
-same memory each time, so weights keep their gradients in it: where a gradient was set to None, it
-is zeroed instead.
+A microbatch with other shapes, or without a free slot, runs without graphs. Graphs add to the same
+memory each time, so weights keep their gradients there: a gradient that was set to None is zeroed
+instead.
 """
 
 import warnings
@@ -42,13 +42,13 @@ from penstock.torch_private import foreach_copy_, foreach_zero_
 
 __all__ = ["StageGraphs"]
 
-# How often in a row weights and buffers may be found in other memory before that is for good.
+# After this number of moves of weights or buffers in a row, the stage stops using graphs.
 _MOST_MOVES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Signature:
-    """Everything about a call that a graph has for good."""
+    """Everything about a call that is fixed in a graph."""
 
     structure: Structure
     tensors: tuple[tuple[torch.Size, torch.dtype, torch.device, bool], ...]
@@ -56,7 +56,7 @@ class _Signature:
 
 
 class StageGraphs:
-    """Decides which forwards of a stage are replayed, and holds the graphs."""
+    """The graphs of a stage, and the decision which forwards are replayed."""
 
     def __init__(self, module: nn.Module, recorder: LayerRecorder | None) -> None:
         self._module, self._recorder = module, recorder
@@ -69,7 +69,7 @@ class StageGraphs:
         self._is_given_up = False
 
     def run(self, call: Any, num_held: int) -> tuple[Any] | None:
-        """Replay a forward; its output, or nothing if it has to run as it is.
+        """Replay a forward and return its output, or None if it must run without graphs.
 
         `call` is a tuple of arguments and a dict of keywords; `num_held` is how many microbatches
         the stage holds already.
@@ -99,20 +99,20 @@ class StageGraphs:
 
     def _describe(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> _Signature:
         if not tensors:
-            raise NotCapturableError("it takes in no tensors")
-        require_device(tensors, "takes in")
+            raise NotCapturableError("it takes no tensors")
+        require_device(tensors, "takes")
         kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
         autocast = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
         return _Signature(structure, kinds, (self._module.training, *autocast))
 
     def _prepare(self, signature: _Signature, tensors: Sequence[torch.Tensor]) -> None:
-        """While nothing is held: capture what is missing, if calls have come to look the same."""
+        """Capture what is missing while nothing is held, once calls look the same."""
         memory = places_of(self._module)
         if signature != self._signature or memory != self._memory:
-            # Seen for the first time: run as it is, and capture when it comes again.
+            # Seen for the first time: run without graphs, and capture when it comes again.
             self._moves = self._moves + 1 if signature == self._signature else 0
             if self._moves == _MOST_MOVES:
-                raise NotCapturableError("its weights or buffers move to other memory every time")
+                raise NotCapturableError("its weights or buffers move in memory in every step")
             self._signature, self._memory = signature, memory
             self._slots, self._gradients, self._peak = [], None, 1
             return
@@ -143,13 +143,13 @@ class StageGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         if places_of(self._module) != self._memory:
             raise NotCapturableError("its forward puts buffers or weights into other memory")
-        # Of the stream that will use it, since the allocator knows memory by its stream.
+        # Allocated on the stream that will use it, because the allocator tracks streams.
         return _Gradients({p: torch.zeros_like(gradient) for p, gradient in found.items()})
 
     def _capture(
         self, tensors: Sequence[torch.Tensor], structure: Structure, stream: torch.cuda.Stream
     ) -> "_Slot":
-        assert self._gradients is not None, "the gradients are there before the graphs"
+        assert self._gradients is not None, "gradients are allocated before graphs"
         passage = _Passage(self._module, self._recorder, _static(tensors), structure)
         capture = GraphCapture(stream)
         with capture.graph() as forward:
@@ -165,7 +165,7 @@ class StageGraphs:
         self._is_given_up = True
         self._slots, self._gradients = [], None
         warnings.warn(
-            f"a stage cannot run as CUDA graphs and runs as it is: {reason}", stacklevel=2
+            f"a stage cannot run as CUDA graphs and runs without them: {reason}", stacklevel=2
         )
 
 
@@ -174,7 +174,7 @@ def _static(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Passage:
-    """One microbatch through the stage and back, on memory that stays where it is."""
+    """One microbatch through the stage and back, at fixed addresses."""
 
     def __init__(
         self,
@@ -195,11 +195,11 @@ class _Passage:
 
     @property
     def trained_outputs(self) -> list[torch.Tensor]:
-        """The outputs that take a gradient."""
+        """Return the outputs that take a gradient."""
         return [output for output, needs in zip(self.outputs, self.needs, strict=True) if needs]
 
     def forward(self) -> None:
-        """F."""
+        """Run F."""
         arguments, keywords = unflatten(self._structure, self.inputs)
         with collect_losses() as losses, self._record(), nothing_cast_before():
             output = self._module(*arguments, **keywords)
@@ -216,7 +216,7 @@ class _Passage:
         return nullcontext() if self._recorder is None else self._recorder.record()
 
     def backward(self) -> None:
-        """I."""
+        """Run I."""
         roots = [
             (get_gradient_edge(output), gradient)
             for output, gradient in zip(self.trained_outputs, self.gradients, strict=True)
@@ -229,7 +229,7 @@ class _Passage:
         self.outputs = [output.detach() for output in self.outputs]
 
     def weights(self) -> None:
-        """W."""
+        """Run W."""
         add_weight_gradients(self._work)
 
 
@@ -241,7 +241,7 @@ class _Gradients:
 
     @contextmanager
     def bound(self) -> Iterator[None]:
-        """Let weights have their gradients there meanwhile, whatever is in it."""
+        """Let weights keep their gradients there inside, whatever is in it."""
         before = [parameter.grad for parameter in self._memory]
         for parameter, memory in self._memory.items():
             parameter.grad = memory
@@ -252,7 +252,7 @@ class _Gradients:
                 parameter.grad = gradient
 
     def bind(self) -> None:
-        """Let weights have their gradients there from now on, with the values that they have."""
+        """Move the gradients of weights there for good, with their current values."""
         new, moved, values = [], [], []
         for parameter, memory in self._memory.items():
             gradient = parameter.grad
@@ -280,18 +280,18 @@ class _Slot:
     backward_graph: torch.cuda.CUDAGraph
     weight_graph: torch.cuda.CUDAGraph
     is_free: bool = True
-    # What makes autograd call the backward also where no input takes a gradient.
+    # Makes autograd call the backward even if no input takes a gradient.
     anchor: torch.Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Replay F; the outputs are copies, for the next microbatch comes into the same memory."""
+        """Replay F and return copies, because the next microbatch uses the same memory."""
         if tensors:
             foreach_copy_(self.passage.inputs, list(tensors))
         self.forward_graph.replay()
         return [output.clone() for output in self.passage.outputs]
 
     def backward(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """Replay I; the gradients of the inputs, copies as well."""
+        """Replay I and return copies of the gradients of the inputs."""
         if gradients:
             foreach_copy_(self.passage.gradients, list(gradients))
         self.weight_gradients.bind()
@@ -300,14 +300,14 @@ class _Slot:
         return [next(found).clone() if t.requires_grad else None for t in self.passage.inputs]
 
     def finish(self) -> None:
-        """Replay W, and be free for the next microbatch."""
-        # Another stage may share a weight, and have its gradient in memory of its own since.
+        """Replay W and free the slot for the next microbatch."""
+        # Another stage may share a weight and have moved its gradient to its own memory.
         self.weight_gradients.bind()
         self.weight_graph.replay()
         self.is_free = True
 
     def put_together(self, outputs: Sequence[torch.Tensor]) -> Any:
-        """The outputs as the module gave them."""
+        """Return the outputs in the module's structure."""
         tree = unflatten(self.passage.output_structure, outputs)
         return Routed(tree) if self.passage.is_routed else tree
 

@@ -1,4 +1,4 @@
-"""Capturing CUDA graphs: what a module must not do for it, and torch around it.
+"""Capture of CUDA graphs: what a module must not do, and the state of torch around it.
 
 A graph repeats kernels on the memory that they had. It calls no Python, and takes in no values
 from the host, so that a module which needs either is refused before its numbers could go wrong.
@@ -33,7 +33,7 @@ _MODE = "thread_local"
 
 
 class CapturePlace(NamedTuple):
-    """Where a weight or a buffer lies, how it is laid out there, and how it is trained."""
+    """The address, layout and training state of a weight or buffer."""
 
     address: int
     shape: torch.Size
@@ -44,11 +44,11 @@ class CapturePlace(NamedTuple):
 
 
 class NotCapturableError(PenstockError, RuntimeError):
-    """Why a stage cannot run as CUDA graphs."""
+    """The reason why a stage cannot run as CUDA graphs."""
 
 
 def places_of(module: nn.Module) -> tuple[CapturePlace, ...]:
-    """Where everything lies that a graph would find by its address."""
+    """Return the places of everything that a graph finds by address."""
     return tuple(
         CapturePlace(t.data_ptr(), t.shape, t.stride(), t.dtype, t.requires_grad, _has_hooks(t))
         for tensors in (module.parameters(), module.buffers())
@@ -61,14 +61,14 @@ def _has_hooks(tensor: torch.Tensor) -> bool:
 
 
 def require_device(tensors: Iterable[torch.Tensor], what: str) -> None:
-    """Refuse values in host memory: a graph would repeat those that they had in its capture."""
+    """Reject values in host memory, because a graph would repeat those of its capture."""
     for tensor in tensors:
         if not tensor.is_cuda:
             raise NotCapturableError(f"it {what} a tensor on {tensor.device}")
 
 
 def require_capturable(module: nn.Module) -> None:
-    """Refuse a module whose state a graph would not see, or whose hooks it would not call."""
+    """Reject a module whose state a graph would not see, or whose hooks it would not call."""
     require_device(module.parameters(), "has")
     require_device(module.buffers(), "has")
     for name, parameter in module.named_parameters():
@@ -78,7 +78,7 @@ def require_capturable(module: nn.Module) -> None:
 
 @contextmanager
 def nothing_cast_before() -> Iterator[None]:
-    """Let autocast cast weights anew inside, and forget what it has cast there.
+    """Let autocast cast weights again inside, and drop those casts afterwards.
 
     It keeps what it has cast to the end of the step. A graph that used that would use it for good,
     long after the weight has changed and the memory has another owner.
@@ -92,7 +92,7 @@ def nothing_cast_before() -> Iterator[None]:
 
 @contextmanager
 def own_failures() -> Iterator[None]:
-    """Whatever the module does that cannot be captured, it can do without graphs."""
+    """Turn errors of a capture into `NotCapturableError`; the stage then runs without graphs."""
     try:
         yield
     except NotCapturableError:
@@ -103,7 +103,7 @@ def own_failures() -> Iterator[None]:
 
 @contextmanager
 def leaving_no_trace(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Gradients are empty meanwhile; afterwards they, buffers and random numbers are as before."""
+    """Empty the gradients inside; afterwards restore them, buffers and random numbers."""
     parameters = list(module.parameters())
     gradients = [parameter.grad for parameter in parameters]
     buffers = [buffer.clone() for buffer in module.buffers()]
@@ -121,7 +121,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[list[nn.Parameter]]:
 
 
 class GraphCapture:
-    """Captures graphs that run one after the other, on one stream and in one pool of memory."""
+    """A series of captures of graphs that run in sequence, on one stream and memory pool."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -129,7 +129,7 @@ class GraphCapture:
 
     @contextmanager
     def graph(self) -> Iterator[torch.cuda.CUDAGraph]:
-        """Capture what runs meanwhile."""
+        """Capture what runs inside."""
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=_MODE)
         try:
@@ -140,7 +140,7 @@ class GraphCapture:
             raise
 
     def _recover(self) -> None:
-        """Bring torch out of a capture that failed: its allocator and generator are still in it.
+        """Bring torch out of a failed capture, in which its allocator and generator still are.
 
         The generator comes out with the next capture that succeeds.
         """
@@ -154,13 +154,13 @@ class GraphCapture:
 
 
 def _same_stream_after() -> AbstractContextManager[None]:
-    """Torch leaves the stream of a capture current if the capture fails."""
+    """Restore the current stream, because a failed capture leaves its own one current."""
     return torch.cuda.stream(torch.cuda.current_stream())
 
 
 @contextmanager
 def _may_be_empty() -> Iterator[None]:
-    """A stage may have nothing to do in I or in W, which torch would warn of."""
+    """Ignore torch's warning about empty graphs: a stage may have no work in I or W."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
         yield
@@ -168,7 +168,7 @@ def _may_be_empty() -> Iterator[None]:
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Other graphs that are garbage by now would end the capture by their own end."""
+    """Switch garbage collection off, because freeing another graph would end the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

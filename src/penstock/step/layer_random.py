@@ -20,14 +20,14 @@ from torch import nn
 
 __all__ = ["KnowsLayers", "LayerRandom", "StageRandom", "stream_seed"]
 
-# The highest bit of a seed tells a layer's own stream from those between layers; a generator
-# keeps its seed in its state, so that a layer that is run again can tell where it is called.
+# The highest bit of a seed separates a layer's own stream from those between layers. A generator
+# keeps its seed in its state, so a layer that runs again can find its position.
 _INSIDE = 1 << 63
 
 
 @runtime_checkable
 class KnowsLayers(Protocol):
-    """A stage module that knows the layers of the whole model by names."""
+    """A stage module that knows the layers of the whole model by name."""
 
     def announce_layers(self, enter: Callable[[str], None], leave: Callable[[str], None]) -> None:
         """Call `enter` before each layer and `leave` after it, with its name.
@@ -37,7 +37,7 @@ class KnowsLayers(Protocol):
 
 
 def stream_seed(*key: int | str) -> int:
-    """The seed of a stream of random numbers: the BLAKE2b hash of its key as JSON, 63 bits.
+    """Return the seed of a stream: 63 bits of the BLAKE2b hash of its key as JSON.
 
     >>> stream_seed(1234, "step", 0, 0, "layers.0", 0)
     233153272701390205
@@ -47,7 +47,7 @@ def stream_seed(*key: int | str) -> int:
 
 
 class LayerRandom:
-    """Seeds torch's generators for every layer that a pipeline runs in this process."""
+    """The seeding of torch's generators for every layer that this process runs."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._seed = seed
@@ -55,16 +55,16 @@ class LayerRandom:
         self._step = 0
         self._is_active = False
         self._generators: list[torch.Generator] = []
-        # What all streams of the piece of work that is running have in common.
+        # The part of the key that all streams of the running action share.
         self._key: tuple[int | str, ...] = ()
         self._is_forward = False
         self._calls: Counter[str] = Counter()
-        # Which call of a layer it is that was made from here; told only where it is not the first.
+        # The call number of a layer at this position, kept only where it is not the first.
         self._later_calls: dict[tuple[str, int], int] = {}
         self._entered: list[tuple[str, int | None]] = []
 
     def begin_step(self, step: int) -> None:
-        """From now on draw the numbers of this step."""
+        """Draw the numbers of this step from now on."""
         self._step = step
         self._later_calls.clear()
 
@@ -76,7 +76,7 @@ class LayerRandom:
     def running(
         self, name: str | None, microbatch: int, *, is_training: bool, is_forward: bool
     ) -> Iterator[None]:
-        """Draw from our streams while one piece of work runs, then from the user's again.
+        """Draw from our streams while one action runs, then from the user's again.
 
         Work with a name is one layer as a whole.
         """
@@ -104,7 +104,7 @@ class LayerRandom:
             return
         place = torch.default_generator.initial_seed()
         if place & _INSIDE:
-            # A layer inside another draws from that one's stream.
+            # A layer inside another one draws from the outer stream.
             self._entered.append((name, None))
             return
         call = self._number(name, place)
@@ -112,7 +112,7 @@ class LayerRandom:
         self._seed_all(_INSIDE | stream_seed(*self._key, name, call))
 
     def _number(self, name: str, place: int) -> int:
-        """How many calls of this layer came before; a layer run again is known by its place."""
+        """Count the earlier calls of this layer; a repeated run is recognised by its position."""
         if not self._is_forward:
             return self._later_calls.get((name, place), 0)
         call = self._calls[name]
@@ -124,7 +124,7 @@ class LayerRandom:
     def _leave(self, name: str) -> None:
         if not self._is_active:
             return
-        # Compiled code that stops half-way while it is run again is never left.
+        # Compiled code that stops halfway through a repeated run never calls `leave`.
         while self._entered:
             entered, call = self._entered.pop()
             if entered == name:
@@ -138,7 +138,7 @@ class LayerRandom:
 
 
 def _find_generators(device: torch.device) -> list[torch.Generator]:
-    """Those that modules on a device draw from: the host's, and the device's own."""
+    """Return the generators that modules on a device draw from: the host's and its own."""
     if device.type != "cuda":
         return [torch.default_generator]
     # A tensor knows which device is meant by "cuda" alone.
@@ -157,11 +157,11 @@ class StageRandom:
         self._name = None if isinstance(module, KnowsLayers) else f"stage {part}"
 
     def forward(self, microbatch: int, *, is_training: bool) -> AbstractContextManager[None]:
-        """Around a forward."""
+        """Seed a forward."""
         return self._random.running(
             self._name, microbatch, is_training=is_training, is_forward=True
         )
 
     def backward(self, microbatch: int) -> AbstractContextManager[None]:
-        """Around a backward, which may run forwards again."""
+        """Seed a backward, which may run forwards again."""
         return self._random.running(self._name, microbatch, is_training=True, is_forward=False)

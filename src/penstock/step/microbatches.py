@@ -1,7 +1,7 @@
-"""Batches into microbatches and back.
+"""Split batches into microbatches, and merge their outputs.
 
 A tensor is split along dimension 0 into nearly equal parts; everything else is given to every
-microbatch. `Along`, `Shared` and `Ready` say otherwise for one argument, or for a part of one.
+microbatch. `Along`, `Shared` and `Ready` change that for one argument, or for a part of one.
 """
 
 import json
@@ -52,7 +52,7 @@ class Ready:
     """A value that is split already: one item per microbatch, of any sizes and types.
 
     Items need not be alike: one may be None, and each may have rows of its own or none at all. The
-    tensors of an item are given as they are, in `Shared` or not.
+    tensors of an item are passed unchanged, in `Shared` or not.
     """
 
     items: Sequence[Any]
@@ -62,8 +62,8 @@ def split_batch(value: Any, microbatches: int, aliases: Aliases | None = None) -
     """Split one argument into microbatches: (3, 3, 2, 2) rows of ten for four.
 
     Dicts, lists and tuples are split inside; tensors without dimensions are shared. The parts
-    lie in the memory of the whole, and may be written to; `aliases` is given to all arguments
-    of a step. No part is ever empty: fewer rows than microbatches are refused, as are tensors
+    share the memory of the whole, and may be written to; all arguments of a step get the same
+    `aliases`. No part is ever empty: fewer rows than microbatches are refused, as are tensors
     with different numbers of rows.
 
     >>> split_batch(torch.arange(3), 2)
@@ -85,7 +85,7 @@ def split_batch(value: Any, microbatches: int, aliases: Aliases | None = None) -
 
 
 def share_out(total: int, parts: int) -> list[int]:
-    """So many things in so many parts, as equal as can be, the larger ones first.
+    """Divide `total` items into parts that are as equal as possible, larger ones first.
 
     >>> share_out(10, 4)
     [3, 3, 2, 2]
@@ -101,7 +101,8 @@ def _split(value: Any, microbatches: int, dim: int, aliases: Aliases) -> list[An
         case Ready():
             if len(value.items) != microbatches:
                 raise BatchError(
-                    f"{len(value.items)} ready microbatches were given for {microbatches}"
+                    f"Ready must have one item per microbatch (got {len(value.items)} for "
+                    f"{microbatches})"
                 )
             return [_unwrap(item) for item in value.items]
         case Along():
@@ -120,7 +121,7 @@ def _split(value: Any, microbatches: int, dim: int, aliases: Aliases) -> list[An
 
 
 def _unwrap(item: Any) -> Any:
-    """A ready-made item without the wrappers in it, which say nothing more there."""
+    """Remove the wrappers inside a ready-made item, where they have no meaning."""
     match item:
         case Shared() | Along():
             return _unwrap(item.value)
@@ -136,7 +137,7 @@ def _unwrap(item: Any) -> Any:
 
 
 def ready_parts(value: Any, dim: int = 0) -> Iterator[tuple[Ready, int]]:
-    """The ready-made parts of an argument, and along which dimension their items have rows."""
+    """Yield the ready-made parts of an argument, each with the dimension of its rows."""
     match value:
         case Ready():
             yield value, dim
@@ -153,7 +154,7 @@ def ready_parts(value: Any, dim: int = 0) -> Iterator[tuple[Ready, int]]:
 
 
 def item_rows(item: Any, dim: int = 0) -> int | None:
-    """The rows of a ready-made item, if it has tensors and they agree.
+    """Return the number of rows of a ready-made item, if it has tensors and they agree.
 
     >>> item_rows({"tokens": torch.ones(3, 2), "length": 7})
     3
@@ -170,14 +171,14 @@ def _rows(columns: Sequence[Sequence[Any]], microbatches: int) -> list[tuple[Any
 
 
 def _maker_of(value: tuple[Any, ...] | list[Any]) -> Callable[[tuple[Any, ...]], Any]:
-    """What makes a list, tuple or named tuple like this one from its items."""
+    """Return a function that makes a list, tuple or named tuple like this one from items."""
     if isinstance(value, list):
         return list
     return getattr(type(value), "_make", tuple)
 
 
 def _split_shapes(value: Any, dim: int) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The shapes of the tensors that will be split, and along which dimension."""
+    """Yield the shapes of the tensors that will be split, each with its dimension."""
     match value:
         case torch.Tensor() if value.dim():
             shape = tuple(value.shape)
@@ -197,10 +198,10 @@ def _split_shapes(value: Any, dim: int) -> Iterator[tuple[tuple[int, ...], int]]
 
 
 def count_rows(value: Any) -> int | None:
-    """How many rows the first tensor in a value has that would be split, if there is one.
+    """Count the rows of the first tensor in a value that would be split, if there is one.
 
-    The number by which a mean over the batch weighs this value, and the most microbatches that
-    it can be split into.
+    A mean over the batch weights the value by this number, and the value can be split into at
+    most this number of microbatches.
     """
     return next((shape[dim] for shape, dim in _split_shapes(value, 0)), None)
 
@@ -217,17 +218,17 @@ def find_dims(value: Any) -> list[int]:
 def merge_outputs(
     outputs: Sequence[Any], merge: Callable[[list[torch.Tensor]], torch.Tensor] | None = None
 ) -> Any:
-    """Put the outputs of all microbatches together: tensors along dimension 0.
+    """Merge the outputs of all microbatches: tensors along dimension 0.
 
-    `merge` replaces how the tensors of one place are put together, say by a sum. Of a
-    `KeptOutput`, losses are weighed and added up, as the step does it. Other tensors without
+    `merge` replaces how the tensors of one position are joined, for example by a sum. The
+    losses of a `KeptOutput` are weighted and added, as in the step. Other tensors without
     dimensions are stacked. Structure and constants must be the same in all.
 
     >>> merge_outputs([{"y": torch.ones(2), "n": 3}, {"y": torch.zeros(1), "n": 3}])
     {'y': tensor([1., 1., 0.]), 'n': 3}
     """
     if not outputs:
-        raise BatchError("there are no outputs to merge")
+        raise BatchError("merge_outputs needs at least one output (got none)")
     kept = [one if isinstance(one, KeptOutput) else KeptOutput(one, _NONE, 1.0) for one in outputs]
     texts = [json.dumps(outline(one.value)) for one in kept]
     for number, text in enumerate(texts):
@@ -250,7 +251,7 @@ def merge_outputs(
 
 
 def _add_up(losses: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
-    """The loss of the batch; one of weight 0 may be a mean over nothing, which is no number."""
+    """Add up the loss of the batch, skipping weight 0: a mean over nothing is NaN."""
     shares = [loss * weight for loss, weight in zip(losses, weights, strict=True) if weight]
     return torch.stack(shares).sum(0) if shares else torch.zeros_like(losses[0])
 

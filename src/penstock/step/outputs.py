@@ -1,7 +1,7 @@
-"""What a model returns for each microbatch, put together as what it returns for the batch.
+"""Outputs of microbatches, kept until they are merged into the output of the batch.
 
-Outputs stay on the rank that made them, so that they keep their classes: dataclasses, named
-tuples, mappings of any kind. The loss of a microbatch is its share of the batch's.
+Outputs stay on the rank that computed them, so they keep their classes: dataclasses, named
+tuples, mappings of any kind.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def keep_output(output: Any, loss: object, share: Share) -> KeptOutput:
 
 
 def _with_parts(loss: torch.Tensor, share: Share) -> torch.Tensor:
-    """The number that the share's weight makes the whole of what a loss counts for."""
+    """Return the number that gives the whole contribution of a loss times the share's weight."""
     for part in share.parts if share.weight else ():
         loss = loss + part.value.detach() * (part.weight / share.weight)
     return loss
