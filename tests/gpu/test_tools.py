@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
-from penstock.ir.actions import Kind
 from tests.gpu.problems import EQUAL, Twin, closing, make_batch, make_blocks, widths_of
 from tests.models import cut, differences, mean_loss
 from tests.processes import Processes
@@ -80,7 +79,7 @@ def test_measured_costs_make_a_plan_that_trains_and_is_recorded(
     # Both ranks have the rows of both.
     assert (first.start == second.start).all()
     assert (first.end == second.end).all()
-    compute = first.schedule.rows.kind <= Kind.FULL_BACKWARD
+    compute = first.schedule.rows.is_compute
     assert (first.end[compute] > first.start[compute]).all()
     assert (first.peak_bytes > 0) == (accelerator.type == "cuda")
 

@@ -65,6 +65,16 @@ def test_rows_are_asked_for_their_kinds() -> None:
     assert not rows.has_kind(Kind.RECV_F, Kind.RESHARD)
 
 
+def test_compute_rows_are_forwards_and_backwards() -> None:
+    rows = rows_of("0UNSHARD 0F0 0SEND_F0 0RECV_B0 0I0 0W0 0B1 0REDUCE_GRAD 0RESHARD")
+    assert texts(rows.keep(rows.is_compute)) == [["0F0", "0I0", "0W0", "0B1"]]
+
+
+def test_activation_is_held_from_its_forward_to_its_full_or_weight_backward() -> None:
+    rows = rows_of("0F0 0F1 0SEND_F1 0I0 0W0 0B1 0REDUCE_GRAD")
+    assert np.cumsum(rows.held_change).tolist() == [1, 2, 2, 2, 1, 0, 0]
+
+
 def test_rows_that_are_kept_stay_on_their_ranks() -> None:
     rows = rows_of(PICTURE)
     assert texts(rows.keep(rows.is_kind(Kind.FORWARD))) == [["0F0", "0F1"], ["1F0"]]

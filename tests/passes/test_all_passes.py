@@ -7,7 +7,6 @@ from hypothesis import given
 
 from penstock.assembly import lower
 from penstock.costs import Costs
-from penstock.ir.actions import Kind
 from penstock.ir.schedule import Schedule
 from penstock.passes.backward import merge_backward, split_backward
 from penstock.passes.overlap import overlap_forward_backward
@@ -45,6 +44,6 @@ def test_pass_leaves_its_input_as_it_was_and_keeps_all_but_the_order(name: str) 
 @given(schedules())
 def test_lowering_keeps_the_order_of_compute(schedule: Schedule) -> None:
     rows = lower(schedule).rows
-    computes = rows.keep(rows.kind <= Kind.FULL_BACKWARD)
+    computes = rows.keep(rows.is_compute)
     kept = tuple(tuple(computes.works(rank)) for rank in range(schedule.num_ranks))
     assert kept == schedule.orders

@@ -183,7 +183,7 @@ def test_one_message_per_edge_between_ranks_and_the_same_order_of_compute(
         if action.kind.is_communication
     ]
     assert Counter(talks) == messages_of(schedule)
-    computes = lowered.rows.keep(lowered.rows.kind <= Kind.FULL_BACKWARD)
+    computes = lowered.rows.keep(lowered.rows.is_compute)
     assert [list(computes.works(rank)) for rank in range(schedule.num_ranks)] == [
         list(order) for order in schedule.orders
     ]

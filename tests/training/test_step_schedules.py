@@ -48,7 +48,7 @@ def test_given_schedule_evaluates_any_number_of_microbatches_where_its_stages_ar
         1F0 1F1 1F2 2F0 2F1 2F2
     """
     rows = source.lowered(3, is_training=False).rows
-    computes = rows.keep(rows.kind <= ps.Kind.FULL_BACKWARD)
+    computes = rows.keep(rows.is_compute)
     kept = [[str(work) for work in computes.works(rank)] for rank in range(2)]
     assert kept == read_orders(expected)
 
@@ -77,7 +77,7 @@ def test_ranks_of_a_family_are_counted_from_its_stages(family: str) -> None:
 def test_evaluation_of_copies_shares_the_microbatches_out() -> None:
     source = StepSchedules("DualPipe", 4, 4, 2)
     rows = source.lowered(4, is_training=False).rows
-    computes = rows.keep(rows.kind <= ps.Kind.FULL_BACKWARD)
+    computes = rows.keep(rows.is_compute)
     assert sorted(str(computes.action(row)) for row in range(len(computes))) == sorted(
         ["0F0", "0F1", "1F0", "1F1", "2F2", "2F3", "3F2", "3F3"]
     )

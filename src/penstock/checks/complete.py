@@ -32,7 +32,7 @@ def find_misplaced(schedule: Schedule) -> Iterator[Problem]:
     for row in np.flatnonzero(is_known & (home != rows.rank_of_row())):
         message = f"stage {rows.stage[row]} lives on rank {home[row]}"
         yield at_row(schedule, int(row), "placement", message)
-    for row in np.flatnonzero(rows.in_overlap() & (rows.kind > Kind.FULL_BACKWARD)):
+    for row in np.flatnonzero(rows.in_overlap() & ~rows.is_compute):
         # Only columns can say this; as works, which a neighbourhood shows, it does not exist.
         rank, position = rows.position(int(row))
         action = str(rows.action(int(row)))

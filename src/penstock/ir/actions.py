@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from penstock.errors import ScheduleError
 
-__all__ = ["OVERLAP_TEXT", "Action", "Kind", "Overlap", "Work", "chain_peer"]
+__all__ = ["COMPUTE_KINDS", "OVERLAP_TEXT", "Action", "Kind", "Overlap", "Work", "chain_peer"]
 
 OVERLAP_TEXT = "OVERLAP_F_B"
 
@@ -37,7 +37,7 @@ class Kind(IntEnum):
     @property
     def is_compute(self) -> bool:
         """Whether this kind runs the model."""
-        return self <= Kind.FULL_BACKWARD
+        return self in COMPUTE_KINDS
 
     @property
     def is_communication(self) -> bool:
@@ -50,7 +50,14 @@ class Kind(IntEnum):
         return self <= Kind.RECV_B
 
 
-_TEXTS = ("F", "I", "W", "B", *(kind.name for kind in list(Kind)[4:]))
+# They have the lowest numbers, so that a column of kinds needs one comparison.
+COMPUTE_KINDS = (
+    Kind.FORWARD,
+    Kind.BACKWARD_INPUT,
+    Kind.BACKWARD_WEIGHT,
+    Kind.FULL_BACKWARD,
+)
+_TEXTS = ("F", "I", "W", "B", *(kind.name for kind in list(Kind)[len(COMPUTE_KINDS) :]))
 
 
 @dataclass(frozen=True, slots=True, order=True)

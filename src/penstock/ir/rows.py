@@ -15,9 +15,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ir.actions import Action, Kind, Overlap, Work
+from penstock.ir.actions import COMPUTE_KINDS, Action, Kind, Overlap, Work
 
-__all__ = ["ABSENT", "Bools", "Floats", "Ints", "Rows", "insert_rows"]
+__all__ = [
+    "ABSENT",
+    "HELD_CHANGE",
+    "Bools",
+    "Floats",
+    "Ints",
+    "Rows",
+    "insert_rows",
+    "is_compute",
+]
 
 Ints = NDArray[np.int64] | NDArray[np.int32] | NDArray[np.int8]
 Bools = NDArray[np.bool_]
@@ -25,6 +34,13 @@ Floats = NDArray[np.float64]
 
 # In the columns of numbers, an action without a microbatch or a peer has this code there.
 ABSENT = -1
+
+# By kind, the change in the number of stage activations that a rank holds: an activation is held
+# from its F to its B or, where the backward is split, to its W.
+HELD_CHANGE = np.zeros(len(Kind), dtype=np.int64)
+HELD_CHANGE[Kind.FORWARD] = 1
+HELD_CHANGE[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
+HELD_CHANGE.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +117,16 @@ class Rows:
             found |= self.kind == kind
         return found
 
+    @property
+    def is_compute(self) -> Bools:
+        """For every row, whether it runs the model."""
+        return is_compute(self.kind)
+
+    @property
+    def held_change(self) -> NDArray[np.int64]:
+        """For every row, the change in the number of stage activations that its rank holds."""
+        return HELD_CHANGE[self.kind]
+
     def has_kind(self, *kinds: Kind) -> bool:
         """Whether any row is of one of these kinds."""
         return bool(self.is_kind(*kinds).any())
@@ -158,6 +184,12 @@ class Rows:
         rank = self.rank(row)
         before = self.joined[int(self.first[rank]) + 1 : row + 1]
         return rank, len(before) - int(before.sum())
+
+
+def is_compute(kind: Ints) -> Bools:
+    """Return, for every entry of a column of kinds, whether it runs the model."""
+    found: Bools = kind <= COMPUTE_KINDS[-1]
+    return found
 
 
 def insert_rows(rows: Rows, before: NDArray[np.int64], new: Rows) -> Rows:

@@ -68,8 +68,7 @@ class Schedule:
         ]
         rows = Rows.from_works(works)
         placement = _read_placement(rows)
-        compute = rows.kind <= Kind.FULL_BACKWARD
-        microbatches = int(rows.microbatch[compute].max()) + 1
+        microbatches = int(rows.microbatch[rows.is_compute].max()) + 1
         if microbatches > len(rows):
             raise ScheduleError(
                 f"microbatch {microbatches - 1} is named, but there are only {len(rows)} actions; "
@@ -154,7 +153,7 @@ class Schedule:
 
 def _read_placement(rows: Rows) -> Placement:
     """Which rank holds each stage, as the compute actions say."""
-    compute = rows.kind <= Kind.FULL_BACKWARD
+    compute = rows.is_compute
     stage, rank = rows.stage[compute], rows.rank_of_row()[compute]
     if not len(stage):
         raise ScheduleError("the schedule holds no compute action; add forwards such as 0F0")

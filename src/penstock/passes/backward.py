@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.ir.actions import Kind
+from penstock.ir.rows import Bools, Rows
 from penstock.ir.schedule import Schedule
 
-__all__ = ["merge_backward", "split_backward"]
+__all__ = ["find_pairs", "merge_backward", "merge_pairs", "split_backward"]
 
 
 def merge_backward(schedule: Schedule) -> Schedule:
@@ -18,17 +19,26 @@ def merge_backward(schedule: Schedule) -> Schedule:
     0  0F0
     1  0B0
     """
-    rows = schedule.rows
-    is_pair = np.zeros(len(rows), dtype=np.bool_)
-    is_pair[:-1] = (
-        (rows.kind[:-1] == Kind.BACKWARD_INPUT)
-        & (rows.kind[1:] == Kind.BACKWARD_WEIGHT)
-        & (rows.stage[:-1] == rows.stage[1:])
-        & (rows.microbatch[:-1] == rows.microbatch[1:])
-    )
-    # A half that is part of an overlap stays there; nothing beside it may slip inside.
+    return merge_pairs(schedule, find_pairs(schedule.rows))
+
+
+def find_pairs(rows: Rows) -> Bools:
+    """Return, for every row, whether it is an I with the W of its microbatch right after it.
+
+    A half that is part of an overlap stays there, so it is not in a pair.
+    """
     alone = ~rows.in_overlap()
-    is_pair[:-1] &= alone[:-1] & alone[1:]
+    is_pair = rows.is_kind(Kind.BACKWARD_INPUT) & alone
+    follows = rows.is_kind(Kind.BACKWARD_WEIGHT) & alone
+    is_same = (rows.stage[:-1] == rows.stage[1:]) & (rows.microbatch[:-1] == rows.microbatch[1:])
+    is_pair[:-1] &= follows[1:] & is_same
+    is_pair[-1:] = False
+    return is_pair
+
+
+def merge_pairs(schedule: Schedule, is_pair: Bools) -> Schedule:
+    """Turn each I that is marked into a B, and drop the W in the row after it."""
+    rows = schedule.rows
     kind = np.where(is_pair, np.int8(Kind.FULL_BACKWARD), rows.kind)
     is_second = np.concatenate(([False], is_pair[:-1]))
     return replace(schedule, rows=replace(rows, kind=kind).keep(~is_second))

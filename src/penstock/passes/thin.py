@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.errors import SizeError
-from penstock.ir.actions import Kind
 from penstock.ir.schedule import Schedule
 
 __all__ = ["thin_out"]
@@ -27,8 +26,7 @@ def thin_out(schedule: Schedule, microbatches: int) -> Schedule:
     rows = schedule.rows
     kept = rows.microbatch < microbatches
     # A stage that is left without work, as a copy may be, needs no parameters or reduction.
-    is_compute = rows.kind <= Kind.FULL_BACKWARD
-    kept &= np.isin(rows.stage, rows.stage[kept & is_compute])
+    kept &= np.isin(rows.stage, rows.stage[kept & rows.is_compute])
     group = rows.opening_row()[kept]
     joined = np.concatenate(([False], group[1:] == group[:-1]))
     thinned = replace(rows.keep(kept), joined=joined)

@@ -21,6 +21,7 @@ import numpy as np
 
 from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
+from penstock.ir.rows import HELD_CHANGE
 from penstock.ir.schedule import Schedule
 from penstock.schedules.moves import Moves, assemble, count_microbatches
 from penstock.schedules.sizes import require_stages_per_rank
@@ -31,7 +32,7 @@ __all__ = ["v_half", "v_min"]
 _F0, _F1, _I1, _I0, _W1, _W0 = _LANES = range(6)
 _KINDS = (Kind.FORWARD,) * 2 + (Kind.BACKWARD_INPUT,) * 2 + (Kind.BACKWARD_WEIGHT,) * 2
 _LOCAL_STAGES = (0, 1, 1, 0, 1, 0)
-_HELD_AFTER = (1, 1, 0, 0, -1, -1)
+_HELD_CHANGE: tuple[int, ...] = tuple(HELD_CHANGE[list(_KINDS)].tolist())
 _INTERVAL = 6
 
 
@@ -149,7 +150,7 @@ class _Player:
 
     def _fits(self, lane: int) -> bool:
         """Whether this move, and then all that it overtakes, stays within the limit."""
-        if _HELD_AFTER[lane] <= 0:
+        if _HELD_CHANGE[lane] <= 0:
             return True
         held = self.held + 1
         for place in range(self.head, self._place(lane)):
@@ -157,13 +158,13 @@ class _Player:
                 return False
             other = self.line_up[place]
             if self.counts[place] >= self.done[other]:
-                held += _HELD_AFTER[other]
+                held += _HELD_CHANGE[other]
         return held <= self.limit
 
     def _do(self, lane: int) -> None:
         self.order.append(lane)
         self.done[lane] += 1
-        self.held += _HELD_AFTER[lane]
+        self.held += _HELD_CHANGE[lane]
         while not self.is_finished and self.counts[self.head] < self.done[self.line_up[self.head]]:
             self.head += 1
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.costs import Costs
 from penstock.errors import CostsError
-from penstock.ir.actions import Kind
+from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.graph import build_graph
 from penstock.ir.rows import Bools, Floats
 from penstock.sim.timeline import Timeline
@@ -61,7 +61,7 @@ def middle_mean(values: Floats) -> float:
 def _compute_seconds(steps: tuple[Timeline, ...], like: Costs) -> tuple[Floats, Floats, Floats]:
     """Per stage the seconds of F, of I and W, and of B; where one never ran, as in `like`."""
     stages = steps[0].schedule.num_stages
-    forward, first, second, full = (_seconds(steps, kind) for kind in list(Kind)[:4])
+    forward, first, second, full = (_seconds(steps, kind) for kind in COMPUTE_KINDS)
     halves = np.stack([first, second])
     old_forward = like.per_stage("forward", stages)
     old_halves = np.stack([like.per_stage(f"backward_{half}", stages) for half in _HALVES])

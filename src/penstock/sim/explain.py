@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.costs import Costs, Prices
-from penstock.ir.actions import Action, Kind
+from penstock.ir.actions import Action
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
@@ -139,7 +139,7 @@ class _Reasons:
 
     def _has_begun(self) -> NDArray[np.bool_]:
         """For each row, whether its rank has computed before; until then it is not idle."""
-        computes = np.cumsum(self.rows.kind <= Kind.FULL_BACKWARD)
+        computes = np.cumsum(self.rows.is_compute)
         before = np.concatenate(([0], computes))
         first = np.repeat(before[self.rows.first[:-1]], np.diff(self.rows.first))
         is_later: NDArray[np.bool_] = before[:-1] > first
@@ -173,7 +173,7 @@ class _Reasons:
         while (before := self._cause(row)) != ABSENT:
             path.append(before)
             row = before
-        is_compute = self.rows.kind <= Kind.FULL_BACKWARD
+        is_compute = self.rows.is_compute
         return tuple(self.timeline.span(row) for row in reversed(path) if is_compute[row])
 
     def _cause(self, row: int) -> int:

@@ -9,7 +9,7 @@ from penstock.ir.placement import Placement
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 
-__all__ = ["held_bytes", "resident_bytes"]
+__all__ = ["byte_changes", "held_bytes", "resident_bytes"]
 
 
 def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
@@ -20,7 +20,7 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
     and RESHARD where a stage has them, else always. The rest is there all the time.
     """
     rows, stages = schedule.rows, schedule.num_stages
-    total = np.cumsum(_changes(costs, stages)[rows.kind, rows.stage])
+    total = np.cumsum(byte_changes(costs, stages)[rows.kind, rows.stage])
     before = np.concatenate(([0.0], total))[rows.first[:-1]]
     base = resident_bytes(costs, schedule.placement, schedule.dataflow)
     base = base - _sharded_bytes(schedule, costs.per_stage("parameter_bytes", stages))
@@ -29,7 +29,8 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
     return np.maximum(held, 0.0)
 
 
-def _changes(costs: Costs, stages: int) -> Floats:
+def byte_changes(costs: Costs, stages: int) -> Floats:
+    """Return, by kind and stage, the bytes that an action takes; negative if it frees some."""
     activation = costs.per_stage("activation_bytes", stages)
     stash = costs.per_stage("weight_stash_bytes", stages)
     parameters = costs.per_stage("parameter_bytes", stages)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.errors import ScheduleError
-from penstock.ir.actions import Kind
+from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.rows import Floats, Rows
 from penstock.sim.timeline import Timeline
 
@@ -113,7 +113,7 @@ def review(predicted: Timeline, recorded: Timeline) -> Review:
     holder = predicted.schedule.placement.rank_of_stage
     tallies = []
     for stage, rank in enumerate(holder):
-        for kind in list(Kind)[: Kind.FULL_BACKWARD + 1]:
+        for kind in COMPUTE_KINDS:
             wanted = (rows.stage == stage) & (rows.kind == kind)
             if wanted.any():
                 pair = Pair(*(float(column[wanted].sum()) for column in seconds))
@@ -133,7 +133,7 @@ def _idle_seconds(timeline: Timeline) -> list[float]:
 
 def _compute_of(timeline: Timeline) -> Rows:
     rows = timeline.schedule.rows
-    return rows.keep(rows.kind <= Kind.FULL_BACKWARD)
+    return rows.keep(rows.is_compute)
 
 
 def _compute_seconds(timeline: Timeline) -> Floats:
@@ -143,7 +143,7 @@ def _compute_seconds(timeline: Timeline) -> Floats:
     size = np.diff(np.append(opens, len(rows)))
     begin = np.minimum.reduceat(timeline.start, opens)
     length = np.maximum.reduceat(timeline.end, opens) - begin
-    seconds: Floats = np.repeat(length / size, size)[rows.kind <= Kind.FULL_BACKWARD]
+    seconds: Floats = np.repeat(length / size, size)[rows.is_compute]
     return seconds
 
 

@@ -100,10 +100,7 @@ class Timeline:
         Like bytes, they count from the start of a forward and from the end of anything else.
         """
         rows = self.schedule.rows
-        change = np.zeros(len(Kind), dtype=np.int64)
-        change[Kind.FORWARD] = 1
-        change[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
-        total = np.cumsum(change[rows.kind])
+        total = np.cumsum(rows.held_change)
         before = np.concatenate(([0], total))[rows.first[:-1]]
         held: NDArray[np.int64] = total - np.repeat(before, np.diff(rows.first))
         return held
@@ -153,6 +150,6 @@ class Timeline:
     def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Per rank, when its first compute action starts and its last action ends."""
         bounds = self.schedule.rows.first[:-1]
-        is_compute = self.schedule.rows.kind <= Kind.FULL_BACKWARD
+        is_compute = self.schedule.rows.is_compute
         first = np.minimum.reduceat(np.where(is_compute, self.start, np.inf), bounds)
         return first, np.maximum.reduceat(self.end, bounds)

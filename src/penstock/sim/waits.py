@@ -57,7 +57,7 @@ class Waits:
     def gaps(self) -> Ints:
         """The rows before which their rank was idle, once it had computed."""
         rows, start = self.timeline.schedule.rows, self.timeline.start
-        computes = np.concatenate(([0], np.cumsum(rows.kind <= Kind.FULL_BACKWARD)))
+        computes = np.concatenate(([0], np.cumsum(rows.is_compute)))
         first = np.repeat(computes[rows.first[:-1]], np.diff(rows.first))
         idle = (start > self.free + _tolerance(self.timeline)) & ~rows.is_kind(*_RECEIVES)
         return np.flatnonzero(idle & ~rows.joined & (computes[:-1] > first))
@@ -123,7 +123,8 @@ class Waits:
                 row -= 1
             else:
                 break
-        return tuple(row for row in reversed(path) if rows.kind[row] <= Kind.FULL_BACKWARD)
+        is_compute = rows.is_compute
+        return tuple(row for row in reversed(path) if is_compute[row])
 
 
 def find_waits(timeline: Timeline) -> Waits:

@@ -11,7 +11,6 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ir.actions import Kind
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Lane", "TraceLanes", "find_lanes"]
@@ -40,7 +39,7 @@ class TraceLanes:
 def find_lanes(timeline: Timeline) -> TraceLanes:
     """Assign every row to a thread of its rank on which no two rows overlap."""
     rows = timeline.schedule.rows
-    rank, is_compute = rows.rank_of_row(), rows.kind <= Kind.FULL_BACKWARD
+    rank, is_compute = rows.rank_of_row(), rows.is_compute
     order = np.lexsort((timeline.end, timeline.start, rank))
     of_row = np.zeros(len(rows), dtype=np.int64)
     lanes: list[Lane] = []

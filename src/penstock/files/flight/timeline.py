@@ -15,7 +15,7 @@ from penstock.files.flight.log import Doing, FlightLog, FlightRecord, Phase
 from penstock.files.flight.waits import Flight
 from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
-from penstock.ir.rows import Rows
+from penstock.ir.rows import Rows, is_compute
 from penstock.ir.schedule import Schedule
 from penstock.sim.timeline import Timeline
 
@@ -67,9 +67,8 @@ def last_recorded_step(flight: Flight) -> RecordedStep | None:
 def _last_computed(log: FlightLog) -> list[int]:
     """The last step in which a rank computed, if any."""
     table = log.table
-    is_work = (table["doing"]["kind"] <= Kind.FULL_BACKWARD) & (
-        (table["since"] == 0) | (table["ready"] != 0)
-    )
+    has_begun = (table["since"] == 0) | (table["ready"] != 0)
+    is_work = is_compute(table["doing"]["kind"]) & has_begun
     steps: list[int] = table["step"][is_work][-1:].tolist()
     return steps
 

@@ -14,9 +14,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.ir.actions import Kind
 from penstock.ir.rows import Floats, Rows
 from penstock.ir.schedule import Schedule
 from penstock.planner.problem import SchedulingProblem
+from penstock.sim.memory import byte_changes
 
 __all__ = ["Lanes", "Longs"]
 
@@ -71,8 +73,8 @@ class Lanes:
     @cached_property
     def change(self) -> Floats:
         """Per lane, the bytes that its work takes; fewer than none if it gives some back."""
-        activation, stash = self.problem.activation, self.problem.stash
-        return np.concatenate((activation, stash - activation, -stash))
+        by_kind = byte_changes(self.problem.costs, self.stages)
+        return by_kind[[Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]].ravel()
 
     @cached_property
     def room(self) -> Floats:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.ir.actions import Kind
-from penstock.ir.rows import Bools, Rows
+from penstock.ir.rows import Bools
 from penstock.ir.schedule import Schedule
-from penstock.passes.backward import merge_backward
+from penstock.passes.backward import find_pairs, merge_backward, merge_pairs
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
@@ -19,7 +19,7 @@ def merge_for_free(schedule: Schedule, problem: SchedulingProblem) -> Schedule:
 
     Where B takes less than I and W together, all such pairs are merged if that is faster still.
     """
-    choices = [schedule, _merge(schedule, _find_free(schedule, problem))]
+    choices = [schedule, merge_pairs(schedule, _find_free(schedule, problem))]
     if problem.costs.full_backward is not None:
         choices.append(merge_backward(schedule))
     # The last of equals has the fewest actions.
@@ -36,21 +36,11 @@ def _find_free(schedule: Schedule, problem: SchedulingProblem) -> Bools:
     backward = np.flatnonzero(rows.is_kind(Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD))
     needed[rows.stage[backward] + 1, rows.microbatch[backward]] = timeline.start[backward]
     lag = np.concatenate(([0.0], problem.lag_up))
-    is_free = _is_pair(rows) & _is_no_longer(problem)[rows.stage]
+    is_free = find_pairs(rows) & _is_no_longer(problem)[rows.stage]
     pairs = np.flatnonzero(is_free)
     stage, microbatch = rows.stage[pairs], rows.microbatch[pairs]
     is_free[pairs] = needed[stage, microbatch] >= timeline.end[pairs + 1] + lag[stage]
     return is_free
-
-
-def _is_pair(rows: Rows) -> Bools:
-    """For every row, whether it is an I with its W right after it."""
-    is_pair = rows.is_kind(Kind.BACKWARD_INPUT) & ~rows.in_overlap()
-    follows = rows.is_kind(Kind.BACKWARD_WEIGHT) & ~rows.in_overlap()
-    is_same = (rows.stage[:-1] == rows.stage[1:]) & (rows.microbatch[:-1] == rows.microbatch[1:])
-    is_pair[:-1] &= follows[1:] & is_same
-    is_pair[-1:] = False
-    return is_pair
 
 
 def _is_no_longer(problem: SchedulingProblem) -> Bools:
@@ -61,13 +51,6 @@ def _is_no_longer(problem: SchedulingProblem) -> Bools:
     parts = costs.per_stage("backward_input", stages) + problem.backward_weight
     is_no_longer: Bools = costs.per_stage("full_backward", stages) <= parts
     return is_no_longer
-
-
-def _merge(schedule: Schedule, is_free: Bools) -> Schedule:
-    rows = schedule.rows
-    kind = np.where(is_free, np.int8(Kind.FULL_BACKWARD), rows.kind)
-    is_second = np.concatenate(([False], is_free[:-1]))
-    return replace(schedule, rows=replace(rows, kind=kind).keep(~is_second))
 
 
 def with_whole_backwards(problem: SchedulingProblem) -> SchedulingProblem | None:

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from penstock.ir.actions import Kind
 from penstock.ir.schedule import Schedule
 
 __all__ = ["count_in_flight"]
@@ -17,9 +16,6 @@ def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
     >>> count_in_flight(Schedule.from_orders([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"]]))
     (2, 1)
     """
-    rows = schedule.rows
-    change = np.zeros(len(Kind), dtype=np.int64)
-    change[Kind.FORWARD] = 1
-    change[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
-    held = (np.cumsum(change[rows.kind[rows.stage == s]]) for s in range(schedule.num_stages))
+    change, stage = schedule.rows.held_change, schedule.rows.stage
+    held = (np.cumsum(change[stage == s]) for s in range(schedule.num_stages))
     return tuple(int(column.max()) for column in held)

@@ -18,7 +18,6 @@ from math import frexp
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ir.actions import Kind
 from penstock.ir.rows import ABSENT, Bools, Floats, Ints, Rows
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import Waits
@@ -91,12 +90,7 @@ def _held(timeline: Timeline) -> tuple[Floats, str]:
     """Return the memory of each row's rank: in bytes if they are known, else in activations."""
     if timeline.peak_bytes:
         return timeline.memory, "bytes"
-    rows = timeline.schedule.rows
-    change = rows.is_kind(Kind.FORWARD).astype(np.int64)
-    change -= rows.is_kind(Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT)
-    held = np.cumsum(change)
-    before = np.concatenate(([0], held))[rows.first[:-1]]
-    return (held - np.repeat(before, np.diff(rows.first))).astype(np.float64), "activations"
+    return timeline.held_activations.astype(np.float64), "activations"
 
 
 def _steps(column: Ints) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from math import isclose
 
 import numpy as np
 
-from penstock.ir.actions import Kind
+from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.rows import Floats
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import Idle
@@ -16,7 +16,6 @@ from penstock.view.units import format_bytes, format_number, format_share
 __all__ = ["figures_line", "idle_section", "rank_section", "stage_section", "summary_section"]
 
 _MINUS = "\N{MINUS SIGN}"
-_COMPUTE = tuple(kind for kind in Kind if kind.is_compute)
 
 
 def figures_line(timeline: Timeline) -> str:
@@ -41,7 +40,7 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
         lines.append(_line("peak bytes", [t.peak_bytes for t in values], format_bytes))
     lines += [
         _line(f"{LOOKS[kind].label}, all ranks", seconds, format_number)
-        for kind in _COMPUTE
+        for kind in COMPUTE_KINDS
         if any(seconds := [_seconds(timeline, kind) for timeline in values])
     ]
     idle = [sum(timeline.idle_seconds) for timeline in values]
@@ -52,8 +51,13 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
 
 
 def idle_section(idles: Mapping[str, Idle]) -> str:
+<<<<<<< HEAD:src/penstock/view/html/tables.py
     """Show why ranks were idle, summed over ranks, as a bar and a table."""
     kinds = [kind for kind in _COMPUTE if any(kind in idle.work for idle in idles.values())]
+=======
+    """Why ranks were idle, added up over ranks, as a bar and a table."""
+    kinds = [kind for kind in COMPUTE_KINDS if any(kind in idle.work for idle in idles.values())]
+>>>>>>> 74f96bb (State compute kinds, held activations and merged backwards once each):src/penstock/view/page/tables.py
     values = list(idles.values())
     lines = [
         _line(
@@ -125,7 +129,7 @@ def _shares(timeline: Timeline) -> Floats:
 def _means(timeline: Timeline) -> dict[tuple[int, int], float]:
     """Return the mean time of an action by stage and kind of compute."""
     rows = timeline.schedule.rows
-    compute = rows.kind <= Kind.FULL_BACKWARD
+    compute = rows.is_compute
     key = rows.stage[compute].astype(np.int64) * len(Kind) + rows.kind[compute]
     keys, number = np.unique(key, return_inverse=True)
     seconds = np.bincount(number, _shares(timeline)[compute])
