@@ -1,30 +1,34 @@
-"""Runs every rank's list strictly in order and tells when each row starts, or who is stuck.
+"""Run every rank's list strictly in order: when each row starts, or which ranks are stuck.
 
-One loop serves the simulator, lowering and the deadlock search. It is written once, over plain
-sequences: small schedules run it on lists, large ones compiled by numba where that is installed.
+One loop serves the simulator, lowering and the deadlock search. Small schedules run it on lists,
+large ones compiled; see `ir/loops`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
-from typing import Any
+from math import nan
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.ir.graph import Graph
+from penstock.ir.loops import can_compile, compile_loop, filled
 from penstock.ir.rows import Floats, Rows
 
 __all__ = ["Run", "expect_rows", "find_cycle", "run_in_order"]
 
-# Loading the compiled loop takes a good half second, once; below this many rows it does not pay.
+# Below this many rows, loading the compiled loop takes longer than running the plain one.
 _ROWS_WORTH_LOADING = 100_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """When each row starts (NaN if never), and per rank the row that it is stuck at, or -1."""
+    """When each row starts (NaN if never), and where ranks are stuck.
+
+    A rank that is stuck has the row that it is at and the row that it waits for; others have -1.
+    """
 
     start: Floats
     stuck_at: NDArray[np.int64]
@@ -43,23 +47,14 @@ def run_in_order(rows: Rows, graph: Graph, *, duration: Floats, busy: Floats, la
     keeps its rank for `busy` seconds. Joined rows start together, when all their inputs are in;
     each carries the duration of the whole group.
     """
-    num_ranks, num_rows = rows.num_ranks, len(rows)
-    inputs = (rows.first, rows.joined, graph.first, graph.need, lag, duration, busy)
-    start = np.full(num_rows, np.nan)
-    stuck_at = np.full(num_ranks, -1, dtype=np.int64)
-    waits_for = np.full(num_ranks, -1, dtype=np.int64)
-    if _is_worth_compiling(num_rows):
-        waiter = np.full(num_rows, -1, dtype=np.int32)
-        _compiled_loop()(*inputs, start, stuck_at, waits_for, waiter)
-        return Run(start, stuck_at, waits_for)
-    results = start.tolist(), stuck_at.tolist(), waits_for.tolist()
-    arguments: list[Any] = [*(array.tolist() for array in inputs), *results, [-1] * num_rows]
-    _loop(*arguments)
-    return Run(*map(np.array, results))
+    columns = (rows.first, rows.joined, graph.first, graph.need, lag, duration, busy)
+    if _is_worth_compiling(len(rows)):
+        return Run(*_compiled_loop()(_Columns(*columns)))
+    return Run(*map(np.array, _loop(_Columns(*(column.tolist() for column in columns)))))
 
 
 def expect_rows(num_rows: int) -> None:
-    """Get ready for runs of so many rows in all: load the compiled loop if that will pay."""
+    """Load the compiled loop if that pays for runs with this many rows in all."""
     if _is_worth_compiling(num_rows):
         _compiled_loop()
 
@@ -67,39 +62,38 @@ def expect_rows(num_rows: int) -> None:
 def _is_worth_compiling(num_rows: int) -> bool:
     if _compiled_loop.cache_info().currsize:
         return True
-    return num_rows >= _ROWS_WORTH_LOADING and find_spec("numba") is not None
+    return num_rows >= _ROWS_WORTH_LOADING and can_compile()
 
 
 @cache
-def _compiled_loop() -> Callable[..., None]:
-    from numba import njit
-
-    compiled: Callable[..., None] = njit(cache=True)(_loop)
-    return compiled
+def _compiled_loop() -> Callable[..., Any]:
+    return compile_loop(_loop)
 
 
-def _loop(
-    first: Any,
-    joined: Any,
-    first_need: Any,
-    need: Any,
-    lag: Any,
-    duration: Any,
-    busy: Any,
-    start: Any,
-    stuck_at: Any,
-    waits_for: Any,
-    waiter: Any,
-) -> None:
-    """Run each rank until it must wait; whoever starts the awaited row sets it going again.
+class _Columns(NamedTuple):
+    """A schedule with its graph and prices; see `Rows`, `Graph` and `run_in_order`."""
 
-    `waiter[row]` is the rank that came last to wait for a row, `next_waiter` the one before it.
+    first: Any
+    joined: Any
+    first_need: Any
+    need: Any
+    lag: Any
+    duration: Any
+    busy: Any
+
+
+def _loop(columns: _Columns) -> tuple[Any, Any, Any]:
+    """Run each rank until it must wait; whoever starts the awaited row lets it go on.
+
+    Return the columns of a `Run`. `waiter[row]` is the rank that came last to wait for a row,
+    `next_waiter` the one before it.
     """
-    num_ranks = len(first) - 1
-    clock = [0.0] * num_ranks
-    position = [0] * num_ranks
-    next_waiter = [-1] * num_ranks
-    ready = [0] * num_ranks
+    first, joined, first_need, need, lag, duration, busy = columns
+    num_ranks, num_rows = len(first) - 1, len(joined)
+    start, waiter = filled(num_rows, nan), filled(num_rows, -1)
+    stuck_at, waits_for = filled(num_ranks, -1), filled(num_ranks, -1)
+    clock, position = filled(num_ranks, 0.0), filled(num_ranks, 0)
+    next_waiter, ready = filled(num_ranks, -1), filled(num_ranks, 0)
     for rank in range(num_ranks):
         position[rank] = first[rank]
         ready[rank] = num_ranks - 1 - rank
@@ -140,6 +134,7 @@ def _loop(
             waits_for[rank] = missing
             next_waiter[rank] = waiter[missing]
             waiter[missing] = rank
+    return start, stuck_at, waits_for
 
 
 def find_cycle(rows: Rows, run: Run) -> list[int]:

@@ -8,9 +8,9 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.builder import Builder, Policy
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
 from penstock.planner.order.lanes import Lanes
-from penstock.planner.order.orders import Builder, Policy
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem

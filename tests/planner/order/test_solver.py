@@ -13,8 +13,8 @@ from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.prove import prove
+from penstock.planner.order.best_so_far import Race
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.race import Race
 from penstock.planner.order.search import search_orders
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan

@@ -22,8 +22,8 @@ from penstock.costs import Costs
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.passes.backward import split_backward
+from penstock.planner.order.builder import Policy
 from penstock.planner.order.lanes import Lanes
-from penstock.planner.order.orders import Policy
 from penstock.sim.engine import simulate
 
 __all__ = ["Guess", "Guesser", "lengthen", "urgency_of"]

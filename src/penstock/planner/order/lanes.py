@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from penstock.ir.actions import Kind
 from penstock.ir.rows import Floats, Rows
 from penstock.ir.schedule import Schedule
+from penstock.planner.order.loops import Columns
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.memory import byte_changes
 
@@ -103,6 +104,20 @@ class Lanes:
     def cycle(self) -> float:
         """The seconds that the busiest rank needs for one microbatch."""
         return float(self.problem.work.max()) / self.microbatches
+
+    def columns(self, *, is_compiled: bool) -> Columns:
+        """Return what loops need to know: arrays for compiled loops, lists for plain ones."""
+        source = np.full(3 * self.stages, -1, dtype=np.int64)
+        has_follower = np.flatnonzero(self.follower >= 0)
+        source[self.follower[has_follower]] = has_follower
+        first, lanes = self.of_rank
+        columns = (
+            *(first, lanes, self.change, self.room),
+            *(self.holder, self.seconds, self.follower, self.lag),
+            *(source, np.where(source >= 0, self.lag[source], 0.0)),
+        )
+        given = (column if is_compiled else column.tolist() for column in columns)
+        return Columns(self.microbatches, self.stages, *given)
 
     def to_schedule(self, order: Longs, name: str) -> Schedule:
         """The schedule in which every rank's lanes come in this order, rank after rank."""

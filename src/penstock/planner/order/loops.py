@@ -1,49 +1,94 @@
-"""The two loops behind `orders.py`: putting work in line, and running the ranks.
+"""The two loops behind `builder.py`: listing work by urgency, and running the ranks.
 
-They are written once, over plain sequences: few rows run on lists, many compiled by numba where
-that is installed. A place is a lane times the microbatches plus a microbatch.
+They run as plain Python or compiled; see `ir/loops`. Each is one function, because a call per
+action would slow the plain form down. Columns with an entry per action have it at lane times
+microbatches plus microbatch.
 """
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["compile_loop", "line_up", "run_ranks", "should_compile"]
+from penstock.ir.loops import can_compile, compile_loop, filled
+
+__all__ = [
+    "Columns",
+    "Finish",
+    "Listing",
+    "compiled",
+    "list_by_urgency",
+    "run_ranks",
+    "should_compile",
+]
+
+
+class Columns(NamedTuple):
+    """A problem as the loops take it: arrays for compiled loops, lists for plain ones.
+
+    The lanes of rank r are `lanes[first[r]:first[r + 1]]`. All columns but `first`, `lanes` and
+    `room` (per rank) have an entry per lane; see `Lanes` for what they mean.
+    """
+
+    microbatches: int
+    stages: int
+    first: Any
+    lanes: Any
+    change: Any
+    room: Any
+    holder: Any
+    seconds: Any
+    follower: Any
+    lag: Any
+    source: Any
+    source_lag: Any
+
+
+class Listing(NamedTuple):
+    """Every rank's lanes, the most urgent first, and whether their bytes fit in that order."""
+
+    lanes: Any
+    fits: bool
+
+
+class Finish(NamedTuple):
+    """The order of lanes in which the ranks ran, and whether they finished.
+
+    `start` is that of every lane's microbatches, `span` each rank's seconds from first to last.
+    """
+
+    order: Any
+    start: Any
+    span: Any
+    is_finished: bool
 
 
 def should_compile(*, is_worth_loading: bool) -> bool:
-    """Whether to use compiled loops: if they are loaded already, or can be and it is worth it."""
-    is_loaded = compile_loop.cache_info().currsize > 0
-    return is_loaded or (is_worth_loading and find_spec("numba") is not None)
+    """Return whether to use compiled loops: they are loaded, or can be and it is worth it."""
+    is_loaded = compiled.cache_info().currsize > 0
+    return is_loaded or (is_worth_loading and can_compile())
 
 
 @cache
-def compile_loop(loop: Callable[..., bool]) -> Callable[..., bool]:
-    """The same loop, compiled for arrays."""
-    from numba import njit
-
-    compiled: Callable[..., bool] = njit(cache=True)(loop)
-    return compiled
+def compiled(loop: Callable[..., Any], *parts: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loop of the planner compiled, loaded once; `parts` are the functions it calls."""
+    return compile_loop(loop, *parts)
 
 
-def line_up(
-    microbatches: int,
-    stages: int,
-    first: Any,
-    lanes: Any,
-    change: Any,
-    room: Any,
-    urgency: Any,
-    line: Any,
-) -> bool:
-    """Put every rank's lanes in `line`; tell whether their bytes fit, each in its place."""
+def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
+    """List every rank's lanes, the most urgent first.
+
+    A W that frees room moves ahead of work that would not fit in its place.
+    """
+    microbatches, stages = columns.microbatches, columns.stages
+    first, lanes = columns.first, columns.lanes
+    change, room = columns.change, columns.room
+    listed = filled(len(urgency), 0)
     row = 0
     for rank in range(len(room)):
         begin = first[rank]
         end = first[rank + 1]
-        done = [0] * (end - begin)
+        done = filled(end - begin, 0)
         held = 0.0
         for _ in range((end - begin) * microbatches):
             chosen = weight = fitting = -1
@@ -51,7 +96,7 @@ def line_up(
             for slot in range(begin, end):
                 lane = lanes[slot]
                 number = done[slot - begin]
-                # I comes after F of its microbatch, W after I: the lane that stands before it.
+                # I comes after F of its microbatch, W after I: the lane listed before it.
                 is_early = lane >= stages and number == done[slot - begin - 1]
                 if number == microbatches or is_early:
                     continue
@@ -68,67 +113,53 @@ def line_up(
             if held + change[lanes[chosen]] > room[rank]:
                 chosen = weight if weight >= 0 else fitting
                 if chosen < 0:
-                    return False
+                    return Listing(listed, False)
             done[chosen - begin] += 1
             held += change[lanes[chosen]]
-            line[row] = lanes[chosen]
+            listed[row] = lanes[chosen]
             row += 1
-    return True
+    return Listing(listed, True)
 
 
-def run_ranks(
-    microbatches: int,
-    stages: int,
-    first: Any,
-    lanes: Any,
-    change: Any,
-    room: Any,
-    holder: Any,
-    seconds: Any,
-    follower: Any,
-    lag: Any,
-    line: Any,
-    patience: float,
-    overrun: float,
-    allowance: float,
-    is_late: bool,
-    ready: Any,
-    row_of: Any,
-    held_after: Any,
-    is_done: Any,
-    done: Any,
-    head: Any,
-    position: Any,
-    is_waiting: Any,
-    clock: Any,
-    held: Any,
-    busy: Any,
-    order: Any,
-    start: Any,
-    span: Any,
-) -> bool:
-    """Run all ranks, the earliest clock first; tell whether they get to the ends of their lines.
+def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
+    """Run all ranks, the earliest clock first, each by its list and a `Policy`.
 
-    `ready` is when each place's inputs are there, `row_of` its row in line. `held_after` has, per
-    row, the bytes that are held after it if the line were followed from now on. `done` counts per
-    lane. The columns from `head` to `busy` are per rank. All of them are written to, and so are
-    the results: `order`, `start` and `span`.
+    This is list scheduling: a rank decides what to do when it is free. (`ir/clock` and `anneal`
+    time orders that are decided already.) `ready` is when the inputs of an action arrive, `row_of`
+    its row in the list; `held_after` has, per row, the bytes held after it if the list were
+    followed from now on. `done` counts per lane; the columns from `head` to `span` are per rank.
     """
-    num_ranks = len(room)
+    microbatches, stages = columns.microbatches, columns.stages
+    first, lanes, holder = columns.first, columns.lanes, columns.holder
+    change, room, seconds = columns.change, columns.room, columns.seconds
+    follower, lag = columns.follower, columns.lag
+    patience, overrun, allowance, is_late = policy
+    num_rows, num_ranks = len(listed), len(room)
+    ready, row_of, held_after = filled(num_rows, inf), filled(num_rows, 0), filled(num_rows, 0.0)
+    for number in range(microbatches):
+        ready[number] = 0.0
+    is_done, done = filled(num_rows, False), filled(3 * stages, 0)
+    head, position, is_waiting = (
+        filled(num_ranks, 0),
+        filled(num_ranks, 0),
+        filled(num_ranks, False),
+    )
+    clock, held, busy = filled(num_ranks, 0.0), filled(num_ranks, 0.0), filled(num_ranks, 0.0)
+    order, start, span = filled(num_rows, 0), filled(num_rows, 0.0), filled(num_ranks, 0.0)
     for rank in range(num_ranks):
         head[rank] = position[rank] = first[rank] * microbatches
         total = 0.0
         for row in range(first[rank] * microbatches, first[rank + 1] * microbatches):
-            lane = line[row]
+            lane = listed[row]
             row_of[lane * microbatches + done[lane]] = row
             done[lane] += 1
             total += change[lane]
             held_after[row] = total
             if total > room[rank]:
-                return False
+                return Finish(order, start, span, False)
     for lane in range(3 * stages):
         done[lane] = 0
-    left = 3 * stages * microbatches
+    left = num_rows
     while left > 0:
         rank = 0
         for other in range(1, num_ranks):
@@ -136,27 +167,27 @@ def run_ranks(
                 rank = other
         now = clock[rank]
         if now == inf:
-            return False
+            return Finish(order, start, span, False)
 
-        # What could run now, what W there is, and what comes next; rows tell who goes first.
+        # What could run now, which W could, and what becomes ready next; lower rows go first.
         best = weight = -1
-        best_row = weight_row = next_row = len(line)
+        best_row = weight_row = next_row = num_rows
         coming = inf
         has_forward = False
         for slot in range(first[rank], first[rank + 1]):
             lane = lanes[slot]
             if done[lane] == microbatches:
                 continue
-            place = lane * microbatches + done[lane]
-            row = row_of[place]
+            entry = lane * microbatches + done[lane]
+            row = row_of[entry]
             has_forward |= lane < stages
             if lane >= 2 * stages:
-                if ready[place] <= now and row < weight_row:
+                if ready[entry] <= now and row < weight_row:
                     weight = lane
                     weight_row = row
-            elif ready[place] > now:
-                if ready[place] < coming:
-                    coming = ready[place]
+            elif ready[entry] > now:
+                if ready[entry] < coming:
+                    coming = ready[entry]
                     next_row = row
             elif row < best_row:
                 most = room[rank] - change[lane]
@@ -171,7 +202,7 @@ def run_ranks(
                 best = lane
                 best_row = row
 
-        # What to do: a W whose turn it is, the first that can run, a W in a gap, or nothing.
+        # Choose: a W that is next in the list, the first that can run, a W in a gap, or nothing.
         lost = coming - busy[rank] - span[rank]
         may_wait = position[rank] == first[rank] * microbatches or lost <= allowance
         is_short = weight >= 0 and now + (1 - overrun) * seconds[weight] <= coming
@@ -188,8 +219,8 @@ def run_ranks(
             is_waiting[rank] = True
             continue
 
-        # Do it, tell those who wait for it, and keep the line's bytes up to date.
-        place = chosen * microbatches + done[chosen]
+        # Run it, pass its result on, and keep the bytes of the list up to date.
+        entry = chosen * microbatches + done[chosen]
         end = now + seconds[chosen]
         if position[rank] == first[rank] * microbatches:
             span[rank] = now
@@ -197,11 +228,11 @@ def run_ranks(
         clock[rank] = end
         busy[rank] += seconds[chosen]
         held[rank] += change[chosen]
-        start[place] = now
+        start[entry] = now
         order[position[rank]] = chosen
         position[rank] += 1
         if stages <= chosen < 2 * stages:
-            ready[place + stages * microbatches] = end
+            ready[entry + stages * microbatches] = end
         if follower[chosen] >= 0:
             waiting = holder[follower[chosen]]
             arrival = end + lag[chosen]
@@ -209,7 +240,7 @@ def run_ranks(
             if is_waiting[waiting] and arrival < clock[waiting]:
                 clock[waiting] = arrival
         done[chosen] += 1
-        row = row_of[place]
+        row = row_of[entry]
         is_done[row] = True
         for overtaken in range(head[rank], row):
             held_after[overtaken] += change[chosen]
@@ -220,4 +251,4 @@ def run_ranks(
             span[rank] = end - span[rank]
             clock[rank] = inf
         left -= 1
-    return True
+    return Finish(order, start, span, True)

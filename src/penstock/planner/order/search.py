@@ -11,15 +11,15 @@ from random import Random
 
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.anneal import MOVES, anneal
+from penstock.planner.order.best_so_far import Race, is_as_fast
+from penstock.planner.order.builder import Builder, Policy
+from penstock.planner.order.climb import ImprovedOrder, climb, try_out
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
-from penstock.planner.order.improve import ImprovedOrder, climb, try_out
-from penstock.planner.order.improve_order import MOVES, anneal
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
-from penstock.planner.order.orders import Builder, Policy
-from penstock.planner.order.race import Race, is_as_fast
 from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["search_orders"]
@@ -89,7 +89,7 @@ def search_orders(race: Race, known: Sequence[Schedule], seconds: float) -> None
     _offer(race, lanes, order)
     if is_small and not race.is_won:
         is_compiled = should_compile(is_worth_loading=False)
-        order = anneal(lanes, order, is_compiled=is_compiled, gone=_way(race, lanes, seconds))
+        order = anneal(lanes, order, is_compiled=is_compiled, progress=_way(race, lanes, seconds))
         _offer(race, lanes, order)
 
 
@@ -173,7 +173,7 @@ def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iter
     for policy in (_TO_THE_LETTER, *_MORE_FREELY):
         allowance = policy.allowance * search.lanes.cycle
         for start in starts:
-            yield Guess(start, replace(policy, allowance=allowance))
+            yield Guess(start, policy._replace(allowance=allowance))
     number = _SHARE_FOR_GUESSES * search.count_orders(is_compiled=True)
     for _ in range(min(_GUESSES, max(_FEWEST_GUESSES, int(number)))):
         yield guesser.guess()

@@ -14,10 +14,10 @@ from penstock.checks.report import check
 from penstock.ir.clock import expect_rows
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.prove import prove
+from penstock.planner.order.best_so_far import Progress, Race
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_backwards
-from penstock.planner.order.race import Progress, Race
 from penstock.planner.order.search import search_orders
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem

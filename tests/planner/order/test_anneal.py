@@ -6,10 +6,10 @@ import pytest
 
 from penstock.checks.report import check
 from penstock.ir.placement import Placement
+from penstock.planner.order.anneal import anneal
+from penstock.planner.order.builder import Builder
 from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.improve_order import anneal
 from penstock.planner.order.lanes import Lanes, Longs
-from penstock.planner.order.orders import Builder
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.every_order import least_makespan
@@ -31,7 +31,7 @@ def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = Fal
         Lanes(problem),
         first_order(problem),
         is_compiled=is_compiled,
-        gone=lambda _makespan: float(next(parts)),
+        progress=lambda _makespan: float(next(parts)),
     )
 
 

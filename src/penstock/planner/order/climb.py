@@ -14,8 +14,8 @@ from random import Random
 import numpy as np
 
 from penstock.ir.rows import Floats
+from penstock.planner.order.builder import Builder, Built, Policy
 from penstock.planner.order.guesses import Guess
-from penstock.planner.order.orders import Builder, Built, Policy
 
 __all__ = ["ImprovedOrder", "climb", "try_out"]
 
@@ -107,14 +107,14 @@ def _change_policy(policy: Policy, random: Random, lost: float) -> Policy:
     match random.randrange(4):
         case 0:
             patience = policy.patience + random.gauss(0, 0.25)
-            return replace(policy, patience=min(1.5, max(0.0, patience)))
+            return policy._replace(patience=min(1.5, max(0.0, patience)))
         case 1:
             overrun = policy.overrun + random.gauss(0, 0.25)
-            return replace(policy, overrun=min(1.0, max(0.0, overrun)))
+            return policy._replace(overrun=min(1.0, max(0.0, overrun)))
         case 2:
-            return replace(policy, allowance=lost * random.uniform(0.0, 1.2))
+            return policy._replace(allowance=lost * random.uniform(0.0, 1.2))
         case _:
-            return replace(policy, is_late=not policy.is_late)
+            return policy._replace(is_late=not policy.is_late)
 
 
 def _change_urgency(urgency: Floats, random: Random, cycle: float) -> Floats:

@@ -5,10 +5,10 @@ import pytest
 
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.builder import Builder
+from penstock.planner.order.climb import ImprovedOrder, climb, try_out
 from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.improve import ImprovedOrder, climb, try_out
 from penstock.planner.order.lanes import Lanes
-from penstock.planner.order.orders import Builder
 from tests.planner.problems import draw_problem
 
 

@@ -1,0 +1,250 @@
+"""Simulated annealing: improve an order by moving one action at a time, for small problems.
+
+rank 0   F F F I W[F]I W        an action moves some places up or down its rank's order; the whole
+rank 1     F I F  I F W         order is timed again, and kept if it is no slower or, less and less
+                                often, if it is a little slower
+
+A move changes which row waits for which, so the times come from lanes and counters and not from
+`ir/clock`, whose graph would have to be built anew for every move. A test holds the two together.
+"""
+
+from collections.abc import Callable
+from math import exp, inf
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.ir.loops import filled
+from penstock.planner.order.lanes import Lanes, Longs
+from penstock.planner.order.loops import Columns, compiled
+
+__all__ = ["MOVES", "anneal"]
+
+# How much slower an accepted order may be, in cycles: it cools down from each of these
+# temperatures in turn, and starts from the best order each time.
+_TEMPERATURES = (0.02, 0.1, 0.4, 0.05, 0.2, 0.05)
+
+# The farthest that an action is moved, in places.
+_REACH = 8
+
+# Between orders of one makespan, the one with the smaller mean over the ranks is better.
+_WEIGHT_OF_MEAN = 0.01
+
+# The number of moves between two looks at the clock.
+MOVES = 1000
+
+
+class _Orders(NamedTuple):
+    """The current order, the best so far with its makespan, and the last random number."""
+
+    current: Any
+    best: Any
+    makespan: Any
+    random: Any
+
+
+class _Scratch(NamedTuple):
+    """The columns that timing an order writes.
+
+    `ended` has the end of each lane's microbatches, `awaited_by` the rank that waits for a lane,
+    `ready` the ranks that may go on; the others are per lane (`done`) or per rank.
+    """
+
+    done: Any
+    awaited_by: Any
+    ended: Any
+    position: Any
+    ready: Any
+    clock: Any
+    began: Any
+    held: Any
+
+
+class _Move(NamedTuple):
+    """Rows `begin` to `middle` and `middle` to `end` change places, or the first and the last."""
+
+    begin: int
+    middle: int
+    end: int
+    is_exchange: bool
+
+
+def anneal(
+    lanes: Lanes, order: Longs, *, is_compiled: bool, progress: Callable[[float], float]
+) -> Longs:
+    """Return the best order that annealing meets, starting from this one.
+
+    `progress` gets the best makespan so far and returns which share of the annealing is over; 1
+    ends it.
+    """
+    loop: Callable[..., bool] = compiled(_make_moves, *_PARTS) if is_compiled else _make_moves
+
+    def give(column: Any) -> Any:
+        return column.copy() if is_compiled else column.tolist()
+
+    columns = lanes.columns(is_compiled=is_compiled)
+    starts = (order, order, np.full(1, inf), np.ones(1, dtype=np.int64))
+    orders = _Orders(*map(give, starts))
+    spell = 0
+    while (part := progress(orders.makespan[0])) < 1:
+        if spell != int(part * len(_TEMPERATURES)):
+            spell = int(part * len(_TEMPERATURES))
+            orders.current[:] = orders.best
+        cooled = part * len(_TEMPERATURES) - spell
+        temperature = _TEMPERATURES[spell] * lanes.cycle * (1 - cooled) ** 2
+        loop(columns, temperature, orders)
+    return np.asarray(orders.best)
+
+
+def _empty_scratch(columns: Columns, num_rows: int) -> _Scratch:
+    num_lanes, num_ranks = 3 * columns.stages, len(columns.room)
+    return _Scratch(
+        filled(num_lanes, 0),
+        filled(num_lanes, 0),
+        filled(num_rows, 0.0),
+        filled(num_ranks, 0),
+        filled(num_ranks, 0),
+        filled(num_ranks, 0.0),
+        filled(num_ranks, 0.0),
+        filled(num_ranks, 0.0),
+    )
+
+
+def _make_moves(columns: Columns, temperature: float, orders: _Orders) -> bool:
+    """Time the current order, then try moves; keep `orders` up to date."""
+    order, random = orders.current, orders.random
+    scratch = _empty_scratch(columns, len(order))
+    value = inf
+    for turn in range(MOVES + 1):
+        move = _Move(0, 0, 0, False)
+        if turn > 0:
+            move = _draw_move(columns, random, len(order))
+            _do(order, move)
+        is_allowed = _time(columns, order, scratch)
+        longest, total = _measure(scratch)
+        changed = longest + _WEIGHT_OF_MEAN * total / len(columns.room)
+        is_kept = is_allowed and changed <= value
+        random[0] = random[0] * 48271 % 2147483647
+        if is_allowed and not is_kept and temperature > 0:
+            is_kept = random[0] / 2147483647 < exp((value - changed) / temperature)
+        if not is_kept:
+            _undo(order, move)
+            continue
+        value = changed
+        if longest < orders.makespan[0]:
+            orders.makespan[0] = longest
+            for row in range(len(order)):
+                orders.best[row] = order[row]
+    return True
+
+
+def _draw_move(columns: Columns, random: Any, num_rows: int) -> _Move:
+    """Draw one of four moves: one action down or up, a few actions down, or an exchange."""
+    first = columns.first
+    random[0] = random[0] * 48271 % 2147483647
+    begin = random[0] % num_rows
+    rank = 0
+    while first[rank + 1] * columns.microbatches <= begin:
+        rank += 1
+    last = first[rank + 1] * columns.microbatches
+    random[0] = random[0] * 48271 % 2147483647
+    reach = 1 + random[0] % _REACH
+    random[0] = random[0] * 48271 % 2147483647
+    kind = random[0] % 4
+    middle = begin + (1 if kind != 2 else 2 + random[0] // 4 % 2)
+    end = min(middle + reach, last)
+    middle = min(end - 1 if kind == 1 else middle, end)
+    return _Move(begin, middle, end, kind == 3)
+
+
+def _do(order: Any, move: _Move) -> None:
+    """Make a move: exchange two rows, or rotate by three reversals."""
+    begin, middle, end, is_exchange = move
+    if is_exchange:
+        order[begin], order[end - 1] = order[end - 1], order[begin]
+    else:
+        _reverse(order, begin, middle)
+        _reverse(order, middle, end)
+        _reverse(order, begin, end)
+
+
+def _undo(order: Any, move: _Move) -> None:
+    """Take a move back."""
+    begin, middle, end, is_exchange = move
+    if is_exchange:
+        order[begin], order[end - 1] = order[end - 1], order[begin]
+    else:
+        _reverse(order, begin, end)
+        _reverse(order, begin, middle)
+        _reverse(order, middle, end)
+
+
+def _reverse(order: Any, low: int, high: int) -> None:
+    for offset in range((high - low) // 2):
+        row, other = low + offset, high - 1 - offset
+        order[row], order[other] = order[other], order[row]
+
+
+def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
+    """Run every rank until it must wait; return whether the order finishes within the limits.
+
+    Whoever does what a rank waits for lets it go on.
+    """
+    microbatches, stages, first = columns.microbatches, columns.stages, columns.first
+    change, room, seconds = columns.change, columns.room, columns.seconds
+    source, lag = columns.source, columns.source_lag
+    done, awaited_by, ended, position, ready, clock, began, held = scratch
+    num_ranks = len(room)
+    for lane in range(3 * stages):
+        done[lane] = 0
+        awaited_by[lane] = -1
+    for rank in range(num_ranks):
+        position[rank] = first[rank] * microbatches
+        clock[rank] = held[rank] = 0.0
+        ready[rank] = rank
+    num_ready = num_ranks
+    num_left = len(order)
+    while num_ready > 0:
+        num_ready -= 1
+        rank = ready[num_ready]
+        opening = first[rank] * microbatches
+        last = first[rank + 1] * microbatches
+        while position[rank] < last:
+            lane = order[position[rank]]
+            number = done[lane]
+            moment = clock[rank]
+            needed = source[lane]
+            if needed >= 0:
+                if done[needed] <= number:
+                    awaited_by[needed] = rank
+                    break
+                moment = max(moment, ended[needed * microbatches + number] + lag[lane])
+            held[rank] += change[lane]
+            is_early = lane >= stages and done[lane - stages] <= number
+            if is_early or held[rank] > room[rank]:
+                return False
+            if position[rank] == opening:
+                began[rank] = moment
+            clock[rank] = moment + seconds[lane]
+            ended[lane * microbatches + number] = clock[rank]
+            done[lane] = number + 1
+            position[rank] += 1
+            num_left -= 1
+            if awaited_by[lane] >= 0:
+                ready[num_ready] = awaited_by[lane]
+                num_ready += 1
+                awaited_by[lane] = -1
+    return num_left == 0
+
+
+def _measure(scratch: _Scratch) -> tuple[float, float]:
+    """Return the longest time of a rank from first start to last end, and the sum over ranks."""
+    longest = total = 0.0
+    for rank in range(len(scratch.clock)):
+        span = scratch.clock[rank] - scratch.began[rank]
+        longest = max(longest, span)
+        total += span
+    return longest, total
+
+
+_PARTS = (_empty_scratch, _draw_move, _do, _undo, _reverse, _time, _measure)

@@ -1,0 +1,91 @@
+"""Build an order that keeps the byte limit from how urgent every piece of work is.
+
+First each rank's work is listed, the most urgent first; a W that frees room moves ahead of what
+would not fit. Then all ranks run, each by its own clock. A rank takes the first entry of its list
+that is ready, and an F only if everything that it overtakes still fits after it:
+
+list      F0 F1 F2 I0 W0 F3 I1 ...        the inputs of I0 are not there yet: F3 may go before it
+order     F0 F1 F2 F3 I0 W0 I1 ...        if I0 and W0 still fit while F3's bytes are held
+
+So no rank ever fills up with work that it cannot finish. Where something more urgent is about to
+become ready, a rank may wait for it, or do a W in the meantime; a `Policy` says how long.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from penstock.ir.rows import Floats
+from penstock.planner.order.lanes import Lanes, Longs
+from penstock.planner.order.loops import Columns, compiled, list_by_urgency, run_ranks
+
+__all__ = ["Builder", "Built", "Policy"]
+
+_Result = TypeVar("_Result")
+
+
+class Policy(NamedTuple):
+    """What a rank does when something more urgent is about to become ready.
+
+    The rank may wait for it if it is ready within `patience` times the seconds of what else could
+    run. A W may run in the meantime if at most the share `overrun` of it is left by then. A rank
+    that has lost more than `allowance` seconds in all no longer waits. If `is_late`, W waits for
+    gaps once the rank has no F left.
+    """
+
+    patience: float
+    overrun: float
+    allowance: float
+    is_late: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Built:
+    """An order of lanes, rank after rank, and the start of every lane's microbatches.
+
+    `makespan` is the longest time of a rank from first to last, `mean` the mean over the ranks.
+    """
+
+    order: Longs
+    start: Floats
+    makespan: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Builds orders for one problem, again and again; compiled or as plain Python."""
+
+    lanes: Lanes
+    is_compiled: bool
+
+    def build(self, urgency: Floats, policy: Policy) -> Built | None:
+        """Return the order for the urgency of each lane's microbatches, or None if it is stuck.
+
+        Small numbers are urgent. In every lane microbatches come in order, so they must rise.
+        """
+        listing = self._call(list_by_urgency, self._columns, self._give(urgency.ravel()))
+        if not listing.fits:
+            return None
+        finish = self._call(run_ranks, self._columns, listing.lanes, policy)
+        if not finish.is_finished:
+            return None
+        spans = np.asarray(finish.span)
+        makespan, mean = float(spans.max()), float(spans.mean())
+        start = np.reshape(finish.start, urgency.shape)
+        return Built(np.asarray(finish.order), start, makespan, mean)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return self.lanes.columns(is_compiled=self.is_compiled)
+
+    def _give(self, column: Any) -> Any:
+        """Return a column as the loops take it: an array if compiled, else a list."""
+        return column if self.is_compiled else column.tolist()
+
+    def _call(self, loop: Callable[..., _Result], *arguments: Any) -> _Result:
+        called: Callable[..., _Result] = compiled(loop) if self.is_compiled else loop
+        return called(*arguments)
