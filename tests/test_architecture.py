@@ -19,7 +19,7 @@ SOURCE = ROOT / "src" / "penstock"
 # TORCH_LINE on, and inside the functions of the command line.
 LAYERS = (
     ("errors", "version"),
-    ("untrusted",),
+    ("untrusted", "atomic_files"),
     ("ir",),
     ("costs",),
     ("schedules", "passes", "checks", "sim"),

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.atomic_files import write_atomically
 from penstock.errors import CostsError, ParseError
 from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph
@@ -122,7 +123,7 @@ class Costs:
             text = "{\n" + ",\n".join(f'  "{name}": {value}' for name, value in lines) + "\n}\n"
         else:
             text = "".join(f"{name} = {value}\n" for name, value in lines)
-        file.write_text(text, encoding="utf-8")
+        write_atomically(file, text)
 
     def recut(self, share_of: int, pieces: int) -> "Costs":
         """The costs of the same model cut into `pieces` stages.

@@ -178,7 +178,7 @@ def _share_plan(
         if is_first and job.costs is None and not costs_file.exists():
             folder.mkdir(parents=True, exist_ok=True)
             found = _measure(job, model, device)
-            _write_whole(costs_file, lambda file: write_layers(file, found))
+            write_layers(costs_file, found)
     pieces = _given(job) if job.costs is not None else read_layers(costs_file)
     plan_file = folder / f"plan-{ranks}-ranks-{_digest(job, pieces)}.json"
     with control.together(cannot("find a plan")):
@@ -192,7 +192,7 @@ def _share_plan(
                 transfer=pieces.transfer,
                 seconds=seconds,
             ).best
-            _write_whole(plan_file, plan.to_file)
+            plan.to_file(plan_file)
     return Plan.from_file(plan_file)
 
 
@@ -229,10 +229,3 @@ def _digest(job: Job, costs: LayerCosts) -> str:
     """Return a name for what a plan depends on, beside the number of ranks."""
     facts = repr((costs.layers, costs.transfer, job.rows, job.memory))
     return blake2b(facts.encode(), digest_size=6).hexdigest()
-
-
-def _write_whole(file: Path, write: Callable[[Path], None]) -> None:
-    """Write a file completely or not at all."""
-    partial = file.with_name(f"partial-{file.name}")
-    write(partial)
-    partial.replace(file)

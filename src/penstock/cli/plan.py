@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from penstock.atomic_files import write_atomically
 from penstock.cli import options, reports
 from penstock.cli.progress import show_solving
 from penstock.errors import ArgumentError
@@ -157,6 +158,6 @@ def _write(plan: Plan, text: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     plan.schedule.to_csv(folder / "schedule.csv")
     plan.to_file(folder / "plan.json")
-    (folder / "report.md").write_text(text, encoding="utf-8")
+    write_atomically(folder / "report.md", text)
     for name in ("schedule.csv", "plan.json", "report.md"):
         reports.announce(folder / name)

@@ -13,6 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock.atomic_files import write_atomically
 from penstock.checks.problem import Problem
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
@@ -265,7 +266,7 @@ def write_views(
 ) -> None:
     """Write a page and figures, as far as they are asked for, and name each file."""
     if html_file is not None:
-        html_file.write_text(page(source), encoding="utf-8")
+        write_atomically(html_file, page(source))
         announce(html_file)
     for path in figures:
         save(source, path)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.atomic_files import write_atomically
 from penstock.errors import ParseError, ScheduleError
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
@@ -35,7 +36,7 @@ def write_timeline(timeline: Timeline, path: Path | str) -> None:
         **{name: [part.tolist() for part in np.split(column, bounds)] for name, column in columns},
     }
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(content[name])}" for name in content)
-    Path(path).write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    write_atomically(path, "{\n" + lines + "\n}\n")
 
 
 def read_timeline(path: Path | str) -> Timeline:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.atomic_files import write_atomically
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Kind, Work
 from penstock.ir.dataflow import Dataflow
@@ -98,7 +99,7 @@ class Schedule:
         A dataflow that is no chain goes into a first line that begins with `#`.
         """
         text = format_csv((self.order(rank) for rank in range(self.num_ranks)), self.dataflow)
-        Path(path).write_text(text, encoding="utf-8")
+        write_atomically(path, text)
 
     @property
     def num_ranks(self) -> int:

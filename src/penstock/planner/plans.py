@@ -5,6 +5,7 @@ from functools import cached_property
 from math import isinf
 from pathlib import Path
 
+from penstock.atomic_files import write_atomically
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.plan_files import ROUNDING, SavedPlan, format_plan, read_plan
@@ -37,7 +38,7 @@ class Plan:
 
     def to_file(self, path: Path | str) -> None:
         """Write the plan as JSON: orders, costs, limits, choices; the prediction to look at."""
-        Path(path).write_text(self.to_text(), encoding="utf-8")
+        write_atomically(path, self.to_text())
 
     def to_text(self) -> str:
         """What `to_file` writes."""

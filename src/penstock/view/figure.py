@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.atomic_files import replacing
 from penstock.errors import ArgumentError, MissingDependencyError
 from penstock.ir.actions import Kind
 from penstock.ir.rows import ABSENT
@@ -85,7 +86,8 @@ def save(figure: Figure, path: Path | str) -> None:
         raise ArgumentError(
             f"the name of a figure must end in {', '.join(_SUFFIXES)} (got {file.name!r})"
         )
-    figure.savefig(file, dpi=200)
+    with replacing(file) as partial:
+        figure.savefig(partial, dpi=200)
 
 
 def show(figure: Figure) -> None:

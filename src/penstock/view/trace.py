@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from penstock.atomic_files import replacing
 from penstock.files.trace.own import header_of
 from penstock.ir.actions import Kind
 from penstock.ir.graph import build_graph
@@ -43,10 +44,10 @@ class _Arrows:
 
 def write_trace(timeline: Timeline, path: Path | str) -> None:
     """Write a timeline as a trace that `read_trace` reads; a name ending in .gz is compressed."""
-    file = Path(path)
-    opener = gzip.open if file.suffix == ".gz" else open
-    with opener(file, "wt", encoding="utf-8") as stream:
-        stream.writelines(trace_lines(timeline))
+    with replacing(path) as file:
+        opener = gzip.open if file.suffix == ".gz" else open
+        with opener(file, "wt", encoding="utf-8") as stream:
+            stream.writelines(trace_lines(timeline))
 
 
 def trace_lines(timeline: Timeline) -> Iterator[str]:

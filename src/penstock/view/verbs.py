@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from penstock.atomic_files import write_atomically
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.planner.partition.partition import Partition
@@ -181,7 +182,7 @@ def save(
     ending = _ending_of(file)
     if ending == _REPORT:
         _refuse_settings(source, ranks, microbatches, costs)
-        file.write_text(report(_planned(source)), encoding="utf-8")
+        write_atomically(file, report(_planned(source)))
         return
     if isinstance(source, Findings):
         raise ArgumentError(
@@ -224,11 +225,11 @@ def _save_figure(source: Timeline | Comparison, file: Path) -> None:
 
 
 def _save_page(source: Timeline | Comparison, file: Path) -> None:
-    file.write_text(page(source), encoding="utf-8")
+    write_atomically(file, page(source))
 
 
 def _save_text(source: Timeline | Comparison, file: Path) -> None:
-    file.write_text(f"{draw(source, width=_SAVED_WIDTH)}\n", encoding="utf-8")
+    write_atomically(file, f"{draw(source, width=_SAVED_WIDTH)}\n")
 
 
 def _save_trace(source: Timeline | Comparison, file: Path) -> None:

@@ -54,6 +54,19 @@ def test_the_best_order_on_the_way_is_allowed_and_no_slower(
         assert timeline.makespan <= makespan(problem, first_order(problem))
 
 
+def test_annealing_times_orders_as_the_simulator_does() -> None:
+    for seed in range(3):
+        problem = draw_problem(Random(seed), Placement.v(2), 4, room=2.0)
+        seen: list[float] = []
+
+        def progress(makespan: float, seen: list[float] = seen) -> float:
+            seen.append(makespan)
+            return len(seen) / 3
+
+        order = anneal(Lanes(problem), first_order(problem), is_compiled=False, progress=progress)
+        assert makespan(problem, order) == pytest.approx(seen[-1])
+
+
 def test_moves_find_the_best_order_of_a_tiny_problem() -> None:
     for seed in range(3):
         problem = draw_problem(Random(seed), Placement.loop(2), 2, room=1.5)

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.atomic_files import write_atomically
 from penstock.cli import options
 from penstock.cli.demo.comparison import compare_and_show, describe_times
 from penstock.cli.demo.planning import Preparation, prepare
@@ -149,7 +150,7 @@ def _write(output: Path, prepared: Preparation, results: list[Result]) -> None:
     timelines = {"predicted": first.candidate.predicted, "recorded": first.recorded}
     timelines |= {f"{result.candidate.name}, recorded": result.recorded for result in results[1:]}
     text = page(compare(timelines), title=f"Penstock demo: {first.candidate.name}")
-    (output / "report.html").write_text(text, encoding="utf-8")
+    write_atomically(output / "report.html", text)
     plan = prepared.planned.plan
     plan.to_file(output / "plan.json")
     plan.problem.costs.to_file(output / "costs.toml")

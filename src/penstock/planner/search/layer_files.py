@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from penstock.atomic_files import write_atomically
 from penstock.costs import Costs, PerLink
 from penstock.errors import CostsError, ParseError
 from penstock.planner.partition.pieces import Piece
@@ -59,8 +60,7 @@ def write_layers(path: Path | str, costs: LayerCosts) -> None:
         }
         for size, pieces in costs.layers.items()
     ]
-    text = json.dumps({"sizes": sizes}, indent=1) + "\n"
-    Path(path).write_text(text, encoding="utf-8")
+    write_atomically(path, json.dumps({"sizes": sizes}, indent=1) + "\n")
 
 
 def _read(values: object) -> LayerCosts:

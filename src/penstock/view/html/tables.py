@@ -51,13 +51,8 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
 
 
 def idle_section(idles: Mapping[str, Idle]) -> str:
-<<<<<<< HEAD:src/penstock/view/html/tables.py
     """Show why ranks were idle, summed over ranks, as a bar and a table."""
-    kinds = [kind for kind in _COMPUTE if any(kind in idle.work for idle in idles.values())]
-=======
-    """Why ranks were idle, added up over ranks, as a bar and a table."""
     kinds = [kind for kind in COMPUTE_KINDS if any(kind in idle.work for idle in idles.values())]
->>>>>>> 74f96bb (State compute kinds, held activations and merged backwards once each):src/penstock/view/page/tables.py
     values = list(idles.values())
     lines = [
         _line(
