@@ -230,3 +230,11 @@ def test_cut_that_does_not_come_out_even_is_refused() -> None:
 def test_copies_of_a_part_cost_what_the_part_costs() -> None:
     costs = Costs(forward=[1, 2], backward_input=5).for_parts((0, 1, 1, 0))
     assert (costs.forward, costs.backward_input) == ((1, 2, 2, 1), 5)
+
+
+def test_repr_shows_what_was_given_and_the_range_of_long_columns() -> None:
+    assert repr(Costs()) == "Costs()"
+    costs = Costs(forward=[1, 2], backward_input=range(1, 9), transfer=np.full((4, 4), 0.5))
+    assert repr(costs) == (
+        "Costs(forward=(1.0, 2.0), backward_input=<8 from 1 to 8>, transfer=<16 from 0.5 to 0.5>)"
+    )

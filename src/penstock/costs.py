@@ -33,6 +33,9 @@ _PER_STAGE = (
     "workspace_bytes",
 )
 
+# A repr shows this many numbers of a cost; of more it shows the range.
+_FEW_NUMBERS = 4
+
 PerStage: TypeAlias = float | Sequence[float]
 PerLink: TypeAlias = float | Sequence[Sequence[float]]
 
@@ -88,6 +91,14 @@ class Costs:
             object.__setattr__(self, field.name, value)
         if not self.overlap_gain <= 1:
             raise CostsError(f"overlap_gain lies between 0 and 1 (got {self.overlap_gain})")
+
+    def __repr__(self) -> str:
+        changed = (
+            f"{field.name}={_shorten(value)}"
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        )
+        return f"Costs({', '.join(changed)})"
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "Costs":
@@ -210,6 +221,18 @@ class Costs:
         crosses = graph.link >= 0
         lag[crosses] = transfer[np.divmod(graph.link[crosses], schedule.num_ranks)]
         return lag
+
+
+def _shorten(value: PerStage | PerLink) -> str:
+    """Return a cost on part of a line: all numbers if they are few, else how many there are.
+
+    >>> _shorten((1.0, 2.0)), _shorten((1.0,) * 7 + (2.5,))
+    ('(1.0, 2.0)', '<8 from 1 to 2.5>')
+    """
+    numbers = np.ravel(np.asarray(value))
+    if numbers.size <= _FEW_NUMBERS:
+        return repr(value)
+    return f"<{numbers.size} from {numbers.min():g} to {numbers.max():g}>"
 
 
 def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:

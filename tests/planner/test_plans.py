@@ -176,3 +176,9 @@ def test_file_that_is_no_plan_is_refused(text: str | bytes, message: str, tmp_pa
     with pytest.raises(PlanError) as caught:
         Plan.from_file(file)
     assert message in str(caught.value)
+
+
+def test_repr_of_a_plan_is_one_line() -> None:
+    assert repr(make_plan()) == (
+        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, makespan 19 s, at most 2.7% above the bound>"
+    )

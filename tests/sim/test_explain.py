@@ -177,3 +177,10 @@ def test_longer_schedules_are_explained_too() -> None:
     schedule = build("DualPipeV", ranks=4, microbatches=10)
     found = explain(lower(schedule), Costs(overlap_gain=0.5, send=0.25, transfer=0.5))
     assert found.critical_path[-1].end == found.timeline.end_time
+
+
+def test_repr_of_an_explanation_is_one_line() -> None:
+    found = explain(build("GPipe", ranks=2, microbatches=2))
+    assert repr(found) == (
+        "<Explanation of GPipe: makespan 9 s, actions on the critical path: 6, idle gaps: 1>"
+    )

@@ -1,7 +1,7 @@
 """The value in which planning and running meet: every rank's order of work."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +36,7 @@ class Schedule:
     1  0B0     1B0
     """
 
-    rows: Rows = field(repr=False)
+    rows: Rows
     placement: Placement
     dataflow: Dataflow
     microbatches: int
@@ -147,6 +147,12 @@ class Schedule:
     def __hash__(self) -> int:
         columns = (column.tobytes() for column in self.rows.columns)
         return hash((self.placement, self.dataflow, self.microbatches, *columns))
+
+    def __repr__(self) -> str:
+        return (
+            f"<Schedule {self.name}: {self.num_ranks} ranks, {self.num_stages} stages, "
+            f"{self.microbatches} microbatches, {len(self.rows)} actions>"
+        )
 
     def __str__(self) -> str:
         return format_table(self.orders)

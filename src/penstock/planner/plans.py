@@ -68,6 +68,14 @@ class Plan:
         pairs = zip(self.timeline.rank_peak_bytes, self.problem.memory, strict=True)
         return all(peak <= limit * (1 + ROUNDING) for peak, limit in pairs)
 
+    def __repr__(self) -> str:
+        problem = self.problem
+        return (
+            f"<Plan {self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages, "
+            f"{problem.microbatches} microbatches, makespan {self.timeline.makespan:.4g} s, "
+            f"at most {max(self.gap, 0):.1%} above the bound>"
+        )
+
     def __str__(self) -> str:
         timeline, problem = self.timeline, self.problem
         lines = [

@@ -58,6 +58,13 @@ class Explanation:
     gaps: tuple[Gap, ...]
     savings: tuple[Saving, ...]
 
+    def __repr__(self) -> str:
+        return (
+            f"<Explanation of {self.timeline.schedule.name}: makespan "
+            f"{self.timeline.makespan:.4g} s, actions on the critical path: "
+            f"{len(self.critical_path)}, idle gaps: {len(self.gaps)}>"
+        )
+
     @property
     def critical_seconds(self) -> dict[str, float]:
         """Seconds of the critical path by kind of action; the rest of it is transfers."""

@@ -50,6 +50,13 @@ class Timeline:
                 "a timeline holds what every stage has done"
             )
 
+    def __repr__(self) -> str:
+        schedule = self.schedule
+        return (
+            f"<Timeline of {schedule.name}: {schedule.num_ranks} ranks, {len(schedule.rows)} "
+            f"actions, makespan {self.makespan:.4g} s, bubble {self.bubble_rate:.1%}>"
+        )
+
     @cached_property
     def rank_makespans(self) -> tuple[float, ...]:
         """Per rank, the seconds from the start of its first action to the end of its last."""

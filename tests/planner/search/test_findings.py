@@ -70,3 +70,9 @@ def test_neighbouring_stages_are_told_together() -> None:
 def test_bound_of_a_finding_is_below_its_step() -> None:
     for finding in make_findings().found:
         assert lower_bound(finding.plan.problem) <= finding.seconds
+
+
+def test_repr_of_findings_is_one_line() -> None:
+    assert repr(make_findings()) == (
+        "<Findings: 2 plans, the best takes 18.5 s; slower: 3, over the limit: 1>"
+    )

@@ -114,6 +114,9 @@ class FlightLog:
     clock_offset: float
     table: RecordTable
 
+    def __repr__(self) -> str:
+        return f"<FlightLog of rank {self.rank}: {len(self.table)} records in {self.path}>"
+
     @property
     def num_ranks(self) -> int:
         """How many ranks the pipeline has."""

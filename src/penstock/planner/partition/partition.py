@@ -106,6 +106,12 @@ class Partition:
             workspace_bytes=[max(p.workspace_bytes for p in stage) for stage in self.stages],
         )
 
+    def __repr__(self) -> str:
+        return (
+            f"<Partition: {len(self.pieces)} pieces in {self.placement.num_stages} stages, "
+            f"balance {self.balance:.1%}, slowest stage {max(self.stage_seconds):.4g} s>"
+        )
+
     def __str__(self) -> str:
         names = [self.describe_stage(stage) for stage in range(self.placement.num_stages)]
         rows = [

@@ -97,6 +97,12 @@ class Findings:
             told += [f"  {describe_refusal(one)}" for one in tempting[:3]]
         return tuple(told)
 
+    def __repr__(self) -> str:
+        return (
+            f"<Findings: {len(self.found)} plans, the best takes {self.found[0].seconds:.4g} s; "
+            f"slower: {self.num_slower}, over the limit: {len(self.refused)}>"
+        )
+
     def __str__(self) -> str:
         table = [self.headings, *self.rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
