@@ -128,13 +128,13 @@ def test_lowered_schedule_holds_all_that_a_runtime_needs() -> None:
 def test_unknown_place_for_receives_is_refused() -> None:
     with pytest.raises(ValueError, match="receives") as caught:
         lower(build("1F1B", ranks=2, microbatches=2), receives="never")  # type: ignore[arg-type]
-    assert str(caught.value) == "receives is 'early', 'late' or Costs (got 'never')"
+    assert str(caught.value) == "receives must be 'early', 'late' or Costs (got 'never')"
 
 
 def test_schedule_is_lowered_only_once() -> None:
     with pytest.raises(ScheduleError) as caught:
         lower(lower(build("1F1B", ranks=2, microbatches=2)))
-    message = "the schedule has sends and receives already; lower it only once"
+    message = "the schedule already has sends and receives; lower it only once"
     assert str(caught.value) == message
 
 

@@ -38,32 +38,32 @@ def test_full_backward_is_the_sum_of_its_halves_unless_given() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("forward", -1, "forward takes numbers from 0 to 1e+100 (got -1)"),
-        ("forward", float("nan"), "forward takes numbers from 0 to 1e+100 (got nan)"),
-        ("forward", float("inf"), "forward takes numbers from 0 to 1e+100 (got inf)"),
-        ("forward", "fast", "forward takes numbers from 0 to 1e+100 (got 'fast')"),
-        ("forward", b"ab", "forward takes numbers from 0 to 1e+100 (got b'ab')"),
-        ("forward", True, "forward takes numbers from 0 to 1e+100 (got True)"),
-        ("forward", None, "forward takes numbers from 0 to 1e+100 (got None)"),
-        ("forward", [1, -2], "forward takes numbers from 0 to 1e+100 (got -2)"),
-        ("forward", [1, "2"], "forward takes numbers from 0 to 1e+100 (got '2')"),
-        ("forward", [[1]], "forward takes numbers from 0 to 1e+100 (got [1])"),
-        ("forward", {"a": 1}, "forward takes numbers from 0 to 1e+100 (got {'a': 1})"),
-        ("forward", 1j, "forward takes numbers from 0 to 1e+100 (got 1j)"),
-        ("forward", np.array(1.0), "forward takes numbers from 0 to 1e+100 (got array(1.))"),
+        ("forward", -1, "forward must be from 0 to 1e+100 (got -1)"),
+        ("forward", float("nan"), "forward must be from 0 to 1e+100 (got nan)"),
+        ("forward", float("inf"), "forward must be from 0 to 1e+100 (got inf)"),
+        ("forward", "fast", "forward must be from 0 to 1e+100 (got 'fast')"),
+        ("forward", b"ab", "forward must be from 0 to 1e+100 (got b'ab')"),
+        ("forward", True, "forward must be from 0 to 1e+100 (got True)"),
+        ("forward", None, "forward must be from 0 to 1e+100 (got None)"),
+        ("forward", [1, -2], "forward must be from 0 to 1e+100 (got -2)"),
+        ("forward", [1, "2"], "forward must be from 0 to 1e+100 (got '2')"),
+        ("forward", [[1]], "forward must be from 0 to 1e+100 (got [1])"),
+        ("forward", {"a": 1}, "forward must be from 0 to 1e+100 (got {'a': 1})"),
+        ("forward", 1j, "forward must be from 0 to 1e+100 (got 1j)"),
+        ("forward", np.array(1.0), "forward must be from 0 to 1e+100 (got array(1.))"),
         # More than a float holds; converting it once failed with an OverflowError.
-        ("forward", 10**309, f"forward takes numbers from 0 to 1e+100 (got 1{'0' * 76}...)"),
+        ("forward", 10**309, f"forward must be from 0 to 1e+100 (got 1{'0' * 76}...)"),
         # Without values there is nothing to divide by; that once failed in `compare`.
         ("forward", [], "forward has no values; give at least one number"),
         ("transfer", [], "transfer has no values; give at least one number"),
-        ("transfer", [1, 2], "transfer is one number, or a square table of numbers"),
-        ("transfer", [[1, 2]], "transfer is one number, or a square table of numbers"),
-        ("transfer", [[1, 2], [3]], "transfer is one number, or a square table of numbers"),
-        ("transfer", ["ab", "cd"], "transfer is one number, or a square table of numbers"),
-        ("transfer", [[0, -1], [0, 0]], "transfer takes numbers from 0 to 1e+100 (got -1)"),
-        ("send", [1], "send takes numbers from 0 to 1e+100 (got [1])"),
-        ("overlap_gain", 1.5, "overlap_gain lies between 0 and 1 (got 1.5)"),
-        ("overlap_gain", -0.5, "overlap_gain takes numbers from 0 to 1e+100 (got -0.5)"),
+        ("transfer", [1, 2], "transfer must be one number or a square table of numbers"),
+        ("transfer", [[1, 2]], "transfer must be one number or a square table of numbers"),
+        ("transfer", [[1, 2], [3]], "transfer must be one number or a square table of numbers"),
+        ("transfer", ["ab", "cd"], "transfer must be one number or a square table of numbers"),
+        ("transfer", [[0, -1], [0, 0]], "transfer must be from 0 to 1e+100 (got -1)"),
+        ("send", [1], "send must be from 0 to 1e+100 (got [1])"),
+        ("overlap_gain", 1.5, "overlap_gain must be between 0 and 1 (got 1.5)"),
+        ("overlap_gain", -0.5, "overlap_gain must be from 0 to 1e+100 (got -0.5)"),
         (
             "fwd",
             1,
@@ -169,14 +169,14 @@ def test_a_file_of_costs_has_a_line_for_each(tmp_path: Path) -> None:
         ),
         ("bad.json", b"", "not readable as JSON: Expecting value: line 1 column 1 (char 0)"),
         ("bad.json", b"[1, 2]", "write names and numbers, such as forward = 1.5"),
-        ("bad.json", b'{"forward": NaN}', "NaN is no number here"),
-        ("bad.json", b'{"forward": null}', "forward takes numbers from 0 to 1e+100 (got None)"),
-        ("bad.toml", b"forward = true", "forward takes numbers from 0 to 1e+100 (got True)"),
-        ("bad.toml", b"[forward]\na = 1", "forward takes numbers from 0 to 1e+100 (got {'a': 1})"),
+        ("bad.json", b'{"forward": NaN}', "NaN is not a valid number"),
+        ("bad.json", b'{"forward": null}', "forward must be from 0 to 1e+100 (got None)"),
+        ("bad.toml", b"forward = true", "forward must be from 0 to 1e+100 (got True)"),
+        ("bad.toml", b"[forward]\na = 1", "forward must be from 0 to 1e+100 (got {'a': 1})"),
         (
             "bad.toml",
             b"\xff",
-            "not a text file: byte 0 is no UTF-8 (invalid start byte)",
+            "not a text file: byte 0 is not UTF-8 (invalid start byte)",
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_cut_that_does_not_come_out_even_is_refused() -> None:
     with pytest.raises(CostsError) as caught:
         Costs(forward=[1, 2, 3]).recut(2, 2)
     assert str(caught.value) == (
-        "forward has 3 values, which cannot be shared out evenly over 2 stages"
+        "forward has 3 values, which cannot be divided evenly among 2 stages"
     )
 
 

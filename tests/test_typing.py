@@ -91,7 +91,7 @@ def test_findings_are_typed() -> None:
     assert_type(findings.best, ps.Plan)
     assert_type(findings.found, tuple[ps.planner.Finding, ...])
     assert_type(findings.found[0].choices, ps.planner.Choices)
-    assert_type(findings.verdicts, tuple[str, ...])
+    assert_type(findings.comparisons, tuple[str, ...])
 
 
 def test_family_of_ones_own_is_a_function() -> None:

@@ -1,4 +1,4 @@
-"""From a name to a schedule that is checked, and from that to one with communication."""
+"""Build a checked schedule from the name of its family, and lower it for a runtime."""
 
 import inspect
 from typing import Literal
@@ -23,9 +23,9 @@ def build(
     microbatches: int,
     stages_per_rank: int | None = None,
 ) -> Schedule:
-    """Build and check a schedule, by the name of its family or by a function that makes one.
+    """Build and check a schedule, given the name of its family or a function that makes one.
 
-    Names are taken in any case, and torch's class names too; `penstock list` shows them.
+    Names are matched in any case, and torch's class names work too; `penstock list` shows them.
 
     >>> print(build("1F1B", ranks=2, microbatches=2))
        rank 0  rank 1
@@ -86,10 +86,10 @@ def lower(
     receives: Literal["early", "late"] | Costs = "early",
     whole_stages: int = 3,
 ) -> Schedule:
-    """Add what a runtime needs: parameters gathered and let go, gradients reduced, messages.
+    """Add what a runtime needs: messages, gathered parameters, gradient reduction.
 
-    `receives` says where receives stand: as early as torch puts them, late (right before their
-    use where that is safe), or where these costs say that the message comes. At most
+    `receives` says where receives go: as early as torch puts them, late (right before their
+    use where that is safe), or where these costs say that the message arrives. At most
     `whole_stages` sharded stages of a rank are gathered at once.
 
     >>> print(lower(build("1F1B", ranks=2, microbatches=1)))
@@ -112,4 +112,4 @@ def lower(
         case "late":
             return delay_receives(add_send_recv(schedule))
         case _:
-            raise ArgumentError(f"receives is 'early', 'late' or Costs (got {receives!r})")
+            raise ArgumentError(f"receives must be 'early', 'late' or Costs (got {receives!r})")

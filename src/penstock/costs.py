@@ -1,4 +1,4 @@
-"""What actions cost: seconds and bytes per stage and kind of action, and seconds per link."""
+"""Costs of actions: seconds and bytes per stage and kind of action, and seconds per link."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ PerLink: TypeAlias = float | Sequence[Sequence[float]]
 class Prices:
     """The costs of one schedule: seconds per row, and seconds per need that crosses ranks.
 
-    `duration` is how long a row's result takes, `busy` how long it keeps its rank.
+    `duration` is the time until a row's result is there, `busy` how long it occupies its rank.
     """
 
     duration: Floats
@@ -57,10 +57,10 @@ class Costs:
     """Seconds and bytes per stage and kind of action; each a number or one number per stage.
 
     `transfer` is the seconds that a value needs from rank to rank: one number, or a table with a
-    row per sending and a column per receiving rank. `send` is the seconds that a send keeps the
-    sender. Activations live from F to I or B (`activation_bytes`), what the weight backward still
-    needs lives from I to W (`weight_stash_bytes`). An overlapped pair takes the sum of its parts
-    less `overlap_gain` (0 to 1) times the shorter of them.
+    row per sending and a column per receiving rank. `send` is the seconds that a send occupies
+    the sender. Activations live from F to I or B (`activation_bytes`), what the weight backward
+    still needs lives from I to W (`weight_stash_bytes`). An overlapped pair takes the sum of its
+    parts less `overlap_gain` (0 to 1) times the shorter of them.
 
     Parameters, gradients and optimizer state are held all the time, and so is room for what a
     stage receives: one input of `message_bytes`, and one gradient of what its consumers take in.
@@ -90,7 +90,7 @@ class Costs:
             value = _frozen(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
         if not self.overlap_gain <= 1:
-            raise CostsError(f"overlap_gain lies between 0 and 1 (got {self.overlap_gain})")
+            raise CostsError(f"overlap_gain must be between 0 and 1 (got {self.overlap_gain})")
 
     def __repr__(self) -> str:
         changed = (
@@ -102,7 +102,7 @@ class Costs:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "Costs":
-        """Costs from names and numbers; an unknown name is an error that lists the known ones."""
+        """Return costs from names and numbers; the error for an unknown name lists all names."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(values) - set(known)):
             raise CostsError(f"unknown cost {quote(unknown[0])}; known are {', '.join(known)}")
@@ -110,7 +110,7 @@ class Costs:
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Costs":
-        """Costs from a TOML or JSON file that holds names and numbers."""
+        """Return costs from a TOML or JSON file that holds names and numbers."""
         file = Path(path)
         try:
             values = read_table(file)
@@ -121,14 +121,14 @@ class Costs:
             raise CostsError(f"{file}: {error}") from error
 
     def to_mapping(self) -> dict[str, object]:
-        """Names and plain numbers, of which `from_mapping` makes the same costs."""
+        """Return names and plain numbers, from which `from_mapping` makes the same costs."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
     def to_file(self, path: Path | str) -> None:
-        """Write the costs where `from_file` reads them: JSON by its ending, else TOML."""
+        """Write the costs for `from_file`: as JSON if the suffix is .json, else as TOML."""
         file = Path(path)
-        # What JSON writes for numbers and lists of numbers, TOML reads.
+        # TOML reads numbers and lists of numbers as JSON writes them.
         lines = [(name, json.dumps(value)) for name, value in self.to_mapping().items()]
         if file.suffix == ".json":
             text = "{\n" + ",\n".join(f'  "{name}": {value}' for name, value in lines) + "\n}\n"
@@ -137,11 +137,11 @@ class Costs:
         write_atomically(file, text)
 
     def recut(self, share_of: int, pieces: int) -> "Costs":
-        """The costs of the same model cut into `pieces` stages.
+        """Return the costs of the same model cut into `pieces` stages.
 
         A single number is the cost of one of `share_of` equal shares of the model. A list is for
-        consecutive pieces, which are added up or divided evenly. Messages between pieces and room
-        to work in stay as large as they are.
+        consecutive pieces, which are added up or divided evenly. The sizes of messages between
+        pieces and of workspaces do not change.
         """
         changes: dict[str, Any] = {}
         for name in _PER_STAGE:
@@ -152,7 +152,7 @@ class Costs:
         return replace(self, **changes)
 
     def for_parts(self, parts: Sequence[int]) -> "Costs":
-        """The costs of stages that run these parts of the model, from costs per part."""
+        """Return the costs of stages that run these parts of the model, from costs per part."""
         changes: dict[str, Any] = {
             name: tuple(value[part] for part in parts)
             for name in _PER_STAGE
@@ -161,13 +161,13 @@ class Costs:
         return replace(self, **changes)
 
     def full_backward_seconds(self, stage: int) -> float:
-        """The seconds of a full backward of one stage: as given, or input plus weight part."""
+        """Return the seconds of a stage's full backward: as given, or both halves added up."""
         if self.full_backward is not None:
             return _at(self.full_backward, stage)
         return _at(self.backward_input, stage) + _at(self.backward_weight, stage)
 
     def per_stage(self, name: str, num_stages: int) -> Floats:
-        """One of the costs, for every stage."""
+        """Return one of the costs, for every stage."""
         value: PerStage = getattr(self, name)
         if isinstance(value, Sequence) and len(value) != num_stages:
             raise CostsError(
@@ -177,7 +177,7 @@ class Costs:
         return np.broadcast_to(np.asarray(value, dtype=np.float64), (num_stages,))
 
     def per_link(self, num_ranks: int) -> Floats:
-        """The transfer seconds from every rank to every rank."""
+        """Return the transfer seconds from every rank to every rank."""
         table = np.asarray(self.transfer, dtype=np.float64)
         if table.ndim and table.shape != (num_ranks, num_ranks):
             raise CostsError(
@@ -187,7 +187,7 @@ class Costs:
         return np.broadcast_to(table, (num_ranks, num_ranks))
 
     def price(self, schedule: Schedule, graph: Graph) -> Prices:
-        """What every row of a schedule costs, and every need that crosses ranks."""
+        """Return what every row of a schedule costs, and every need that crosses ranks."""
         rows = schedule.rows
         duration = self._seconds_by_kind(schedule.num_stages)[rows.kind, rows.stage]
         if rows.joined.any():
@@ -243,7 +243,7 @@ def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
     if len(given) % pieces == 0:
         size = len(given) // pieces
         parts = [given[piece * size : (piece + 1) * size] for piece in range(pieces)]
-        # What enters joined pieces enters the first; what they need to work in, the largest needs.
+        # The input of joined pieces is that of the first; their workspace is the largest.
         match name:
             case "message_bytes":
                 return tuple(part[0] for part in parts)
@@ -252,12 +252,12 @@ def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
             case _:
                 return tuple(sum(part) for part in parts)
     raise CostsError(
-        f"{name} has {len(given)} values, which cannot be shared out evenly over {pieces} stages"
+        f"{name} has {len(given)} values, which cannot be divided evenly among {pieces} stages"
     )
 
 
 def _implied_messages(schedule: Schedule) -> Floats:
-    """How many messages each row of a compute-only schedule sends to other ranks."""
+    """Return how many messages each row of a compute-only schedule sends to other ranks."""
     flow, holder = schedule.dataflow, schedule.placement.rank_of_stage
     counts = np.zeros((len(Kind), schedule.num_stages))
     for stage in range(schedule.num_stages):
@@ -278,7 +278,7 @@ def _price_overlaps(duration: Floats, joined: NDArray[np.bool_], gain: float) ->
 
 
 def _sum_overlaps(column: Floats, joined: NDArray[np.bool_]) -> Floats:
-    """For every row, the sum over the piece of work that it is part of."""
+    """Return, for every row, the sum over the piece of work that it is part of."""
     opens = np.flatnonzero(~joined)
     size = np.diff(np.append(opens, len(column)))
     total: Floats = np.add.reduceat(column, opens)
@@ -290,7 +290,7 @@ def _at(value: PerStage, stage: int) -> float:
 
 
 def _frozen(name: str, value: object) -> object:
-    """The value with numbers as floats and sequences as tuples, after checking every number."""
+    """Check every number, and return numbers as floats and sequences as tuples."""
     if value is None and name == "full_backward":
         return None
     items = None if name in ("send", "overlap_gain") else _items(value)
@@ -302,12 +302,12 @@ def _frozen(name: str, value: object) -> object:
         return tuple(_number(name, item) for item in items)
     table = tuple(tuple(_number(name, item) for item in _items(row) or ()) for row in items)
     if any(len(row) != len(table) for row in table):
-        raise CostsError("transfer is one number, or a square table of numbers")
+        raise CostsError("transfer must be one number or a square table of numbers")
     return table
 
 
 def _items(value: object) -> list[object] | None:
-    """What a list or array holds, or nothing where the value is neither."""
+    """Return the items of a list or array, or None if the value is neither."""
     if isinstance(value, np.ndarray):
         return list(value) if value.ndim else None
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -318,5 +318,5 @@ def _items(value: object) -> list[object] | None:
 def _number(name: str, value: object) -> float:
     number = to_quantity(value)
     if number is None:
-        raise CostsError(f"{name} takes numbers from 0 to {LARGEST:g} (got {quote(value)})")
+        raise CostsError(f"{name} must be from 0 to {LARGEST:g} (got {quote(value)})")
     return number

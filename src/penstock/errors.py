@@ -1,4 +1,4 @@
-"""The one tree of exceptions that Penstock raises."""
+"""The exceptions that Penstock raises, in one tree."""
 
 __all__ = [
     "ArgumentError",
@@ -38,11 +38,11 @@ class ParseError(ScheduleError):
 
 
 class SizeError(PenstockError, ValueError):
-    """A schedule family does not exist for these sizes; the message says which would work."""
+    """A schedule family does not exist for these sizes; the message says which sizes work."""
 
 
 class ScheduleNameError(PenstockError, ValueError):
-    """No schedule family has this name, or one has it already; the message lists them."""
+    """No schedule family has this name, or the name is taken; the message lists the families."""
 
 
 class CostsError(PenstockError, ValueError):
@@ -50,11 +50,11 @@ class CostsError(PenstockError, ValueError):
 
 
 class MemoryLimitError(PenstockError, ValueError):
-    """A limit of bytes that no schedule can keep."""
+    """A memory limit that no schedule can keep."""
 
 
 class PlanError(PenstockError, ValueError):
-    """A file is not a plan, or not the plan that it says; the message names the file and field."""
+    """A file is not a valid plan; the message names the file and the field."""
 
 
 class MissingDependencyError(PenstockError, ImportError):
@@ -62,7 +62,7 @@ class MissingDependencyError(PenstockError, ImportError):
 
 
 class ArgumentError(PenstockError, ValueError):
-    """An argument has a value that means nothing here; the message says which would do."""
+    """An argument has an invalid value; the message says which values are valid."""
 
 
 class BatchError(PenstockError, ValueError):
@@ -78,7 +78,7 @@ class CheckpointError(PenstockError, RuntimeError):
 
 
 class ModelError(PenstockError, ValueError):
-    """A model cannot be used as it is given; the message says what is asked of it."""
+    """A model cannot be used as it is; the message says what is required of it."""
 
 
 class PipelineError(PenstockError, RuntimeError):
@@ -86,9 +86,9 @@ class PipelineError(PenstockError, RuntimeError):
 
 
 class PeerLostError(PipelineError):
-    """A rank died, stopped answering, left or lost its link; the message says what it did last.
+    """A rank died, stopped answering, left or lost its link; the message names its last action.
 
-    All other ranks of the pipeline raise this, with the same words. `rank` is the lost one's.
+    All other ranks of the pipeline raise this, with the same message. `rank` is the lost rank.
     """
 
     def __init__(self, message: str, rank: int) -> None:

@@ -1,7 +1,7 @@
-"""What comes from outside, made safe to work with: files, numbers, names, and words about them.
+"""Input from outside made safe to use: files, numbers, names, and how messages quote them.
 
 Reading is bounded: in bytes by a limit on files, in time because nothing here is slower than
-linear, and in depth because nesting is refused where Python's own limit is.
+linear, and in depth because nesting beyond Python's own limit is refused.
 """
 
 import json
@@ -29,11 +29,11 @@ __all__ = [
     "to_quantity",
 ]
 
-# Costs are not larger, nor sums of them, so that whatever is computed of them is a number too.
+# The largest cost, and the largest sum of costs: whatever is computed from them stays finite.
 LARGEST, LARGEST_SUM = 1e100, 1e150
-# Seconds and bytes that are smaller are none; a difference of larger ones can be divided by.
+# Smaller seconds and bytes count as 0, so that it is safe to divide by any other.
 _SMALLEST = 1e-100
-# Of a file; a million actions with their times are a quarter of this.
+# The largest file; a million actions with their times take a quarter of it.
 _PIECE_BYTES, _MOST_PIECES = 2**20, 2**8
 _MOST_LETTERS = 80
 _MOST_PARTS = 32
@@ -42,7 +42,7 @@ _KEY_LETTERS = re.compile(r"[A-Za-z0-9_ \t-]+")
 
 
 def quote(value: object) -> str:
-    """A value as it stands in a message: on one line, and cut where it is long.
+    """Return a value as messages show it: on one line, and cut where it is long.
 
     >>> quote("0F\\n0")
     "'0F\\\\n0'"
@@ -58,7 +58,7 @@ def quote(value: object) -> str:
 
 
 def clean_name(text: str) -> str:
-    """A name with a mark for every character that cannot be shown, or not be written to a file.
+    """Return a name with a mark in place of every character that cannot be printed.
 
     >>> clean_name("step\\x1b[2J")
     'step\ufffd[2J'
@@ -69,7 +69,7 @@ def clean_name(text: str) -> str:
 
 
 def to_quantity(value: object, largest: float = LARGEST) -> float | None:
-    """Seconds or bytes as a number from 0 to the largest, or nothing where the value is none.
+    """Return seconds or bytes as a number from 0 to the largest, or None if they are not one.
 
     >>> [to_quantity(value) for value in (3, 1e-320, -1, 10**400, "3")]
     [3.0, 0.0, None, None, None]
@@ -83,22 +83,22 @@ def to_quantity(value: object, largest: float = LARGEST) -> float | None:
 
 
 def read_text(file: Path) -> str:
-    """The text of a file that is UTF-8, with or without a mark at its beginning."""
+    """Return the text of a UTF-8 file, with or without a byte order mark."""
     with file.open("rb") as stream:
-        # Python takes room for as much as it is asked to read, before it has seen any of it.
+        # Python allocates as much as it is asked to read before it has read any of it.
         pieces = list(islice(iter(lambda: stream.read(_PIECE_BYTES), b""), _MOST_PIECES + 1))
     if len(pieces) > _MOST_PIECES:
-        raise ParseError(f"the file is longer than {_MOST_PIECES * _PIECE_BYTES:,} bytes")
+        raise ParseError(f"the file must not be longer than {_MOST_PIECES * _PIECE_BYTES:,} bytes")
     try:
         return b"".join(pieces).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ParseError(
-            f"not a text file: byte {error.start} is no UTF-8 ({error.reason})"
+            f"not a text file: byte {error.start} is not UTF-8 ({error.reason})"
         ) from error
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value; a name that stands twice, NaN and endless numbers are refused."""
+    """Return a JSON value; repeated names, NaN and infinity are errors."""
     try:
         return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=name_once)
     except ParseError:
@@ -110,11 +110,11 @@ def parse_json(text: str) -> Any:
 
 
 def read_table(file: Path) -> Any:
-    """What a JSON file holds, or a TOML file if it has another ending."""
+    """Return what a JSON file holds, or a TOML file if its suffix is not .json."""
     text = read_text(file)
     if file.suffix == ".json":
         return parse_json(text)
-    # Keys of many parts take Python's reader time that grows with their square.
+    # For keys with many parts, the time of Python's reader grows with their square.
     if "." * _MOST_PARTS in _KEY_LETTERS.sub("", _QUOTED.sub("", text)):
         raise ParseError(f"a key has more than {_MOST_PARTS} parts")
     try:
@@ -126,15 +126,15 @@ def read_table(file: Path) -> Any:
 
 
 def refuse_constant(name: str) -> None:
-    """Refuse what Python's reader takes for a number and JSON does not know."""
-    raise ParseError(f"{name} is no number here")
+    """Raise an error for NaN and the like, which Python's reader accepts and JSON does not."""
+    raise ParseError(f"{name} is not a valid number")
 
 
 def name_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object that these pairs make, if no name stands in it twice."""
+    """Return the object made of these pairs; a repeated name is an error."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise ParseError(f"{quote(name)} stands twice in one object")
+            raise ParseError(f"{quote(name)} appears twice in one object")
         found[name] = value
     return found

@@ -1,4 +1,4 @@
-"""Which version of the package this is."""
+"""The version of the package."""
 
 from importlib.metadata import PackageNotFoundError, version
 
@@ -6,7 +6,7 @@ __all__ = ["own_version"]
 
 
 def own_version() -> str:
-    """Return the version as installed; a source tree that is run as it is has none."""
+    """Return the installed version; a source tree that is not installed has none."""
     try:
         return version("penstock")
     except PackageNotFoundError:

@@ -23,25 +23,25 @@ def problems_of(schedule: Schedule) -> list[str]:
         (
             "0F1 0F2 0B1 0B2",
             [
-                "rank 0, 0F0: is missing; microbatches are numbered from 0 (rule: once)",
-                "rank 0, 0B0: is missing; microbatches are numbered from 0 (rule: once)",
+                "rank 0, 0F0: is missing; microbatches must be numbered from 0 (rule: once)",
+                "rank 0, 0B0: is missing; microbatches must be numbered from 0 (rule: once)",
             ],
         ),
         (
             "0F0 0F0 0B0",
-            ["rank 0, position 1, 0F0: stands 2 times (rule: once)\n  rank 0: 0F0 [0F0] 0B0"],
+            ["rank 0, position 1, 0F0: appears 2 times (rule: once)\n  rank 0: 0F0 [0F0] 0B0"],
         ),
         (
             "0F0 0B0 0I0 0W0",
             [
-                "rank 0, position 1, 0B0: the backward is there whole and split; "
+                "rank 0, position 1, 0B0: the backward is both whole and split; "
                 "keep B, or I and W (rule: backward)\n  rank 0: 0F0 [0B0] 0I0 0W0"
             ],
         ),
         (
             "0F0 0I0 0B0",
             [
-                "rank 0, position 2, 0B0: the backward is there whole and split; "
+                "rank 0, position 2, 0B0: the backward is both whole and split; "
                 "keep B, or I and W (rule: backward)\n  rank 0: 0F0 0I0 [0B0]"
             ],
         ),
@@ -70,7 +70,7 @@ def problems_of(schedule: Schedule) -> list[str]:
         ),
         (
             "0F0 0B0 0B0 0B0",
-            ["rank 0, position 3, 0B0: stands 3 times (rule: once)\n  rank 0: 0F0 0B0 0B0 [0B0]"],
+            ["rank 0, position 3, 0B0: appears 3 times (rule: once)\n  rank 0: 0F0 0B0 0B0 [0B0]"],
         ),
         (
             "0B0 0F0",
@@ -96,21 +96,22 @@ def problems_of(schedule: Schedule) -> list[str]:
         (
             "0F0 0B0 5UNSHARD",
             [
-                "rank 0, position 2, 5UNSHARD: stages go from 0 to 0 (rule: numbering)\n"
+                "rank 0, position 2, 5UNSHARD: stages must be from 0 to 0 (rule: numbering)\n"
                 "  rank 0: 0F0 0B0 [5UNSHARD]"
             ],
         ),
         (
             "0F0 0SEND_F7 0B0",
             [
-                "rank 0, position 1, 0SEND_F7: microbatches go from 0 to 0 (rule: numbering)\n"
+                "rank 0, position 1, 0SEND_F7: microbatches must be from 0 to 0 "
+                "(rule: numbering)\n"
                 "  rank 0: 0F0 [0SEND_F7] 0B0"
             ],
         ),
         (
             "0F0 0B0 1UNSHARD\n1F0 1B0",
             [
-                "rank 0, position 2, 1UNSHARD: stage 1 lives on rank 1 (rule: placement)\n"
+                "rank 0, position 2, 1UNSHARD: stage 1 is on rank 1 (rule: placement)\n"
                 "  rank 0: 0F0 0B0 [1UNSHARD]"
             ],
         ),
@@ -145,7 +146,7 @@ def test_schedule_without_any_action_lacks_everything() -> None:
     # The search for actions in the wrong order once failed where there was none at all.
     schedule = replace(read_schedule("0F0"), rows=Rows.from_works([[]]))
     assert problems_of(schedule) == [
-        "rank 0, 0F0: is missing; microbatches are numbered from 0 (rule: once)"
+        "rank 0, 0F0: is missing; microbatches must be numbered from 0 (rule: once)"
     ]
 
 
@@ -154,6 +155,6 @@ def test_neighbourhood_shows_three_works_on_either_side() -> None:
         "0F0 0F1 0F2 0F3 0B0 0F4 (0F5;0B1)OVERLAP_F_B 0F5 (0F6;0B2)OVERLAP_F_B 0B3 0B4 0B5 0B6"
     )
     assert problems_of(schedule) == [
-        "rank 0, position 7, 0F5: stands 2 times (rule: once)\n"
+        "rank 0, position 7, 0F5: appears 2 times (rule: once)\n"
         "  rank 0: 0B0 0F4 (0F5;0B1)OVERLAP_F_B [0F5] (0F6;0B2)OVERLAP_F_B 0B3 0B4"
     ]

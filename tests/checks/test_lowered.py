@@ -57,7 +57,7 @@ def test_lowered_schedule_is_fine() -> None:
             "0SEND_F0",
             "0SEND_F0 0SEND_F0",
             [
-                "rank 0, position 2, 0SEND_F0: stands more often than it is needed "
+                "rank 0, position 2, 0SEND_F0: appears more often than needed "
                 "(rule: messages)\n  rank 0: 0UNSHARD 0F0 [0SEND_F0] 0SEND_F0 0RECV_B0 0B0"
             ],
         ),
@@ -65,7 +65,7 @@ def test_lowered_schedule_is_fine() -> None:
             "0SEND_F0",
             "0SEND_F0 0SEND_F0>7",
             [
-                "rank 0, position 3, 0SEND_F0>7: stages 0 and 7 do not feed one another "
+                "rank 0, position 3, 0SEND_F0>7: stages 0 and 7 do not feed each other "
                 "(rule: messages)\n"
                 "  rank 0: 0UNSHARD 0F0 0SEND_F0 [0SEND_F0>7] 0RECV_B0 0B0 0REDUCE_GRAD"
             ],
@@ -87,7 +87,7 @@ def test_lowered_schedule_is_fine() -> None:
             "0UNSHARD",
             "0UNSHARD 0UNSHARD",
             [
-                "rank 0, position 1, 0UNSHARD: its stage is unsharded already "
+                "rank 0, position 1, 0UNSHARD: its stage is already unsharded "
                 "(rule: parameters)\n  rank 0: 0UNSHARD [0UNSHARD] 0F0 0SEND_F0 0RECV_B0",
                 "rank 0, position 7, 0RESHARD: its stage is never resharded after this "
                 "(rule: parameters)\n  rank 0: 0RECV_B0 0B0 0REDUCE_GRAD [0RESHARD]",
@@ -141,9 +141,9 @@ def test_lowered_schedule_with_one_thing_wrong_is_refused(
 
 def test_message_between_stages_of_one_rank_is_refused() -> None:
     assert problems_of("0F0 0SEND_F0 1RECV_F0 1F0")[:2] == [
-        "rank 0, position 1, 0SEND_F0: both stages live on this rank; no message is needed "
+        "rank 0, position 1, 0SEND_F0: both stages are on this rank; no message is needed "
         "(rule: messages)\n  rank 0: 0F0 [0SEND_F0] 1RECV_F0 1F0",
-        "rank 0, position 2, 1RECV_F0: both stages live on this rank; no message is needed "
+        "rank 0, position 2, 1RECV_F0: both stages are on this rank; no message is needed "
         "(rule: messages)\n  rank 0: 0F0 0SEND_F0 [1RECV_F0] 1F0",
     ]
 
@@ -151,7 +151,7 @@ def test_message_between_stages_of_one_rank_is_refused() -> None:
 def test_message_in_a_model_of_one_stage_is_refused() -> None:
     # With no edge at all there was once no row in the table to put the message in.
     assert problems_of("0F0 0SEND_F0 0B0") == [
-        "rank 0, position 1, 0SEND_F0: stages 0 and 1 do not feed one another "
+        "rank 0, position 1, 0SEND_F0: stages 0 and 1 do not feed each other "
         "(rule: messages)\n  rank 0: 0F0 [0SEND_F0] 0B0"
     ]
 
@@ -162,9 +162,9 @@ def test_gradient_message_without_backwards_is_refused() -> None:
         1RECV_F0 1F0 1SEND_B0
     """
     assert problems_of(picture) == [
-        "rank 1, position 2, 1SEND_B0: stands more often than it is needed (rule: messages)\n"
+        "rank 1, position 2, 1SEND_B0: appears more often than needed (rule: messages)\n"
         "  rank 1: 1RECV_F0 1F0 [1SEND_B0]",
-        "rank 0, position 2, 0RECV_B0: stands more often than it is needed (rule: messages)\n"
+        "rank 0, position 2, 0RECV_B0: appears more often than needed (rule: messages)\n"
         "  rank 0: 0F0 0SEND_F0 [0RECV_B0]",
     ]
 

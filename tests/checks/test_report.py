@@ -14,7 +14,7 @@ def test_problem_is_told_by_place_action_rule_and_neighbourhood() -> None:
         rule="once",
         rank=0,
         action="0F0",
-        message="stands 2 times",
+        message="appears 2 times",
         position=1,
         neighbourhood="  rank 0: 0F0 [0F0] 0B0",
     )
@@ -26,7 +26,7 @@ def test_check_raises_the_first_problem() -> None:
         check(read_schedule("0F1 0F2 0B1 0B2"))
     assert type(caught.value) is ScheduleError
     assert str(caught.value) == (
-        "rank 0, 0F0: is missing; microbatches are numbered from 0 (rule: once)"
+        "rank 0, 0F0: is missing; microbatches must be numbered from 0 (rule: once)"
     )
 
 

@@ -155,7 +155,7 @@ def test_commands_exit_with_two_for_an_unreadable_file(tmp_path: Path, command: 
     [
         (
             ("show", "1F1B", "--forward", "nan"),
-            "penstock: forward takes numbers from 0 to 1e+100 (got nan)",
+            "penstock: forward must be from 0 to 1e+100 (got nan)",
         ),
         (
             ("simulate", "1F1B", "--forward", "1,2,3"),

@@ -104,7 +104,7 @@ def test_refusal_names_the_text() -> None:
     with pytest.raises(ActionTextError) as caught:
         _Action.from_str("1F0garbage")
     assert str(caught.value) == (
-        "'1F0garbage' is no action; write stage, kind, microbatch as in 2F0"
+        "not a valid action: '1F0garbage' (expected STAGE KIND MICROBATCH, e.g. 2F0)"
     )
 
 

@@ -43,7 +43,7 @@ def test_empty_cells_are_idle_slots_and_empty_lines_at_the_end_are_nothing(tmp_p
 def test_wrong_cell_is_named(tmp_path: Path) -> None:
     file = tmp_path / "order.csv"
     file.write_text("0F0,0B0\n1F0,1B0garbage\n")
-    with pytest.raises(ActionTextError, match="rank 1, cell 1: '1B0garbage' is no action"):
+    with pytest.raises(ActionTextError, match="rank 1, cell 1: not a valid action: '1B0garbage'"):
         read_order(file)
 
 

@@ -67,12 +67,12 @@ def test_sends_that_would_have_to_be_buffered_are_accepted() -> None:
 ACCEPTED_BY_TORCH = {
     "microbatches counted from 1": (
         ("0F1 0B1", "1F1 1B1"),
-        "rank 0, position 0, 0F1: microbatches go from 0 to 0 (rule: numbering)\n"
+        "rank 0, position 0, 0F1: microbatches must be from 0 to 0 (rule: numbering)\n"
         "  rank 0: [0F1] 0B1",
     ),
     "a forward twice": (
         ("0F0 0B0", "1F0 1B0 1F0"),
-        "rank 1, position 2, 1F0: stands 2 times (rule: once)\n  rank 1: 1F0 1B0 [1F0]",
+        "rank 1, position 2, 1F0: appears 2 times (rule: once)\n  rank 1: 1F0 1B0 [1F0]",
     ),
     "a message before what it sends": (
         ("0SEND_F0 0F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"),
@@ -110,7 +110,7 @@ def test_deadlock_is_named_as_a_cycle() -> None:
     with pytest.raises(OrderError) as caught:
         _validate_schedule(order, 2, 2, 2)
     assert str(caught.value) == (
-        "rank 0, position 1, 0B0: it never runs, for the waits go in a circle (rule: deadlock)\n"
+        "rank 0, position 1, 0B0: deadlock: these actions wait for each other (rule: deadlock)\n"
         "  rank 0, position 1, 0B0 waits for rank 1, position 2, 1B0\n"
         "  rank 1, position 1, 1F1 waits for rank 0, position 2, 0F1"
     )
@@ -144,7 +144,7 @@ def test_messages_that_would_be_mixed_up_are_refused() -> None:
         (("0B0", "1F0 1B0"), "0F0: is missing"),
         (("0B0 0F0", "1F0 1B0"), "0B0: comes before its forward has ended"),
         (("0F0 0W0 0I0", "1F0 1B0"), "0W0: comes before its input half has ended"),
-        (("0F0 0B0 0I0 0W0", "1F0 1B0"), "0B0: the backward is there whole and split"),
+        (("0F0 0B0 0I0 0W0", "1F0 1B0"), "0B0: the backward is both whole and split"),
         (("0F0 0I0", "1F0 1B0"), "0I0: its other half 0W0 is missing"),
         (("0F0 0B0", "0F0 0B0"), "rank 1, position 0, 0F0: stage 0 also runs on rank 0"),
         (("0F0 0B0", "2F0 2B0"), r"missing: \[1\], unknown: \[2\]"),
@@ -161,7 +161,7 @@ def test_idle_slots_are_not_counted_in_positions_and_the_message_says_so() -> No
     with pytest.raises(OrderError) as caught:
         _validate_schedule(read_order("0F0 0B0", ". 1F0 . 1B0 1F0"), 2, 2, 1)
     assert str(caught.value) == (
-        "rank 1, position 2, 1F0: stands 2 times (rule: once)\n"
+        "rank 1, position 2, 1F0: appears 2 times (rule: once)\n"
         "  rank 1: 1F0 1B0 [1F0]\n"
         "  (positions leave out idle slots)"
     )

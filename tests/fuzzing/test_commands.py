@@ -64,7 +64,7 @@ def test_sizes_that_no_machine_has_room_for_are_refused(
     # They went to NumPy as they were, which ran out of memory or of digits.
     result = run(*arguments, size)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("penstock: more than 10,000,000 forwards are not scheduled")
+    assert result.stderr.startswith("penstock: a schedule must have at most 10,000,000 forwards")
 
 
 def test_a_name_with_brackets_is_no_markup(folder: Path) -> None:

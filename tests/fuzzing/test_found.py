@@ -44,7 +44,7 @@ def test_kernels_that_never_end_are_refused(tmp_path: Path) -> None:
     for event in events:
         event["dur"] = 1.7e308 if event["cat"] == "kernel" else event["dur"]
     (tmp_path / "trace.json").write_text(json.dumps(events))
-    with pytest.raises(ParseError, match=r"event 1: dur is 1\.7e\+308"):
+    with pytest.raises(ParseError, match=r"event 1: dur must be .*1\.7e\+308"):
         read_trace(tmp_path / "trace.json")
 
 
@@ -83,16 +83,18 @@ def test_many_ranks_take_no_table_of_all_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["schedule", "order", "costs-toml", "plan", "timeline"])
 def test_a_file_without_end_is_refused(name: str) -> None:
     # It was read until there was no memory left.
-    with pytest.raises(PenstockError, match="/dev/zero: the file is longer than 268,435,456"):
+    with pytest.raises(
+        PenstockError, match="/dev/zero: the file must not be longer than 268,435,456"
+    ):
         READERS[name].read(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"\xff\xfe0F0", "not a text file: byte 0 is no UTF-8"),
+        (b"\xff\xfe0F0", "not a text file: byte 0 is not UTF-8"),
         (b"a" * 200_000, "field larger than field limit"),
-        (b"0F0,0X0", "rank 0, cell 1: '0X0' is no action"),
+        (b"0F0,0X0", "rank 0, cell 1: not a valid action: '0X0'"),
     ],
 )
 def test_orders_of_the_dropin_are_refused_by_name(
@@ -128,7 +130,7 @@ def test_a_long_cell_is_told_in_short(tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("0F" + "0" * 100_000)
     with pytest.raises(ParseError) as caught:
         Schedule.from_csv(tmp_path / "long.csv")
-    check_message(str(caught.value), "long.csv: rank 0, cell 0: '0F000")
+    check_message(str(caught.value), "long.csv: rank 0, cell 0: not a valid action: '0F000")
 
 
 def test_a_step_that_takes_no_time_is_explained() -> None:

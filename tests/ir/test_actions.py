@@ -53,8 +53,20 @@ def test_peer_of_a_message_is_the_neighbour_in_a_chain_unless_given(kind: Kind, 
         (Kind.FORWARD, 0, 0, 1, "F takes no peer (got 1)"),
         (Kind.RESHARD, 0, None, 1, "RESHARD takes no peer (got 1)"),
         # Negative numbers once went in, and came out of the columns as "no microbatch".
-        (Kind.FORWARD, 0, -1, None, "stages and microbatches are numbered from 0 (got 0 and -1)"),
-        (Kind.FORWARD, -2, 0, None, "stages and microbatches are numbered from 0 (got -2 and 0)"),
+        (
+            Kind.FORWARD,
+            0,
+            -1,
+            None,
+            "stages and microbatches must be numbered from 0 (got 0 and -1)",
+        ),
+        (
+            Kind.FORWARD,
+            -2,
+            0,
+            None,
+            "stages and microbatches must be numbered from 0 (got -2 and 0)",
+        ),
     ],
 )
 def test_action_that_makes_no_sense_is_refused(
@@ -83,5 +95,5 @@ def test_overlap_of_anything_but_two_computes_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r".") as caught:
         Overlap(members)
-    message = f"an overlap groups two or more compute actions (got {shown})"
+    message = f"an overlap must hold two or more compute actions (got {shown})"
     assert str(caught.value) == message

@@ -153,5 +153,5 @@ def test_action_for_a_microbatch_that_there_is_not_is_refused() -> None:
     with pytest.raises(ScheduleError) as caught:
         build_graph(Schedule.from_orders(orders))
     assert str(caught.value) == (
-        "an action names a stage or microbatch that there is not; penstock.check says which"
+        "an action names a stage or microbatch that does not exist; penstock.check says which"
     )

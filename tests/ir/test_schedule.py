@@ -138,17 +138,19 @@ def test_csv_as_torch_writes_it_is_read(tmp_path: Path) -> None:
         (
             b"0F0,0B0\n1F0,1F0garbage\n",
             ParseError,
-            "rank 1, cell 1: '1F0garbage' is no action; write stage, kind, microbatch as in 2F0",
+            "rank 1, cell 1: not a valid action: '1F0garbage' "
+            "(expected STAGE KIND MICROBATCH, e.g. 2F0)",
         ),
         (
             b"0F0,,\x00\n",
             ParseError,
-            "rank 0, cell 2: '\\x00' is no action; write stage, kind, microbatch as in 2F0",
+            "rank 0, cell 2: not a valid action: '\\x00' "
+            "(expected STAGE KIND MICROBATCH, e.g. 2F0)",
         ),
         (
             b"0UNSHARD\n",
             ScheduleError,
-            "the schedule holds no compute action; add forwards such as 0F0",
+            "the schedule has no compute action; add forwards such as 0F0",
         ),
         (
             b"0F0,0F1\n2F0,2F1\n",
@@ -158,7 +160,7 @@ def test_csv_as_torch_writes_it_is_read(tmp_path: Path) -> None:
         (
             b"0F0,0B0\n1F0,0F1,1B0\n",
             ScheduleError,
-            "rank 0, position 0, 0F0: stage 0 also runs on rank 1; a stage lives on one rank",
+            "rank 0, position 0, 0F0: stage 0 also runs on rank 1; a stage must be on one rank",
         ),
         (b"0F0\n\n1F0\n", ScheduleError, "rank 1 computes nothing; give every rank a stage"),
         # Numbers are bounded by the number of actions before anything of their size is made.
@@ -177,7 +179,7 @@ def test_csv_as_torch_writes_it_is_read(tmp_path: Path) -> None:
         (
             b"# dataflow: 1>0 | parts: 0 1\n0F0\n1F0\n",
             ScheduleError,
-            "an edge goes from a lower to a higher stage below 2 (got 1 > 0)",
+            "an edge must go from a lower to a higher stage below 2 (got 1 > 0)",
         ),
         (
             b"# dataflow: 0>1 1>2 | parts: 0 1 2\n0F0\n1F0\n",
@@ -187,7 +189,7 @@ def test_csv_as_torch_writes_it_is_read(tmp_path: Path) -> None:
         (
             b"# dataflow: 0>1 | parts: 0 999999999\n0F0\n1F0\n",
             ScheduleError,
-            "parts are numbered from 0 without gaps (got 999999999 for 2 stages)",
+            "parts must be numbered from 0 without gaps (got 999999999 for 2 stages)",
         ),
     ],
 )
@@ -219,7 +221,7 @@ def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParseError) as caught:
         Schedule.from_csv(file)
     assert str(caught.value) == (
-        f"{file}: not a text file: byte 0 is no UTF-8 (invalid start byte)"
+        f"{file}: not a text file: byte 0 is not UTF-8 (invalid start byte)"
     )
 
 

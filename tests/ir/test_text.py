@@ -95,29 +95,31 @@ def test_text_is_read(text: str, work: Work) -> None:
 def test_what_is_no_action_is_refused(text: str) -> None:
     with pytest.raises(ParseError) as caught:
         parse_work(text)
-    expected = f"{text!r} is no action; write stage, kind, microbatch as in 2F0"
+    expected = f"not a valid action: {text!r} (expected STAGE KIND MICROBATCH, e.g. 2F0)"
     assert str(caught.value) == expected
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1F", "'1F' is no action: F takes a microbatch (got None)"),
-        ("1UNSHARD0", "'1UNSHARD0' is no action: UNSHARD takes no microbatch (got 0)"),
-        ("1F0>2", "'1F0>2' is no action: F takes no peer (got 2)"),
+        ("1F", "not a valid action: '1F': F takes a microbatch (got None)"),
+        ("1UNSHARD0", "not a valid action: '1UNSHARD0': UNSHARD takes no microbatch (got 0)"),
+        ("1F0>2", "not a valid action: '1F0>2': F takes no peer (got 2)"),
         (
             "(0F0)OVERLAP_F_B",
-            "'(0F0)OVERLAP_F_B' is no overlap: an overlap groups two or more compute actions "
+            "not a valid overlap: '(0F0)OVERLAP_F_B': an overlap must hold "
+            "two or more compute actions "
             "(got (0F0)OVERLAP_F_B)",
         ),
         (
             "(0F0;0SEND_F0)OVERLAP_F_B",
-            "'(0F0;0SEND_F0)OVERLAP_F_B' is no overlap: an overlap groups two or more compute "
+            "not a valid overlap: '(0F0;0SEND_F0)OVERLAP_F_B': an overlap must "
+            "hold two or more compute "
             "actions (got (0F0;0SEND_F0)OVERLAP_F_B)",
         ),
         (
             "(0F0;)OVERLAP_F_B",
-            "'' is no action; write stage, kind, microbatch as in 2F0",
+            "not a valid action: '' (expected STAGE KIND MICROBATCH, e.g. 2F0)",
         ),
     ],
 )
@@ -131,7 +133,8 @@ def test_wrong_cell_of_a_csv_is_named() -> None:
     with pytest.raises(ParseError) as caught:
         parse_csv("0F0,,0B0\n1F0,1F0garbage\n")
     assert str(caught.value) == (
-        "rank 1, cell 1: '1F0garbage' is no action; write stage, kind, microbatch as in 2F0"
+        "rank 1, cell 1: not a valid action: '1F0garbage' "
+        "(expected STAGE KIND MICROBATCH, e.g. 2F0)"
     )
 
 
@@ -151,24 +154,27 @@ def test_dataflow_that_is_no_chain_goes_into_the_first_line() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("# nonsense", "'# nonsense' is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2"),
+        (
+            "# nonsense",
+            "not a valid dataflow: '# nonsense'; write # dataflow: 0>1 1>2 | parts: 0 1 2",
+        ),
         (
             "# dataflow: 0>1",
-            "'# dataflow: 0>1' is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2",
+            "not a valid dataflow: '# dataflow: 0>1'; write # dataflow: 0>1 1>2 | parts: 0 1 2",
         ),
         (
             "# dataflow: 0>x | parts: 0 1",
-            "'# dataflow: 0>x | parts: 0 1' is no dataflow; "
+            "not a valid dataflow: '# dataflow: 0>x | parts: 0 1'; "
             "write # dataflow: 0>1 1>2 | parts: 0 1 2",
         ),
         (
             "# dataflow: 0>1>2 | parts: 0 1",
-            "'# dataflow: 0>1>2 | parts: 0 1' is no dataflow; "
+            "not a valid dataflow: '# dataflow: 0>1>2 | parts: 0 1'; "
             "write # dataflow: 0>1 1>2 | parts: 0 1 2",
         ),
         (
             "# dataflow: 01 | parts: 0 1",
-            "'# dataflow: 01 | parts: 0 1' is no dataflow; "
+            "not a valid dataflow: '# dataflow: 01 | parts: 0 1'; "
             "write # dataflow: 0>1 1>2 | parts: 0 1 2",
         ),
     ],

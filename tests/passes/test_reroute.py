@@ -54,7 +54,7 @@ def test_other_numbers_of_parts_are_refused() -> None:
     with pytest.raises(SizeError) as caught:
         reroute(chain, Dataflow.chain(4))
     assert str(caught.value) == (
-        "a schedule without communication for 4 parts of a model can take their dataflow "
+        "the schedule must have 4 parts and no communication to take this dataflow "
         "(parts: 3, communication: no)"
     )
 

@@ -137,7 +137,7 @@ def test_sends_of_an_overlap_follow_it_and_its_receives_come_before() -> None:
 def test_schedule_with_messages_is_not_given_more(name: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         PASSES[name](lower(build("1F1B", ranks=2, microbatches=2)))
-    message = "the schedule has sends and receives already; lower it only once"
+    message = "the schedule already has sends and receives; lower it only once"
     assert str(caught.value) == message
 
 

@@ -59,7 +59,8 @@ def test_number_that_the_schedule_does_not_have_is_refused(microbatches: int) ->
     with pytest.raises(SizeError) as caught:
         thin_out(read_schedule(WHOLE), microbatches)
     assert str(caught.value) == (
-        f"a schedule for 3 microbatches cannot run {microbatches}; build one for that many"
+        f"microbatches must be from 1 to the schedule's 3 (got {microbatches}); "
+        "build a schedule for that many"
     )
 
 

@@ -99,10 +99,10 @@ def test_limit_that_checkpointing_keeps_says_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"placement": "w"}, ArgumentError, "placement is 'loop', 'interleaved', 'v' or a"),
-        ({"placement": Placement.v(3)}, SizeError, "the placement has 3 ranks, but ranks is 2"),
+        ({"placement": "w"}, ArgumentError, "placement must be 'loop', 'interleaved', 'v' or a"),
+        ({"placement": Placement.v(3)}, SizeError, "the placement must have 2 ranks"),
         ({"microbatches": 0}, SizeError, "microbatches must be at least 1"),
-        ({"memory": [1, 2, 3]}, SizeError, "one memory limit, or one per rank"),
+        ({"memory": [1, 2, 3]}, SizeError, "memory must be one limit, or one per rank"),
     ],
 )
 def test_wishes_that_mean_nothing_are_refused(

@@ -116,20 +116,20 @@ def cut(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.update(format="other"), "format is 'other'; this version reads"),
+        (lambda f: f.update(format="other"), "format must be 'penstock plan 1' (got 'other')"),
         (lambda f: f.pop("costs"), "field 'costs' is missing"),
         (lambda f: f.update(code="1"), "field 'code' is unknown"),
-        (lambda f: f.update(name=3), "orders: the name of the schedule is text (got 3)"),
-        (lambda f: f.update(orders=[]), "orders: the schedule holds no compute action"),
+        (lambda f: f.update(name=3), "orders: the name of the schedule must be a string (got 3)"),
+        (lambda f: f.update(orders=[]), "orders: the schedule has no compute action"),
         (lambda f: f.update(orders="0F0"), "orders: write one text per rank"),
-        (lambda f: f.update(orders=["0F0garbage"]), "orders: '0F0garbage'"),
+        (lambda f: f.update(orders=["0F0garbage"]), "orders: not a valid action: '0F0garbage'"),
         (cut, "orders: rank 0, position 16, 0I2: its other half 0W2 is missing"),
         (lambda f: f.update(costs=[]), "costs: write names and values in braces (got list)"),
-        (lambda f: f["costs"].update(forward=-1), "costs: forward takes numbers from 0 to 1e+100"),
+        (lambda f: f["costs"].update(forward=-1), "costs: forward must be from 0 to 1e+100"),
         (lambda f: f["costs"].update(speed=1), "costs: unknown cost 'speed'"),
         (lambda f: f["costs"].update(forward=[1, 2]), "costs: forward has 2 values"),
         (lambda f: f.update(memory=200), "memory: write one limit for each of the 2 ranks"),
-        (lambda f: f.update(memory=[True, None]), "memory: a limit is a number of bytes"),
+        (lambda f: f.update(memory=[True, None]), "memory: a limit must be a number of bytes"),
         (lambda f: f.update(memory=[200, 210]), "memory: rank 0 needs 220 bytes for one"),
         (lambda f: f.update(memory=[230, None]), "memory: rank 0 holds 240 bytes with these"),
         (lambda f: f.update(choices=1), "choices: write names and values in braces"),
@@ -165,9 +165,9 @@ def test_bad_file_names_itself_and_the_field(
         ("", "not readable as JSON: Expecting value"),
         ("[" * 100_000, "too many brackets within one another"),
         ("[1]", "write names and values in braces (got list)"),
-        ('{"format": NaN}', "NaN is no number here"),
-        ('{"a": 1, "a": 2}', "'a' stands twice"),
-        (b"\xff\xfe", "not a text file: byte 0 is no UTF-8"),
+        ('{"format": NaN}', "NaN is not a valid number"),
+        ('{"a": 1, "a": 2}', "'a' appears twice"),
+        (b"\xff\xfe", "not a text file: byte 0 is not UTF-8"),
     ],
 )
 def test_file_that_is_no_plan_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
@@ -180,5 +180,6 @@ def test_file_that_is_no_plan_is_refused(text: str | bytes, message: str, tmp_pa
 
 def test_repr_of_a_plan_is_one_line() -> None:
     assert repr(make_plan()) == (
-        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, makespan 19 s, at most 2.7% above the bound>"
+        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, makespan 19 s, "
+        "at most 2.7% above the bound>"
     )

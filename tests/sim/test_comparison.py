@@ -45,5 +45,5 @@ def test_model_that_cannot_be_cut_that_way_is_refused() -> None:
     with pytest.raises(CostsError) as caught:
         compare([build("1F1B", ranks=2, microbatches=2)], Costs(forward=[1, 2, 3]))
     assert str(caught.value) == (
-        "forward has 3 values, which cannot be shared out evenly over 2 stages"
+        "forward has 3 values, which cannot be divided evenly among 2 stages"
     )

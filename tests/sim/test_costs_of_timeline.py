@@ -99,7 +99,7 @@ def test_steps_of_different_schedules_are_refused() -> None:
     with pytest.raises(CostsError) as caught:
         costs_of(*steps)
     assert str(caught.value) == (
-        "the timelines are of different schedules; take costs of each by itself"
+        "the timelines must be of one schedule (got several); take the costs of each by itself"
     )
 
 

@@ -143,7 +143,7 @@ def test_schedule_that_never_finishes_is_refused() -> None:
     with pytest.raises(DeadlockError) as caught:
         simulate(schedule)
     assert str(caught.value) == (
-        "the schedule never finishes (ranks that wait for one another: 0, 1); "
+        "the schedule never finishes (ranks that wait for each other: 0, 1); "
         "penstock.check names the actions"
     )
 

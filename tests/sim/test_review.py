@@ -94,13 +94,13 @@ def test_members_of_an_overlap_share_its_time() -> None:
         (
             build("1F1B", ranks=2, microbatches=4),
             build("1F1B", ranks=3, microbatches=4),
-            "the predicted step has 2 ranks, the recorded one 3",
+            "both steps must have as many ranks (predicted: 2, recorded: 3)",
         ),
         (
             build("ForwardOnly", ranks=2, microbatches=4),
             build("ForwardOnly", ranks=2, microbatches=3),
-            "rank 0 is predicted to compute 4 times, but did 3; "
-            "compare a plan with a step of as many microbatches",
+            "rank 0 must run as many compute actions as predicted (predicted: 4, recorded: 3); "
+            "compare steps of as many microbatches",
         ),
     ],
 )

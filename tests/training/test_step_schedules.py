@@ -37,7 +37,8 @@ def test_given_schedule_cannot_train_more_microbatches_than_it_has() -> None:
         with pytest.raises(SizeError) as caught:
             attempt()
         assert str(caught.value) == (
-            "a schedule for 6 microbatches cannot run 7; build one for that many"
+            "microbatches must be from 1 to the schedule's 6 (got 7); "
+            "build a schedule for that many"
         )
 
 

@@ -1,4 +1,4 @@
-"""Proof before work: is a schedule complete and consistent, and will it finish?"""
+"""Checks before a run: is a schedule complete and consistent, and will it finish?"""
 
 from penstock.checks.problem import Problem
 from penstock.checks.report import check, find_problems

@@ -15,32 +15,32 @@ __all__ = ["expected_work", "find_incomplete", "find_misplaced"]
 
 
 def find_misplaced(schedule: Schedule) -> Iterator[Problem]:
-    """Numbers out of range, stages on a rank that does not hold them, overlaps of non-compute."""
+    """Find numbers out of range, stages on the wrong rank, and overlaps of non-compute."""
     rows = schedule.rows
     is_known = rows.stage < schedule.num_stages
     for row in np.flatnonzero(~is_known | (rows.stage < 0)):
         yield at_row(
-            schedule, int(row), "numbering", f"stages go from 0 to {schedule.num_stages - 1}"
+            schedule, int(row), "numbering", f"stages must be from 0 to {schedule.num_stages - 1}"
         )
     counts = rows.kind <= Kind.RECV_B
     outside = (rows.microbatch < 0) | (rows.microbatch >= schedule.microbatches)
     for row in np.flatnonzero(counts & outside):
         last = schedule.microbatches - 1
-        yield at_row(schedule, int(row), "numbering", f"microbatches go from 0 to {last}")
+        yield at_row(schedule, int(row), "numbering", f"microbatches must be from 0 to {last}")
     holder = np.array(schedule.placement.rank_of_stage)
     home = holder[np.clip(rows.stage, 0, schedule.num_stages - 1)]
     for row in np.flatnonzero(is_known & (home != rows.rank_of_row())):
-        message = f"stage {rows.stage[row]} lives on rank {home[row]}"
+        message = f"stage {rows.stage[row]} is on rank {home[row]}"
         yield at_row(schedule, int(row), "placement", message)
     for row in np.flatnonzero(rows.in_overlap() & ~rows.is_compute):
-        # Only columns can say this; as works, which a neighbourhood shows, it does not exist.
+        # Only columns can hold this; it cannot be shown as works in a neighbourhood.
         rank, position = rows.position(int(row))
         action = str(rows.action(int(row)))
         yield Problem("overlap", rank, action, "only compute can be overlapped", position)
 
 
 def find_incomplete(schedule: Schedule) -> Iterator[Problem]:
-    """Work that is missing, doubled, contradictory, or before what its own stage must do first."""
+    """Find work that is missing, repeated, contradictory, or too early within its stage."""
     expected = expected_work(schedule)
     yield from _find_uncounted(schedule, Kind.FORWARD, expected)
     if not schedule.is_forward_only:
@@ -49,10 +49,10 @@ def find_incomplete(schedule: Schedule) -> Iterator[Problem]:
 
 
 def expected_work(schedule: Schedule) -> Bools:
-    """By stage and microbatch, whether that work belongs to the step.
+    """Return, by stage and microbatch, whether that work belongs to the step.
 
     All of it does, unless the dataflow holds copies of the model: then a microbatch belongs to
-    the copy that its first forward in the schedule is in.
+    the copy of its first forward in the schedule.
     """
     stream = np.array(schedule.dataflow.stream_of_stage)
     forwards = np.flatnonzero(schedule.rows.is_kind(Kind.FORWARD))[::-1]
@@ -65,7 +65,7 @@ def expected_work(schedule: Schedule) -> Bools:
 
 
 def _count(schedule: Schedule, kind: Kind) -> NDArray[np.int64]:
-    """By stage and microbatch, how often the schedule holds this kind."""
+    """Return, by stage and microbatch, how often the schedule holds this kind."""
     rows = schedule.rows
     found = rows.kind == kind
     slot = rows.stage[found].astype(np.int64) * schedule.microbatches + rows.microbatch[found]
@@ -83,7 +83,7 @@ def _find_uncounted(schedule: Schedule, kind: Kind, expected: Bools) -> Iterator
 def _missing(schedule: Schedule, action: Action, count: NDArray[np.int64]) -> Problem:
     message = "is missing"
     if not count[:, 0].any() and action.microbatch == 0:
-        message += "; microbatches are numbered from 0"
+        message += "; microbatches must be numbered from 0"
     return Problem("once", schedule.placement.rank_of_stage[action.stage], str(action), message)
 
 
@@ -93,7 +93,7 @@ def _surplus(
     for stage, microbatch in np.argwhere((count > 1) | ((count > 0) & ~expected)):
         row = _rows_of(schedule, kind, stage, microbatch)[-1]
         if expected[stage, microbatch]:
-            message = f"stands {count[stage, microbatch]} times"
+            message = f"appears {count[stage, microbatch]} times"
         else:
             message = f"microbatch {microbatch} runs in another copy of the model"
         yield at_row(schedule, int(row), "once", message)
@@ -110,7 +110,7 @@ def _find_backwards(schedule: Schedule, expected: Bools) -> Iterator[Problem]:
     both = (whole > 0) & (first + second > 0)
     for stage, microbatch in np.argwhere(both):
         row = _rows_of(schedule, Kind.FULL_BACKWARD, stage, microbatch)[-1]
-        message = "the backward is there whole and split; keep B, or I and W"
+        message = "the backward is both whole and split; keep B, or I and W"
         yield at_row(schedule, int(row), "backward", message)
     for half, other, found, absent in (
         (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, first, second),
@@ -129,7 +129,7 @@ def _find_backwards(schedule: Schedule, expected: Bools) -> Iterator[Problem]:
 
 
 def _find_reversed(schedule: Schedule) -> Iterator[Problem]:
-    """Backwards before their forward, and weight halves before their input half."""
+    """Find backwards before their forward, and weight halves before their input half."""
     lookup, opens = find_rows(schedule), schedule.rows.opening_row()
     for later, earlier, name in (
         (lookup.backward_input, lookup.forward, "forward"),

@@ -1,10 +1,10 @@
-"""Will it finish? Sends that wait for their receives, and messages that keep their order.
+"""Deadlocks: does a schedule finish if sends wait for receives and messages keep their order?
 
-The model is the strictest that real transports follow. A rank that comes to a send stays there
-until the receive is posted; a receive is posted without waiting; a rank that comes to compute
-stays there until its messages are in. Messages on one channel are matched in order. A channel is
-either a direction of a pair of ranks ("directed"), or both directions of a pair ("shared"), where
-a send also waits for what stands before it in the queue.
+The model is the strictest that real transports follow. A send blocks its rank until the receive is
+posted; a receive is posted without waiting; compute waits until its messages have arrived.
+Messages on one channel are matched in order. A channel is either a direction of a pair of ranks
+("directed"), or both directions of a pair ("shared"), where a send also waits for the messages
+before it in the queue.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ Channels: TypeAlias = Literal["directed", "shared"]
 
 
 def find_deadlock(schedule: Schedule, channels: Channels = "directed") -> Iterator[Problem]:
-    """The first thing that keeps a complete schedule from finishing, if there is one."""
+    """Find the first problem that keeps a complete schedule from finishing."""
     graph = build_graph(schedule)
     if schedule.has_communication:
         queues = _Queues(schedule, channels)
@@ -64,27 +64,27 @@ class _Queues:
                 is_near = here < there
                 channel = np.where(is_near, here * ranks + there, there * ranks + here)
             case _:
-                raise ArgumentError(f"channels is 'directed' or 'shared' (got {channels!r})")
-        # Both sides sorted alike: a message must stand in the same place on both.
+                raise ArgumentError(f"channels must be 'directed' or 'shared' (got {channels!r})")
+        # Both sides are sorted alike: a message must have the same place on both.
         self.near = _by_channel(talks[is_near], channel[is_near])
         self.far = _by_channel(talks[~is_near], channel[~is_near])
         self.channel = np.sort(channel[is_near], kind="stable")
 
     def find_mismatch(self) -> Problem | None:
-        """The first place where the two sides of a channel do not mean the same message."""
+        """Find the first place where the two sides of a channel list different messages."""
         wrong = np.flatnonzero(self._message(self.near) != self._message(self.far))
         if not wrong.size:
             return None
         mine, theirs = int(self.near[wrong[0]]), int(self.far[wrong[0]])
         rank, position = self.schedule.rows.position(theirs)
         message = (
-            f"its channel is at {self.schedule.rows.action(theirs)} on rank {rank}, "
-            f"position {position}; both sides must list their messages in one order"
+            f"the other side of its channel is at {self.schedule.rows.action(theirs)} on rank "
+            f"{rank}, position {position}; both sides must list their messages in one order"
         )
         return at_row(self.schedule, mine, "channel order", message)
 
     def needs(self) -> list[NeedList]:
-        """Each send waits for its receive, in a shared queue also for the message before it."""
+        """Return what sends wait for: their receives, and in a shared queue earlier messages."""
         is_send = self.schedule.rows.is_kind(Kind.SEND_F, Kind.SEND_B)[self.near]
         send = np.where(is_send, self.near, self.far)
         receive = np.where(is_send, self.far, self.near)
@@ -95,7 +95,7 @@ class _Queues:
         return lists
 
     def _message(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A number for the message that a communication belongs to, the same on both sides."""
+        """Return a number for the message of each communication, the same on both sides."""
         rows = self.schedule.rows
         is_forward = rows.is_kind(Kind.SEND_F, Kind.RECV_F)[row]
         edge = self.edge[row].astype(np.int64)
@@ -112,7 +112,7 @@ def _need_list(row: NDArray[np.int64], need: NDArray[np.int64]) -> NeedList:
 
 
 def _describe_cycle(schedule: Schedule, run: Run) -> Problem:
-    """The cycle of waits, one rank per line."""
+    """Return the cycle of waits, one rank per line."""
     rows, cycle = schedule.rows, find_cycle(schedule.rows, run)
 
     def place(row: int) -> str:
@@ -121,6 +121,6 @@ def _describe_cycle(schedule: Schedule, run: Run) -> Problem:
 
     waits = ((int(run.stuck_at[rank]), int(run.waits_for[rank])) for rank in cycle)
     lines = [f"  {place(stuck)} waits for {place(awaited)}" for stuck, awaited in waits]
-    message = "it never runs, for the waits go in a circle"
+    message = "deadlock: these actions wait for each other"
     problem = at_row(schedule, int(run.stuck_at[cycle[0]]), "deadlock", message)
     return replace(problem, neighbourhood="\n".join(lines))

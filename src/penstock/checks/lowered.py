@@ -1,4 +1,4 @@
-"""The rules for what lowering adds: messages, whole parameters, gradient reduction."""
+"""The rules for what lowering adds: messages, gathered parameters, gradient reduction."""
 
 from collections.abc import Iterator
 
@@ -16,9 +16,9 @@ __all__ = ["find_message_problems", "find_stage_problems"]
 
 
 def find_message_problems(schedule: Schedule) -> Iterator[Problem]:
-    """Each value that changes ranks is sent once after it is made, received once before its use.
+    """Find messages that are missing, repeated, unneeded, or at the wrong time.
 
-    A schedule without any communication leaves all of it implied, and has no such problems.
+    In a schedule without any communication all messages are implied, so there are none.
     """
     if not schedule.has_communication:
         return
@@ -29,11 +29,11 @@ def find_message_problems(schedule: Schedule) -> Iterator[Problem]:
     crosses = holder[ends[:, 0]] != holder[ends[:, 1]]
     talks = rows.is_kind(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
     for row in np.flatnonzero(talks & (edge == ABSENT)):
-        message = f"stages {rows.stage[row]} and {rows.peer[row]} do not feed one another"
+        message = f"stages {rows.stage[row]} and {rows.peer[row]} do not feed each other"
         yield at_row(schedule, int(row), "messages", message)
     if len(crosses):
         for row in np.flatnonzero(talks & (edge != ABSENT) & ~crosses[edge]):
-            message = "both stages live on this rank; no message is needed"
+            message = "both stages are on this rank; no message is needed"
             yield at_row(schedule, int(row), "messages", message)
     expected = expected_work(schedule)[ends[:, 0]] & crosses[:, None]
     yield from _find_miscounted(schedule, edge, ends, expected)
@@ -62,13 +62,13 @@ def _find_miscounted(
             yield Problem("messages", rank, str(action), "is missing")
         surplus = (count > 1) | ((count > 0) & ~wanted)
         for row in found[surplus.ravel()[slot]][:1]:
-            yield at_row(schedule, int(row), "messages", "stands more often than it is needed")
+            yield at_row(schedule, int(row), "messages", "appears more often than needed")
 
 
 def _find_untimely(
     schedule: Schedule, lookup: Lookup, ends: NDArray[np.int64]
 ) -> Iterator[Problem]:
-    """Sends before what they send, and receives after what uses them."""
+    """Find sends before what they send, and receives after what uses them."""
     opens = schedule.rows.opening_row()
     producer, consumer = ends[:, 0], ends[:, 1]
     for send, made in (
@@ -88,7 +88,7 @@ def _find_untimely(
 
 
 def find_stage_problems(schedule: Schedule) -> Iterator[Problem]:
-    """Parameters whole whenever they are used, gradients reduced once they are complete."""
+    """Find stages used while sharded, and gradients reduced too early, too often or never."""
     if schedule.rows.has_kind(Kind.UNSHARD, Kind.RESHARD):
         yield from _find_not_whole(schedule)
     if schedule.rows.has_kind(Kind.REDUCE_GRAD):
@@ -110,7 +110,7 @@ def _find_not_whole(schedule: Schedule) -> Iterator[Problem]:
     for row in by_stage[(change == 0) & (whole < 1)]:
         yield at_row(schedule, int(row), "parameters", "its stage is not unsharded here")
     for row in by_stage[(change == 1) & (whole > 1)]:
-        yield at_row(schedule, int(row), "parameters", "its stage is unsharded already")
+        yield at_row(schedule, int(row), "parameters", "its stage is already unsharded")
     for row in by_stage[(change == -1) & (whole < 0)]:
         yield at_row(schedule, int(row), "parameters", "its stage is not unsharded here")
     lasts = np.append(begins[1:], len(stage)) - 1

@@ -1,4 +1,4 @@
-"""What a check found wrong, and how it is told."""
+"""Problems that checks find, with their messages."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from penstock.ir.schedule import Schedule
 
 __all__ = ["Problem", "at_row"]
 
-# How many works before and after the wrong one a message shows.
+# The number of works that a message shows before and after the wrong one.
 _NEIGHBOURS = 3
 
 
@@ -31,18 +31,18 @@ class Problem:
 
 
 def at_row(schedule: Schedule, row: int, rule: str, message: str) -> Problem:
-    """A problem with the action in this row."""
+    """Return a problem with the action in this row."""
     rank, position = schedule.rows.position(row)
     action = str(schedule.rows.action(row))
     return Problem(rule, rank, action, message, position, _neighbourhood(schedule.rows, rank, row))
 
 
 def _neighbourhood(rows: Rows, rank: int, row: int) -> str:
-    """The rank's works around a row, with the one that holds it in brackets."""
+    """Return the rank's works around a row, with the one that holds it in brackets."""
     begin, end = int(rows.first[rank]), int(rows.first[rank + 1])
     while rows.joined[row] and row > begin:
         row -= 1
-    # Twice as many rows as works, for most overlaps are pairs.
+    # Twice as many rows as works, because most overlaps are pairs.
     low, high = max(begin, row - 2 * _NEIGHBOURS), min(end, row + 2 * _NEIGHBOURS + 2)
     while rows.joined[low] and low > begin:
         low -= 1

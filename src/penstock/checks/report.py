@@ -1,4 +1,4 @@
-"""All checks in their order: later ones need what earlier ones have shown."""
+"""All checks in order: later ones rely on what earlier ones have shown."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -14,14 +14,14 @@ __all__ = ["check", "find_problems"]
 
 
 def check(schedule: Schedule, *, channels: Channels = "directed") -> None:
-    """Raise `ScheduleError` unless the schedule is complete, consistent and sure to finish.
+    """Raise `ScheduleError` unless the schedule is complete and consistent and finishes.
 
     The message names rank, position, action and rule. `channels` is the model in which a lowered
     schedule must finish: one queue per direction of a pair of ranks, or one per pair ("shared").
 
     >>> check(Schedule.from_orders([["0F0", "0B0", "0B0"]]))
     Traceback (most recent call last):
-    penstock.errors.ScheduleError: rank 0, position 2, 0B0: stands 2 times (rule: once)
+    penstock.errors.ScheduleError: rank 0, position 2, 0B0: appears 2 times (rule: once)
       rank 0: 0F0 0B0 [0B0]
     """
     for problem in find_problems(schedule, channels=channels, limit=1):
@@ -32,7 +32,7 @@ def check(schedule: Schedule, *, channels: Channels = "directed") -> None:
 def find_problems(
     schedule: Schedule, *, channels: Channels = "directed", limit: int = 20
 ) -> tuple[Problem, ...]:
-    """What is wrong with a schedule, at most `limit` things; nothing if it may run.
+    """Return what is wrong with a schedule, at most `limit` problems; none if it may run.
 
     >>> find_problems(Schedule.from_orders([["0F0", "0B0"]]))
     ()

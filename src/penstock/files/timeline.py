@@ -1,4 +1,4 @@
-"""Timelines as JSON files, so that a recorded step can be looked at, and learned from, later.
+"""Timelines as JSON files, so that a recorded step can be examined later.
 
 {"name": "1F1B",
  "schedule": ["0F0,0B0", "1F0,1B0"],      one line per rank, as in a schedule's CSV
@@ -40,7 +40,7 @@ def write_timeline(timeline: Timeline, path: Path | str) -> None:
 
 
 def read_timeline(path: Path | str) -> Timeline:
-    """Read a timeline that `write_timeline` wrote; what is no timeline is refused by name."""
+    """Read a timeline that `write_timeline` wrote; an error names the file."""
     file = Path(path)
     try:
         return _parse(parse_json(read_text(file)))
@@ -51,12 +51,12 @@ def read_timeline(path: Path | str) -> Timeline:
 def _parse(content: object) -> Timeline:
     names = ("name", "schedule", *_COLUMNS)
     if not isinstance(content, dict) or set(content) != set(names):
-        raise ParseError(f"a timeline is an object with just {', '.join(names)}")
+        raise ParseError(f"a timeline must be an object with the fields {', '.join(names)}")
     name, lines = content["name"], content["schedule"]
     if not isinstance(name, str):
-        raise ParseError(f"name is a text (got {quote(name)})")
+        raise ParseError(f"name must be a string (got {quote(name)})")
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise ParseError("schedule is a list of texts, one per rank")
+        raise ParseError("schedule must be a list of strings, one per rank")
     orders, dataflow = parse_csv("\n".join(lines))
     schedule = Schedule.from_orders(orders, name=clean_name(name), dataflow=dataflow)
     start, end, held = (_parse_column(schedule, column, content[column]) for column in _COLUMNS)
@@ -70,17 +70,19 @@ def _parse(content: object) -> Timeline:
 def _parse_column(schedule: Schedule, name: str, ranks: object) -> Floats:
     sizes = np.diff(schedule.rows.first).tolist()
     if not isinstance(ranks, list) or len(ranks) != len(sizes):
-        raise ParseError(f"{name} has one list of numbers for each of the {len(sizes)} ranks")
+        raise ParseError(f"{name} must have a list of numbers for each of the {len(sizes)} ranks")
     column = []
     for rank, (values, size) in enumerate(zip(ranks, sizes, strict=True)):
         if not isinstance(values, list) or len(values) != size:
-            raise ParseError(f"{name} of rank {rank} has one number for each of {size} actions")
+            raise ParseError(
+                f"{name} of rank {rank} must have a number for each of its {size} actions"
+            )
         for value in values:
             number = to_quantity(value, LARGEST_SUM)
             if number is None:
                 raise ParseError(
-                    f"{name} of rank {rank} holds {quote(value)}; "
-                    f"numbers go from 0 to {LARGEST_SUM:g}"
+                    f"{name} of rank {rank} must be numbers from 0 to {LARGEST_SUM:g} "
+                    f"(got {quote(value)})"
                 )
             column.append(number)
     return np.array(column)

@@ -1,1 +1,1 @@
-"""Schedules as data: actions, placement, dataflow, orders, and who waits for whom."""
+"""Schedules as data: actions, placement, dataflow, orders, and what each action waits for."""

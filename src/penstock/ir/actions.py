@@ -1,4 +1,4 @@
-"""The pieces of work that a rank can be told to do."""
+"""The actions of a schedule: what a rank can do, and the text for it."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
     @property
     def text(self) -> str:
-        """The letters that stand for this kind in action text."""
+        """The letters of this kind in action text."""
         return _TEXTS[self]
 
     @property
@@ -88,7 +88,7 @@ class Action:
             )
         if not 0 <= self.stage < _TOO_MANY or not 0 <= (self.microbatch or 0) < _TOO_MANY:
             raise ScheduleError(
-                "stages and microbatches are numbered from 0 "
+                "stages and microbatches must be numbered from 0 "
                 f"(got {self.stage} and {self.microbatch})"
             )
         if self.kind.is_communication:
@@ -107,13 +107,13 @@ class Action:
 
 
 def chain_peer(kind: Kind, stage: int) -> int:
-    """The stage that a communication of `stage` talks to when stages form a chain."""
+    """Return the stage at the other end of a communication, if stages form a chain."""
     return stage + 1 if kind in (Kind.SEND_F, Kind.RECV_B) else stage - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Compute actions that run together: they start together and end together.
+    """Compute actions that run together: they start and end at the same time.
 
     >>> print(Overlap((Action(Kind.FORWARD, 0, 3), Action(Kind.FULL_BACKWARD, 7, 1))))
     (0F3;7B1)OVERLAP_F_B
@@ -123,7 +123,7 @@ class Overlap:
 
     def __post_init__(self) -> None:
         if len(self.actions) < 2 or not all(action.kind.is_compute for action in self.actions):
-            raise ScheduleError(f"an overlap groups two or more compute actions (got {self})")
+            raise ScheduleError(f"an overlap must hold two or more compute actions (got {self})")
 
     def __str__(self) -> str:
         return f"({';'.join(map(str, self.actions))}){OVERLAP_TEXT}"

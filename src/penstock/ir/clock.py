@@ -44,8 +44,8 @@ def run_in_order(rows: Rows, graph: Graph, *, duration: Floats, busy: Floats, la
     """Start each row at the later of its rank's clock and its inputs' arrival.
 
     An input arrives when its row ends (start plus `duration`) plus the `lag` of that need. A row
-    keeps its rank for `busy` seconds. Joined rows start together, when all their inputs are in;
-    each carries the duration of the whole group.
+    occupies its rank for `busy` seconds. Joined rows start together, when all their inputs are
+    there; each has the duration of the whole group.
     """
     columns = (rows.first, rows.joined, graph.first, graph.need, lag, duration, busy)
     if _is_worth_compiling(len(rows)):
@@ -138,7 +138,7 @@ def _loop(columns: _Columns) -> tuple[Any, Any, Any]:
 
 
 def find_cycle(rows: Rows, run: Run) -> list[int]:
-    """The ranks of a cycle of waits in a run that did not finish, each waiting for the next."""
+    """Return ranks of a stuck run, each waiting for the next and the last for the first."""
     rank_of_row = rows.rank_of_row()
     rank = int(np.flatnonzero(run.stuck_at >= 0)[0])
     seen: list[int] = []

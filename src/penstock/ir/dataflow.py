@@ -41,15 +41,18 @@ class Dataflow:
         for producer, consumer in edges:
             if not 0 <= producer < consumer < num_stages:
                 raise ScheduleError(
-                    f"an edge goes from a lower to a higher stage below {num_stages} "
+                    f"an edge must go from a lower to a higher stage below {num_stages} "
                     f"(got {producer} > {consumer})"
                 )
         if parts is not None and len(parts) != num_stages:
-            raise ScheduleError(f"one part per stage (stages: {num_stages}, parts: {len(parts)})")
+            raise ScheduleError(
+                f"parts must have one number per stage (stages: {num_stages}, parts: {len(parts)})"
+            )
         for part, expected in zip(sorted(set(parts or ())), range(num_stages), strict=False):
             if part != expected:
                 raise ScheduleError(
-                    f"parts are numbered from 0 without gaps (got {part} for {num_stages} stages)"
+                    "parts must be numbered from 0 without gaps "
+                    f"(got {part} for {num_stages} stages)"
                 )
         object.__setattr__(self, "num_stages", num_stages)
         object.__setattr__(self, "edges", tuple(sorted(set(edges))))
@@ -57,12 +60,12 @@ class Dataflow:
 
     @classmethod
     def chain(cls, num_stages: int) -> "Dataflow":
-        """Every stage feeds the next one."""
+        """Return the dataflow in which every stage feeds the next one."""
         return cls(num_stages, [(stage, stage + 1) for stage in range(num_stages - 1)])
 
     @classmethod
     def copies(cls, num_parts: int, num_copies: int) -> "Dataflow":
-        """Several copies of one chain, side by side; each microbatch goes through one of them."""
+        """Return several copies of one chain; each microbatch goes through one of them."""
         starts = range(0, num_parts * num_copies, num_parts)
         edges = [
             (start + part, start + part + 1) for start in starts for part in range(num_parts - 1)
@@ -76,15 +79,15 @@ class Dataflow:
 
     @property
     def num_parts(self) -> int:
-        """How many parts the model has; as many as stages, unless some are copies."""
+        """The number of parts of the model: as many as stages, unless some are copies."""
         return len(set(self.parts))
 
     def producers(self, stage: int) -> tuple[int, ...]:
-        """The stages whose outputs `stage` takes in."""
+        """Return the stages whose outputs `stage` takes in."""
         return self._neighbours[0][stage]
 
     def consumers(self, stage: int) -> tuple[int, ...]:
-        """The stages that take in the outputs of `stage`."""
+        """Return the stages that take in the outputs of `stage`."""
         return self._neighbours[1][stage]
 
     @cached_property
@@ -110,7 +113,7 @@ class Dataflow:
         return tuple(streams)
 
     def with_parts(self, parts: Sequence[int]) -> "Dataflow":
-        """This dataflow between the parts of a model, for stages that run these parts.
+        """Return the dataflow between stages that run these parts, from one between parts.
 
         >>> Dataflow(3, [(0, 1), (1, 2), (0, 2)]).with_parts([0, 1, 2, 0, 1, 2]).edges
         ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))
@@ -130,9 +133,9 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What a stage gives to each part of the model that it feeds, where they get different things.
+    """The outputs of a stage by the part of the model that gets them, where they differ.
 
-    A module returns this in place of a plain output, which goes to all of them.
+    A module returns this in place of a plain output, which goes to all parts that it feeds.
     """
 
     values: Mapping[int, Any]

@@ -1,4 +1,4 @@
-"""Who waits for whom: the one statement of what must run before what.
+"""What each action waits for: the one statement of what must run before what.
 
     forward           its producers' forwards
     input or full     its own forward, its consumers' input or full backwards
@@ -7,7 +7,7 @@
 
 Where sends and receives are part of the schedule, a value from another rank is there one
 transfer after its send has started and its receive has been posted. What a rank lists earlier
-runs earlier; that is in the order of the rows and not repeated here.
+runs earlier; that is in the order of the rows and not in the graph.
 """
 
 from dataclasses import dataclass, field
@@ -28,8 +28,8 @@ __all__ = ["Graph", "NeedList", "build_graph", "join_needs"]
 class Graph:
     """The rows that each row needs: `need[first[row]:first[row + 1]]`.
 
-    `link` is -1 for a need on the same rank, else sender times ranks plus receiver: the way that
-    the value travels before the waiting row may start.
+    `link` is -1 for a need on the same rank, else sender times ranks plus receiver: the
+    link over which the value travels before the waiting row may start.
     """
 
     first: NDArray[np.int64]
@@ -48,7 +48,7 @@ class NeedList:
 
 @dataclass(slots=True)
 class _Needs:
-    """What `build_graph` gathers before it is sorted by row."""
+    """The needs that `build_graph` collects, before they are sorted by row."""
 
     schedule: Schedule
     lookup: Lookup
@@ -57,7 +57,7 @@ class _Needs:
     def add(
         self, row: Ints, table: NDArray[np.int32], owner: Ints, link: Ints | None = None
     ) -> None:
-        """Let each row need the row that `table` has for `owner` and the row's microbatch."""
+        """Make each row need the row that `table` has for `owner` and the row's microbatch."""
         need = table[owner, self.schedule.rows.microbatch[row]]
         if (missing := np.flatnonzero(need == ABSENT)).size:
             rank, position = self.schedule.rows.position(int(row[missing[0]]))
@@ -71,13 +71,13 @@ class _Needs:
 
 
 def build_graph(schedule: Schedule) -> Graph:
-    """Who waits for whom in a schedule where every action stands at most once."""
+    """Return what each row waits for, in a schedule where every action appears at most once."""
     rows = schedule.rows
     if (rows.stage >= schedule.num_stages).any() or (
         rows.microbatch >= schedule.microbatches
     ).any():
         raise ScheduleError(
-            "an action names a stage or microbatch that there is not; penstock.check says which"
+            "an action names a stage or microbatch that does not exist; penstock.check says which"
         )
     lookup = find_rows(schedule)
     needs = _Needs(schedule, lookup)
@@ -106,7 +106,7 @@ def _add_neighbours(
     *,
     takes_producers: bool,
 ) -> None:
-    """Let each waiting row need the same work of the stages before it (or after it)."""
+    """Make each waiting row need the same work of the stages before it (or after it)."""
     schedule = needs.schedule
     stage = schedule.rows.stage[waiting]
     holder = np.array(schedule.placement.rank_of_stage)
@@ -127,7 +127,7 @@ def _add_neighbours(
 def _neighbour_columns(
     schedule: Schedule, takes_producers: bool
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """For every stage its first, second, ... producer (or consumer) and that edge, -1 for none."""
+    """Return every stage's first, second, ... producer (or consumer) with its edge, or -1."""
     flow = schedule.dataflow
     number = {edge: index for index, edge in enumerate(flow.edges)}
     lists = [

@@ -1,4 +1,4 @@
-"""Where each action of a schedule stands: from (kind, stage, microbatch) to its row."""
+"""From (kind, stage, microbatch) to the row of that action in a schedule."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ __all__ = ["Lookup", "edge_of_row", "find_rows"]
 class Lookup:
     """Row of each action, or -1: compute by (stage, microbatch), messages by (edge, microbatch).
 
-    A full backward stands both under `backward_input` and under `backward_weight`. `edge` is, for
+    A full backward is both in `backward_input` and in `backward_weight`. `edge` is, for
     every row, the edge of the dataflow that it communicates along, or -1.
     """
 
@@ -31,7 +31,7 @@ class Lookup:
 
 
 def find_rows(schedule: Schedule) -> Lookup:
-    """Index a schedule; of an action that stands twice, the last row counts."""
+    """Index a schedule; of an action that appears twice, the last row counts."""
     rows = schedule.rows
     edges = edge_of_row(schedule)
 
@@ -55,16 +55,16 @@ def find_rows(schedule: Schedule) -> Lookup:
 
 
 def edge_of_row(schedule: Schedule) -> NDArray[np.int32]:
-    """For every communication the number of its edge in the dataflow, elsewhere -1.
+    """Return, for every communication, the number of its edge in the dataflow.
 
-    A communication between stages that no edge joins has -1 too.
+    Other rows have -1, and so has a communication between stages that no edge joins.
     """
     rows, stages = schedule.rows, schedule.num_stages
     result = np.full(len(rows), ABSENT, dtype=np.int32)
     talks = np.flatnonzero(rows.is_kind(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B))
     if not len(talks) or not schedule.dataflow.edges:
         return result
-    # An activation goes from producer to consumer: SEND_F and RECV_B stand at the producer.
+    # An activation goes from producer to consumer: SEND_F and RECV_B are at the producer.
     at_producer = rows.is_kind(Kind.SEND_F, Kind.RECV_B)[talks]
     stage = rows.stage[talks].astype(np.int64)
     peer = rows.peer[talks].astype(np.int64)

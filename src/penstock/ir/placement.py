@@ -37,28 +37,28 @@ class Placement:
 
     @classmethod
     def loop(cls, ranks: int, stages_per_rank: int = 1) -> "Placement":
-        """Stages go round the ranks: stage s on rank s mod ranks."""
+        """Place stages round the ranks: stage s on rank s mod ranks."""
         return cls(tuple(range(ranks)) * stages_per_rank)
 
     @classmethod
     def v(cls, ranks: int, stages_per_rank: int = 2) -> "Placement":
-        """Stages go down the ranks and come back up, so that a turn stays on its rank."""
+        """Place stages down the ranks and back up, so that the turn stays on one rank."""
         down = tuple(range(ranks))
         up = down[::-1]
         return cls(sum((up if turn % 2 else down for turn in range(stages_per_rank)), ()))
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks hold stages."""
+        """The number of ranks."""
         return max(self.rank_of_stage) + 1
 
     @property
     def num_stages(self) -> int:
-        """How many stages are placed."""
+        """The number of stages."""
         return len(self.rank_of_stage)
 
     def stages(self, rank: int) -> tuple[int, ...]:
-        """The stages on one rank, in rising order."""
+        """Return the stages on one rank, in rising order."""
         return tuple(s for s, holder in enumerate(self.rank_of_stage) if holder == rank)
 
     @property

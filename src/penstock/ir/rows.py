@@ -32,7 +32,7 @@ Ints = NDArray[np.int64] | NDArray[np.int32] | NDArray[np.int8]
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
-# In the columns of numbers, an action without a microbatch or a peer has this code there.
+# The code for "no microbatch" and "no peer" in the columns.
 ABSENT = -1
 
 # By kind, the change in the number of stage activations that a rank holds: an activation is held
@@ -68,12 +68,12 @@ class Rows:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the rows belong to."""
+        """The number of ranks."""
         return len(self.first) - 1
 
     @classmethod
     def from_works(cls, orders: Sequence[Sequence[Work]]) -> "Rows":
-        """The rows of every rank's list of actions and overlaps."""
+        """Return the rows of every rank's list of actions and overlaps."""
         cells = [cell for order in orders for work in order for cell in _encode(work)]
         lengths = [sum(_width(work) for work in order) for order in orders]
         columns = np.array(cells, dtype=np.int32).reshape(len(cells), 5).T
@@ -95,7 +95,7 @@ class Rows:
         microbatch: Ints,
         joined: Bools,
     ) -> "Rows":
-        """The rows of a compute-only schedule from its columns, rank after rank."""
+        """Return the rows of a compute-only schedule from its columns, rank after rank."""
         return cls(
             first=np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))),
             kind=kind.astype(np.int8),
@@ -106,12 +106,12 @@ class Rows:
         )
 
     def rank_of_row(self) -> NDArray[np.int32]:
-        """The rank of every row."""
+        """Return the rank of every row."""
         ranks = np.arange(self.num_ranks, dtype=np.int32)
         return np.repeat(ranks, np.diff(self.first))
 
     def is_kind(self, *kinds: Kind) -> Bools:
-        """For every row, whether it is of one of these kinds."""
+        """Return, for every row, whether it is of one of these kinds."""
         found: Bools = self.kind == kinds[0]
         for kind in kinds[1:]:
             found |= self.kind == kind
@@ -128,21 +128,21 @@ class Rows:
         return HELD_CHANGE[self.kind]
 
     def has_kind(self, *kinds: Kind) -> bool:
-        """Whether any row is of one of these kinds."""
+        """Return whether any row is of one of these kinds."""
         return bool(self.is_kind(*kinds).any())
 
     def in_overlap(self) -> Bools:
-        """For every row, whether it runs together with the row before or after it."""
+        """Return, for every row, whether it runs together with the row before or after it."""
         together = self.joined.copy()
         together[:-1] |= self.joined[1:]
         return together
 
     def opening_row(self) -> NDArray[np.int64]:
-        """For every row, the first row of the piece of work that it belongs to."""
+        """Return, for every row, the first row of the piece of work that it belongs to."""
         return np.maximum.accumulate(np.where(self.joined, 0, np.arange(len(self))))
 
     def take(self, index: NDArray[np.int64], first: NDArray[np.int64]) -> "Rows":
-        """Some of these rows, in another order, with the bounds of the ranks given anew."""
+        """Return some of these rows in another order; `first` bounds the ranks."""
         return Rows(
             first,
             self.kind[index],
@@ -153,16 +153,16 @@ class Rows:
         )
 
     def keep(self, wanted: Bools) -> "Rows":
-        """The rows for which `wanted` holds, each on its rank."""
+        """Return the rows for which `wanted` holds, each on its rank."""
         kept = np.concatenate(([0], np.cumsum(wanted, dtype=np.int64)))
         return self.take(np.flatnonzero(wanted), kept[self.first])
 
     def action(self, row: int) -> Action:
-        """The action in one row, overlapped or not."""
+        """Return the action in one row, overlapped or not."""
         return _decode(*(int(column[row]) for column in self.columns[:4]))
 
     def works(self, rank: int, start: int = 0, stop: int | None = None) -> Iterator[Work]:
-        """One rank's rows `start` to `stop`, counted from its first, as actions and overlaps."""
+        """Return the works in a rank's rows `start` to `stop`, counted from its first row."""
         last = self.first[rank + 1] if stop is None else self.first[rank] + stop
         bounds = slice(int(self.first[rank]) + start, int(last))
         group: list[Action] = []
@@ -176,11 +176,11 @@ class Rows:
             yield _work(group)
 
     def rank(self, row: int) -> int:
-        """The rank of one row."""
+        """Return the rank of one row."""
         return int(np.searchsorted(self.first, row, side="right")) - 1
 
     def position(self, row: int) -> tuple[int, int]:
-        """The rank of a row and its place in that rank's list, where an overlap is one place."""
+        """Return a row's rank and its position in the rank's list; an overlap is one position."""
         rank = self.rank(row)
         before = self.joined[int(self.first[rank]) + 1 : row + 1]
         return rank, len(before) - int(before.sum())
@@ -193,10 +193,10 @@ def is_compute(kind: Ints) -> Bools:
 
 
 def insert_rows(rows: Rows, before: NDArray[np.int64], new: Rows) -> Rows:
-    """`rows` with the rows of `new` put in, each before row `before[i]`, on the same rank.
+    """Return `rows` with the rows of `new` inserted, each before row `before[i]` of its rank.
 
-    `before` never falls within a rank, and may point one past the last row of a rank; rows for
-    the same place keep their order.
+    `before` must not decrease within a rank, and may point one past the last row of a rank; rows
+    for the same place keep their order.
     """
     total = len(rows) + len(new)
     is_new = np.zeros(total, dtype=np.bool_)

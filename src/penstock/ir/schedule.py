@@ -1,4 +1,4 @@
-"""The value in which planning and running meet: every rank's order of work."""
+"""Schedules: every rank's order of work. Planning makes them, running follows them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from penstock.untrusted import clean_name, read_text
 
 __all__ = ["Schedule"]
 
-# So many forwards may be missing before a schedule is refused unread: checks hold a table of them.
+# A schedule may lack this many forwards before it is refused unread: checks make a table of them.
 _FEW_FORWARDS = 1_000_000
 
 
@@ -25,7 +25,7 @@ _FEW_FORWARDS = 1_000_000
 class Schedule:
     """Every rank's order of work, with its placement and dataflow.
 
-    Equality compares all but the name.
+    Schedules are equal if all but their names is.
 
     >>> schedule = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
     >>> schedule.num_ranks, schedule.num_stages, schedule.microbatches
@@ -58,7 +58,7 @@ class Schedule:
         name: str = "custom",
         dataflow: Dataflow | None = None,
     ) -> "Schedule":
-        """A schedule from every rank's list of actions, given as values or as text.
+        """Return a schedule from every rank's list of actions, given as values or as text.
 
         Placement and number of microbatches are read off the lists; the dataflow is a chain
         unless given. Nothing else is checked here: `penstock.check` does that.
@@ -96,24 +96,24 @@ class Schedule:
     def to_csv(self, path: Path | str) -> None:
         """Write one row per rank and one cell per action, as `torch.distributed.pipelining` does.
 
-        A dataflow that is no chain goes into a first line that begins with `#`.
+        A dataflow other than a chain goes into a first line that begins with `#`.
         """
         text = format_csv((self.order(rank) for rank in range(self.num_ranks)), self.dataflow)
         write_atomically(path, text)
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks take part."""
+        """The number of ranks."""
         return self.rows.num_ranks
 
     @property
     def num_stages(self) -> int:
-        """How many stages the model is cut into."""
+        """The number of stages."""
         return self.dataflow.num_stages
 
     @property
     def has_communication(self) -> bool:
-        """Whether sends and receives are part of the order; without them they are implied."""
+        """Whether the order has sends and receives; otherwise they are implied."""
         return self.rows.has_kind(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
 
     @property
@@ -124,7 +124,7 @@ class Schedule:
         )
 
     def order(self, rank: int) -> tuple[Work, ...]:
-        """What one rank does, first to last."""
+        """Return what one rank does, first to last."""
         return tuple(self.rows.works(rank))
 
     @property
@@ -159,11 +159,11 @@ class Schedule:
 
 
 def _read_placement(rows: Rows) -> Placement:
-    """Which rank holds each stage, as the compute actions say."""
+    """Return which rank holds each stage, according to the compute actions."""
     compute = rows.is_compute
     stage, rank = rows.stage[compute], rows.rank_of_row()[compute]
     if not len(stage):
-        raise ScheduleError("the schedule holds no compute action; add forwards such as 0F0")
+        raise ScheduleError("the schedule has no compute action; add forwards such as 0F0")
     num_stages = int(stage.max()) + 1
     if num_stages > len(rows):
         raise ScheduleError(
@@ -182,7 +182,7 @@ def _read_placement(rows: Rows) -> Placement:
         at, position = rows.position(row)
         raise ScheduleError(
             f"rank {at}, position {position}, {rows.action(row)}: stage {rows.stage[row]} also "
-            f"runs on rank {holder[rows.stage[row]]}; a stage lives on one rank"
+            f"runs on rank {holder[rows.stage[row]]}; a stage must be on one rank"
         )
     if idle := set(range(rows.num_ranks)) - set(holder.tolist()):
         raise ScheduleError(f"rank {min(idle)} computes nothing; give every rank a stage")

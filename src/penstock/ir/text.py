@@ -25,9 +25,9 @@ def parse_work(text: str) -> Work:
 
     >>> parse_work("2F0")
     Action(kind=<Kind.FORWARD: 0>, stage=2, microbatch=0, peer=None)
-    >>> parse_work("1F0garbage")
+    >>> parse_work("1F0x")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    penstock.errors.ParseError: '1F0garbage' is no action; write stage, kind, microbatch as in 2F0
+    penstock.errors.ParseError: not a valid action: '1F0x' (expected STAGE KIND ...
     """
     stripped = text.strip()
     if group := _OVERLAP.fullmatch(stripped):
@@ -35,14 +35,16 @@ def parse_work(text: str) -> Work:
         try:
             return Overlap(members)
         except ValueError as error:
-            raise ParseError(f"{quote(stripped)} is no overlap: {error}") from error
+            raise ParseError(f"not a valid overlap: {quote(stripped)}: {error}") from error
     return _parse_action(stripped)
 
 
 def _parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ParseError(f"{quote(text)} is no action; write stage, kind, microbatch as in 2F0")
+        raise ParseError(
+            f"not a valid action: {quote(text)} (expected STAGE KIND MICROBATCH, e.g. 2F0)"
+        )
     stage, kind, microbatch, peer = match.groups()
     try:
         return Action(
@@ -52,11 +54,11 @@ def _parse_action(text: str) -> Action:
             None if peer is None else int(peer),
         )
     except ValueError as error:
-        raise ParseError(f"{quote(text)} is no action: {error}") from error
+        raise ParseError(f"not a valid action: {quote(text)}: {error}") from error
 
 
 def format_csv(orders: Iterable[Iterable[Work]], dataflow: Dataflow) -> str:
-    """One row per rank, one cell per action; a first line holds any dataflow but a chain."""
+    """Return a row per rank and a cell per action, after a line for a dataflow but a chain."""
     lines = [] if dataflow.is_chain else [_format_dataflow(dataflow)]
     lines += [",".join(map(str, order)) for order in orders]
     return "\n".join(lines) + "\n"
@@ -65,7 +67,7 @@ def format_csv(orders: Iterable[Iterable[Work]], dataflow: Dataflow) -> str:
 def parse_csv(text: str) -> tuple[list[list[Work]], Dataflow | None]:
     """Read what `format_csv` wrote: every rank's list, and the dataflow where one is given.
 
-    Empty cells are idle slots and are dropped, as are empty lines at the end.
+    Empty cells are idle slots; they are dropped, and so are empty lines at the end.
     """
     lines = text.rstrip().splitlines()
     dataflow = None
@@ -99,7 +101,9 @@ def _format_dataflow(dataflow: Dataflow) -> str:
 def _parse_dataflow(line: str) -> Dataflow:
     match = _DATAFLOW.fullmatch(line)
     if match is None:
-        raise ParseError(f"{quote(line)} is no dataflow; write # dataflow: 0>1 1>2 | parts: 0 1 2")
+        raise ParseError(
+            f"not a valid dataflow: {quote(line)}; write # dataflow: 0>1 1>2 | parts: 0 1 2"
+        )
     ends = [edge.split(">") for edge in match[1].split()]
     edges = [(int(producer), int(consumer)) for producer, consumer in ends]
     parts = [int(part) for part in match[2].split()]
@@ -107,7 +111,7 @@ def _parse_dataflow(line: str) -> Dataflow:
 
 
 def format_table(orders: Sequence[Sequence[Work]], first_position: int = 0) -> str:
-    """A table with ranks across and positions down, for reading and for error messages."""
+    """Return a table with a column per rank and a row per position."""
     labels = [f"rank {rank}" for rank in range(len(orders))]
     length = max(map(len, orders), default=0)
     index_width = len(str(first_position + max(length - 1, 0)))

@@ -1,4 +1,4 @@
-"""Whole and split backwards: merge I and W that stand side by side, or split every B."""
+"""Whole and split backwards: merge each I with a W right after it, or split every B."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ __all__ = ["find_pairs", "merge_backward", "merge_pairs", "split_backward"]
 
 
 def merge_backward(schedule: Schedule) -> Schedule:
-    """Make one B of an I and the W of the same stage and microbatch right after it.
+    """Merge each I with the W of the same stage and microbatch right after it into one B.
 
     >>> print(merge_backward(Schedule.from_orders([["0F0", "0I0", "0W0"]])))
        rank 0
@@ -45,7 +45,7 @@ def merge_pairs(schedule: Schedule, is_pair: Bools) -> Schedule:
 
 
 def split_backward(schedule: Schedule) -> Schedule:
-    """Make I and W of every B; an overlapped B stays whole, for its pair is one piece of work.
+    """Split every B into I and W; an overlapped B stays whole.
 
     >>> print(split_backward(Schedule.from_orders([["0F0", "0B0"]])))
        rank 0

@@ -1,4 +1,4 @@
-"""Overlap: let a forward and the backward beside it run together where nothing forbids it."""
+"""Overlap: run a forward and the backward after it together where that is possible."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ __all__ = ["overlap_forward_backward"]
 def overlap_forward_backward(schedule: Schedule) -> Schedule:
     """Join each forward with the full backward of another microbatch right after it.
 
-    Pairs of which one would wait for the other, in the end, stay as they are.
+    Pairs in which one half waits for the other, directly or through other ranks, stay apart.
 
     >>> orders = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
     >>> print(overlap_forward_backward(Schedule.from_orders(orders)))

@@ -1,4 +1,4 @@
-"""The same orders for a model whose parts feed one another in another way."""
+"""The same orders for a model whose parts have another dataflow."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ __all__ = ["reroute"]
 
 
 def reroute(schedule: Schedule, dataflow: Dataflow) -> Schedule:
-    """The schedule of a chain, for a model with this dataflow between its parts.
+    """Return the orders of a chain as a schedule for this dataflow between parts.
 
     An order in which every part runs after the one before it suits any dataflow from lower to
     higher parts.
@@ -22,8 +22,8 @@ def reroute(schedule: Schedule, dataflow: Dataflow) -> Schedule:
     parts = schedule.dataflow.parts
     if dataflow.num_stages != schedule.dataflow.num_parts or schedule.has_communication:
         raise SizeError(
-            f"a schedule without communication for {dataflow.num_stages} parts of a model can "
-            f"take their dataflow (parts: {schedule.dataflow.num_parts}, communication: "
+            f"the schedule must have {dataflow.num_stages} parts and no communication to take "
+            f"this dataflow (parts: {schedule.dataflow.num_parts}, communication: "
             f"{'yes' if schedule.has_communication else 'no'})"
         )
     return replace(schedule, dataflow=dataflow.with_parts(parts))

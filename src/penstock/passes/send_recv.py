@@ -1,8 +1,8 @@
 """Communication: a send after the work that makes a value, a receive on the rank that uses it.
 
-All messages are put into one order in which each could be sent and received at one moment, and
-every rank meets its messages in that order. So the result finishes even if a send waits for its
-receive and both directions of a pair share one queue.
+All messages get one global order in which each could be sent and received at one moment, and every
+rank has its messages in that order. So the result finishes even if a send waits for its receive
+and both directions of a pair share one queue.
 """
 
 from dataclasses import dataclass, replace
@@ -23,10 +23,10 @@ __all__ = ["add_send_recv", "add_send_recv_by_cost", "delay_receives"]
 
 
 def add_send_recv(schedule: Schedule) -> Schedule:
-    """Put in sends and receives, each receive where its rank is when the send is reached.
+    """Insert sends and receives, each receive where its rank is when the send is reached.
 
-    Where a rank is, is counted in turns: the ranks go round, each doing its next piece of work if
-    what that waits for is there.
+    That is counted in turns: in each turn, every rank does its next piece of work if all that it
+    waits for is there.
 
     >>> print(add_send_recv(Schedule.from_orders([["0F0"], ["1F0"]])))
        rank 0    rank 1
@@ -37,7 +37,7 @@ def add_send_recv(schedule: Schedule) -> Schedule:
 
 
 def add_send_recv_by_cost(schedule: Schedule, costs: Costs) -> Schedule:
-    """Put in sends and receives, each receive before the work during which its send happens."""
+    """Insert sends and receives, each receive before the work during which its send happens."""
     graph = _compute_graph(schedule)
     turn = _turns(schedule, graph)
     prices = costs.price(schedule, graph)
@@ -51,8 +51,8 @@ def add_send_recv_by_cost(schedule: Schedule, costs: Costs) -> Schedule:
 def delay_receives(schedule: Schedule) -> Schedule:
     """Move each receive down to the work that uses it, but past no other communication.
 
-    Where every rank meets its messages in one order, as `add_send_recv` lists them, passing only
-    compute keeps that order, so the result finishes; a schedule from elsewhere is worth a check.
+    Where every rank has its messages in one global order, as `add_send_recv` lists them, passing
+    only compute keeps that order, so the result finishes; check any other schedule again.
     """
     rows, graph = schedule.rows, build_graph(schedule)
     is_receive = rows.is_kind(Kind.RECV_F, Kind.RECV_B)
@@ -68,14 +68,14 @@ def delay_receives(schedule: Schedule) -> Schedule:
 
 def _compute_graph(schedule: Schedule) -> Graph:
     if schedule.has_communication:
-        raise ScheduleError("the schedule has sends and receives already; lower it only once")
+        raise ScheduleError("the schedule already has sends and receives; lower it only once")
     return build_graph(schedule)
 
 
 def _turns(schedule: Schedule, graph: Graph) -> NDArray[np.int64]:
-    """When each row runs if the ranks go round in turns; unique to each piece of work."""
+    """Return when each row runs, counted in turns; unique to each piece of work."""
     rows, ranks = schedule.rows, schedule.num_ranks
-    # In one turn, what a lower rank has just done is there for a higher one.
+    # Within a turn, a higher rank can use what a lower rank has just done.
     sender, receiver = graph.link // ranks, graph.link % ranks
     lag = np.where((graph.link >= 0) & (sender < receiver), -1.0, 0.0)
     ones = np.ones(len(rows))
@@ -96,7 +96,7 @@ def _start_times(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Messages:
-    """What goes from rank to rank: the row that makes it, and both stages."""
+    """The messages between ranks: the row that makes each, and both stages."""
 
     maker: NDArray[np.int64]
     stage: NDArray[np.int64]
@@ -105,7 +105,7 @@ class _Messages:
 
 
 def _find_messages(schedule: Schedule) -> _Messages:
-    """The messages of a compute-only schedule, in the order of their makers and edges."""
+    """Return the messages of a compute-only schedule, in the order of their makers and edges."""
     rows, holder = schedule.rows, np.array(schedule.placement.rank_of_stage)
     ends = np.array(schedule.dataflow.edges, dtype=np.int64).reshape(-1, 2)
     ends = ends[holder[ends[:, 0]] != holder[ends[:, 1]]]
@@ -131,7 +131,7 @@ def _find_messages(schedule: Schedule) -> _Messages:
 
 
 def _insert_messages(schedule: Schedule, moment: NDArray[np.int64]) -> Schedule:
-    """Put in a send and a receive per message; each rank meets its messages by their moment."""
+    """Insert a send and a receive per message, on each rank in the order of their moments."""
     rows, messages = schedule.rows, _find_messages(schedule)
     holder = np.array(schedule.placement.rank_of_stage)
     microbatch = rows.microbatch[messages.maker]

@@ -1,4 +1,4 @@
-"""Sharded parameters: gathered before a stage is used, let go when others need the room.
+"""Sharded parameters: gathered before a stage is used, freed when others need the room.
 
 limit 1   0UNSHARD 0F0 0RESHARD 4UNSHARD 4F0 4B0 4RESHARD 0UNSHARD 0B0 0RESHARD
 limit 2   0UNSHARD 4UNSHARD 0F0 4F0 4B0 4RESHARD 0B0 0RESHARD
@@ -19,12 +19,12 @@ from penstock.passes.stage_actions import end_of_work, stage_rows
 
 __all__ = ["add_unshard_reshard"]
 
-# The rows that something is put before, and the kind and stage of what is put there.
+# The rows to insert before, and the kind and stage of each new action.
 Placed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int64]]
 
 
 def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedule:
-    """Gather the next stages that a rank will use, and let go of those it will not use soon.
+    """Gather the stages that a rank will use next, and free those it will not use soon.
 
     At most `whole_stages` stages of a rank are whole at once. An overlap needs all its stages at
     once, so a limit below that is an error.
@@ -39,9 +39,9 @@ def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedul
 
 
 def _place_once(schedule: Schedule, _: int) -> Placed:
-    """Where all stages of a rank fit: gather them at its start, let go of each after its end."""
+    """Gather all stages at the start of their rank, and free each after its last use."""
     rows = schedule.rows
-    # A batch that is too small for all microbatches may leave a copy of a stage without work.
+    # A batch with fewer microbatches may leave a copy of a stage without work.
     each = np.unique(rows.stage).astype(np.int64)
     first_use = np.empty(schedule.num_stages, dtype=np.int64)
     first_use[rows.stage[::-1]] = np.arange(len(rows))[::-1]
@@ -55,7 +55,7 @@ def _place_once(schedule: Schedule, _: int) -> Placed:
 
 
 def _place_in_turns(schedule: Schedule, limit: int) -> Placed:
-    """Where they do not all fit: follow each rank's order, looking ahead as far as the limit."""
+    """Follow each rank's order, and gather as many stages ahead as the limit allows."""
     rows = schedule.rows
     moves: list[tuple[int, Kind, int]] = []
     for rank in range(schedule.num_ranks):
@@ -67,7 +67,7 @@ def _place_in_turns(schedule: Schedule, limit: int) -> Placed:
 
 
 def _uses(stages: Sequence[int], joined: Sequence[bool]) -> list[tuple[int, tuple[int, ...]]]:
-    """The stages that each piece of work uses, with its first row; repeats are left out."""
+    """Return the stages that each piece of work uses, with its first row; repeats are left out."""
     uses: list[tuple[int, tuple[int, ...]]] = []
     for row, (stage, is_joined) in enumerate(zip(stages, joined, strict=True)):
         if is_joined:
@@ -85,7 +85,7 @@ def _uses(stages: Sequence[int], joined: Sequence[bool]) -> list[tuple[int, tupl
 def _moves(
     uses: Sequence[tuple[int, tuple[int, ...]]], end: int, limit: int
 ) -> Iterator[tuple[int, Kind, int]]:
-    """RESHARD and UNSHARD before the uses that need them, and the last RESHARDs at the end."""
+    """Yield RESHARD and UNSHARD before the uses that need them, and the last RESHARDs."""
     whole: list[int] = []
     for (row, stages), wanted in zip(uses, _next_stages(uses, limit), strict=True):
         if len(stages) > limit:
@@ -102,7 +102,7 @@ def _moves(
 
 
 def _next_stages(uses: Sequence[tuple[int, tuple[int, ...]]], limit: int) -> list[tuple[int, ...]]:
-    """For each use, the next `limit` different stages from there on, in order of use."""
+    """Return, for each use, the next `limit` different stages from there on, in order of use."""
     upcoming: tuple[int, ...] = ()
     result = []
     for _, stages in reversed(uses):

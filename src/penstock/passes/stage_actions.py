@@ -1,4 +1,4 @@
-"""Rows for actions that belong to a stage as a whole, and where they may stand."""
+"""Rows for actions that belong to a stage as a whole, and where they may go."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +10,14 @@ __all__ = ["end_of_work", "stage_rows"]
 
 
 def end_of_work(rows: Rows, row: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The row after each given row, or after the overlap that it is part of."""
+    """Return the row after each given row, or after the overlap that it is part of."""
     opens = np.flatnonzero(~rows.joined)
     following = np.append(opens, len(rows))
     return following[np.searchsorted(opens, row, side="right")]
 
 
 def stage_rows(schedule: Schedule, kind: NDArray[np.int8], stage: NDArray[np.int64]) -> Rows:
-    """Rows of UNSHARD, RESHARD or REDUCE_GRAD for these stages, which come rank after rank."""
+    """Return UNSHARD, RESHARD or REDUCE_GRAD rows for these stages, sorted by rank."""
     holder = np.array(schedule.placement.rank_of_stage)[stage]
     lengths = np.bincount(holder, minlength=schedule.num_ranks)
     nothing = np.full(len(stage), ABSENT, dtype=np.int32)

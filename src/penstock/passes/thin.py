@@ -1,4 +1,4 @@
-"""Fewer microbatches in the same order: what is left of a valid schedule is a valid schedule."""
+"""Fewer microbatches in the same order: the rest of a valid schedule is valid."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ __all__ = ["thin_out"]
 
 
 def thin_out(schedule: Schedule, microbatches: int) -> Schedule:
-    """The schedule without its last microbatches, for a batch that is too small for all.
+    """Return the schedule without its last microbatches, for a smaller batch.
 
     >>> print(thin_out(Schedule.from_orders([["0F0", "0F1", "0B0", "0B1"]]), 1))
        rank 0
@@ -20,12 +20,12 @@ def thin_out(schedule: Schedule, microbatches: int) -> Schedule:
     """
     if not 1 <= microbatches <= schedule.microbatches:
         raise SizeError(
-            f"a schedule for {schedule.microbatches} microbatches cannot run {microbatches}; "
-            "build one for that many"
+            f"microbatches must be from 1 to the schedule's {schedule.microbatches} "
+            f"(got {microbatches}); build a schedule for that many"
         )
     rows = schedule.rows
     kept = rows.microbatch < microbatches
-    # A stage that is left without work, as a copy may be, needs no parameters or reduction.
+    # A stage without work, as a copy may be, needs no parameters and no reduction.
     kept &= np.isin(rows.stage, rows.stage[kept & rows.is_compute])
     group = rows.opening_row()[kept]
     joined = np.concatenate(([False], group[1:] == group[:-1]))

@@ -1,4 +1,4 @@
-"""Plans from costs alone, without torch: how a model is cut, and in which order it runs."""
+"""Planning from costs alone, without torch: cuts, orders, and a proof of how good they are."""
 
 from penstock.planner.order.race import Progress
 from penstock.planner.partition.partition import Partition

@@ -1,7 +1,7 @@
-"""Plans as files: readable JSON, read strictly, and everything that can be computed is computed.
+"""Plans as files: readable JSON, read strictly.
 
-Only what a plan consists of is read back: orders, costs, memory and choices. The prediction
-stands in the file for people.
+Only orders, costs, memory and choices are read back, and the rest is computed from them. The
+prediction is in the file for people.
 """
 
 import json
@@ -25,13 +25,13 @@ __all__ = ["ROUNDING", "SavedPlan", "format_plan", "read_plan"]
 
 _FORMAT = "penstock plan 1"
 _FIELDS = {"format", "name", "memory", "costs", "orders", "choices", "predicted"}
-# Bytes are sums of many numbers; a limit is kept if it is kept to so many digits.
+# Bytes are sums of many numbers, so a limit may be exceeded by this share.
 ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """What a plan consists of, the rest being computed from it."""
+    """The content of a plan file, from which the rest of a plan is computed."""
 
     problem: SchedulingProblem
     schedule: Schedule
@@ -39,7 +39,7 @@ class SavedPlan:
 
 
 def format_plan(saved: SavedPlan, predicted: Mapping[str, object]) -> str:
-    """The text of a plan file."""
+    """Return the text of a plan file."""
     schedule, problem = saved.schedule, saved.problem
     fields: dict[str, object] = {
         "format": _FORMAT,
@@ -76,7 +76,7 @@ def read_plan(path: Path) -> SavedPlan:
 def _load(path: Path) -> dict[str, Any]:
     fields = _mapping(parse_json(read_text(path)))
     if fields.get("format") != _FORMAT:
-        raise PlanError(f"format is {quote(fields.get('format'))}; this version reads {_FORMAT!r}")
+        raise PlanError(f"format must be {_FORMAT!r} (got {quote(fields.get('format'))})")
     if wrong := sorted(_FIELDS ^ set(fields)):
         raise PlanError(
             f"field {quote(wrong[0])} is {'missing' if wrong[0] in _FIELDS else 'unknown'}"
@@ -89,7 +89,7 @@ def _read_schedule(fields: Mapping[str, Any]) -> Schedule:
     if not isinstance(orders, list) or not all(isinstance(order, str) for order in orders):
         raise PlanError("write one text per rank, with a space between actions")
     if not isinstance(name, str):
-        raise PlanError(f"the name of the schedule is text (got {quote(name)})")
+        raise PlanError(f"the name of the schedule must be a string (got {quote(name)})")
     works = [order.split() for order in orders]
     schedule = Schedule.from_orders(works, name=clean_name(name))
     check(schedule)
@@ -103,7 +103,7 @@ def _read_memory(value: object, ranks: int) -> list[float]:
     for item in value:
         limit = inf if item is None else to_quantity(item)
         if limit is None:
-            raise PlanError(f"a limit is a number of bytes, or null (got {quote(item)})")
+            raise PlanError(f"a limit must be a number of bytes or null (got {quote(item)})")
         limits.append(limit)
     return limits
 
@@ -134,7 +134,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 @contextmanager
 def _naming(place: str) -> Iterator[None]:
-    """Put the place before what is said of it."""
+    """Put the place of an error before its message."""
     try:
         yield
     except PenstockError as error:
@@ -142,7 +142,7 @@ def _naming(place: str) -> Iterator[None]:
 
 
 def _indent(fields: Mapping[str, object]) -> str:
-    """JSON with a line per field, and per item of what is not numbers only."""
+    """Return JSON with a line per field, and a line per item of nested fields."""
     lines = []
     for name, value in fields.items():
         is_nested = isinstance(value, Mapping) or name == "orders"

@@ -1,4 +1,4 @@
-"""From costs and a limit to the best plan: the one function that most users call."""
+"""Planning for given costs: the fastest schedule that keeps a memory limit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def plan(
     seconds: float = 5.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """Find the fastest schedule that keeps a limit of bytes per rank, and how good it can be.
+    """Find the fastest schedule that keeps a memory limit, and prove how good it is.
 
     Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
     lists are for the stages as they are. `placement` is "loop" (one stage per rank),
@@ -57,7 +57,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What a user asks a plan for, whatever the placement."""
+    """The arguments of a plan, apart from the placement."""
 
     costs: Costs
     ranks: int
@@ -65,7 +65,7 @@ class _Request:
     memory: float | Sequence[float] | None
 
     def problems(self, placements: Sequence[Placement]) -> list[SchedulingProblem]:
-        """The problems with these placements that can be solved, or an error if there is none."""
+        """Return the problems with these placements that fit; raise an error if none does."""
         found, refused = [], []
         for placement in placements:
             try:
@@ -77,7 +77,7 @@ class _Request:
         return found
 
     def problem(self, placement: Placement, *, is_checkpointed: bool = False) -> SchedulingProblem:
-        """The problem with this placement, or an error if nothing keeps the limit."""
+        """Return the problem with this placement; raise an error if nothing keeps the limit."""
         stages = placement.num_stages
         costs = self.costs.recut(self.ranks, stages)
         if is_checkpointed:
@@ -85,7 +85,7 @@ class _Request:
         return SchedulingProblem.of(costs, placement, self.microbatches, self.memory)
 
     def _way_out(self) -> str:
-        """What would keep the limit as it is, for the end of an error."""
+        """Return advice on what would keep the limit, for the end of an error."""
         for is_checkpointed in (False, True):
             for placement in placements_for(self.costs, self.ranks):
                 costs = self.costs.recut(self.ranks, placement.num_stages)
@@ -105,7 +105,7 @@ def _solve_best(
     seconds: float,
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
-    """Solve the most promising first, and pass over what cannot be faster."""
+    """Solve the most promising first, and skip those that cannot be faster."""
     end = perf_counter() + seconds
     bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
     best: Plan | None = None

@@ -1,4 +1,4 @@
-"""A plan: a schedule with what it is predicted to take, and the least that any could take."""
+"""A plan: a schedule with its prediction and a lower bound for any schedule."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +20,9 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that solves a problem, and a proven bound: no schedule for it is faster.
+    """A schedule that solves a problem, and a proven lower bound on any makespan.
 
-    `choices` is what a search has chosen beside the order, if there was one.
+    `choices` is what a search has chosen besides the order, if there was one.
     """
 
     problem: SchedulingProblem
@@ -32,16 +32,16 @@ class Plan:
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Plan":
-        """Read a plan that `to_file` has written; the prediction and the bound are computed."""
+        """Read a plan that `to_file` wrote; the prediction and the bound are computed again."""
         saved = read_plan(Path(path))
         return cls(saved.problem, saved.schedule, lower_bound(saved.problem), saved.choices)
 
     def to_file(self, path: Path | str) -> None:
-        """Write the plan as JSON: orders, costs, limits, choices; the prediction to look at."""
+        """Write the plan as JSON: orders, costs, limits and choices, with its prediction."""
         write_atomically(path, self.to_text())
 
     def to_text(self) -> str:
-        """What `to_file` writes."""
+        """Return what `to_file` writes."""
         predicted = {
             "makespan": self.timeline.makespan,
             "end_time": self.timeline.end_time,
@@ -54,7 +54,7 @@ class Plan:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """What is predicted: the schedule, simulated with the costs of the problem."""
+        """The prediction: the schedule, simulated with the costs of the problem."""
         return simulate(self.schedule, self.problem.costs)
 
     @property
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def keeps_limit(self) -> bool:
-        """Whether no rank ever holds more bytes than it has."""
+        """Whether every rank keeps its memory limit."""
         pairs = zip(self.timeline.rank_peak_bytes, self.problem.memory, strict=True)
         return all(peak <= limit * (1 + ROUNDING) for peak, limit in pairs)
 

@@ -1,8 +1,8 @@
-"""What there is to schedule: every stage's work and bytes, who waits how long, who has what room.
+"""A scheduling problem: every stage's seconds and bytes, transfers, and the memory of every rank.
 
-Bytes follow `sim/memory.py`: a forward takes its stage's activations when it starts; I gives back
-all but the stash when it ends, W the stash, B everything. So a limit of bytes limits the order of
-a rank's actions, whatever the times.
+Bytes follow `sim/memory.py`: a forward takes its stage's activations when it starts; I frees all
+but the stash when it ends, W the stash, B everything. So a memory limit limits the order of a
+rank's actions, whatever the times.
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,9 @@ __all__ = ["SchedulingProblem"]
 
 @dataclass(frozen=True)
 class SchedulingProblem:
-    """Stages in a chain on their ranks, what they cost, and the bytes that each rank has.
+    """A chain of stages on ranks, with costs and the memory of each rank.
 
-    `costs` are per stage of this placement. `memory` is bytes per rank, infinite where there is
-    no limit.
+    `costs` are per stage of this placement. `memory` is bytes per rank, infinite without a limit.
     """
 
     costs: Costs
@@ -42,14 +41,14 @@ class SchedulingProblem:
         microbatches: int,
         memory: float | Sequence[float] | None = None,
     ) -> "SchedulingProblem":
-        """A problem from what a user gives, after checking that some schedule keeps the limit."""
+        """Check the arguments, and that some schedule keeps the limit; return the problem."""
         ranks = placement.num_ranks
         if microbatches < 1:
             raise SizeError(f"microbatches must be at least 1 (microbatches: {microbatches})")
         limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
         if limits.ndim and limits.shape != (ranks,):
             raise SizeError(
-                f"one memory limit, or one per rank (ranks: {ranks}, got {limits.size})"
+                f"memory must be one limit, or one per rank (ranks: {ranks}, got {limits.size})"
             )
         caps = tuple(np.broadcast_to(limits, (ranks,)).tolist())
         problem = cls(costs, placement, microbatches, caps)
@@ -58,12 +57,12 @@ class SchedulingProblem:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.placement.num_ranks
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return self.placement.num_stages
 
     @cached_property
@@ -73,12 +72,12 @@ class SchedulingProblem:
 
     @cached_property
     def forward(self) -> Floats:
-        """Per stage, the seconds that F keeps its rank, its send included."""
+        """Per stage, the seconds that F occupies its rank, its send included."""
         return self.costs.per_stage("forward", self.stages) + self._send_seconds(ahead=1)
 
     @cached_property
     def backward_input(self) -> Floats:
-        """Per stage, the seconds that I keeps its rank, its send included."""
+        """Per stage, the seconds that I occupies its rank, its send included."""
         return self.costs.per_stage("backward_input", self.stages) + self._send_seconds(ahead=-1)
 
     @cached_property
@@ -98,12 +97,12 @@ class SchedulingProblem:
 
     @cached_property
     def lag_down(self) -> Floats:
-        """Per stage but the last, the seconds that its output needs to the next stage."""
+        """Per stage but the last, the transfer seconds of its output to the next stage."""
         return self._lags(self.placement.rank_of_stage[:-1], self.placement.rank_of_stage[1:])
 
     @cached_property
     def lag_up(self) -> Floats:
-        """Per stage but the last, the seconds that the next stage's gradient needs to it."""
+        """Per stage but the last, the transfer seconds of the next stage's gradient to it."""
         return self._lags(self.placement.rank_of_stage[1:], self.placement.rank_of_stage[:-1])
 
     def _lags(self, senders: Sequence[int], receivers: Sequence[int]) -> Floats:
@@ -112,7 +111,7 @@ class SchedulingProblem:
         return np.where(sender == receiver, 0.0, table[sender, receiver])
 
     def _send_seconds(self, ahead: int) -> Floats:
-        """Per stage, the seconds of sending to the neighbour `ahead`, if that is elsewhere."""
+        """Return, per stage, the seconds of a send to its neighbour on another rank."""
         holder = np.array(self.placement.rank_of_stage)
         is_remote = holder != np.roll(holder, -ahead)
         is_remote[-1 if ahead == 1 else 0] = False
@@ -125,7 +124,7 @@ class SchedulingProblem:
 
     @cached_property
     def room(self) -> Floats:
-        """Per rank, the bytes that are left for activations and stashes."""
+        """Per rank, the bytes left for activations and stashes."""
         return np.array(self.memory) - self.resident
 
     @cached_property
@@ -137,7 +136,7 @@ class SchedulingProblem:
 
     @cached_property
     def least_bytes(self) -> Floats:
-        """Per rank, the bytes without which there is no schedule: one microbatch at a time."""
+        """Per rank, the least bytes of any schedule: one microbatch at a time."""
         one = np.maximum(self.activation, self.stash)
         return self.resident + np.bincount(self.placement.rank_of_stage, one, self.ranks)
 

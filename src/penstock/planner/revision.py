@@ -1,4 +1,4 @@
-"""A plan in the light of how its steps really went, and whether another would be better now."""
+"""Revise a plan with the recorded costs of its steps: is another order faster now?"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ __all__ = ["Revision", "revise", "update"]
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """The old order at what it really costs, and a new plan for the same costs and limits.
+    """The old order at recorded costs, and a new plan for the same costs and limits.
 
     The new one is offered if it is predicted to save more than `least_gain` of a step.
     """
@@ -34,12 +34,12 @@ class Revision:
 
     @property
     def is_offered(self) -> bool:
-        """Whether the new plan is worth a change."""
+        """Whether the new plan is worth the change."""
         return self.gain > self.least_gain
 
     @property
     def best(self) -> Plan:
-        """The plan to go on with."""
+        """The plan to use from now on."""
         return self.new if self.is_offered else self.old
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class Revision:
 
 
 def update(plan: Plan, recorded: Timeline, *more: Timeline) -> Costs:
-    """The costs of a plan, with the seconds that its recorded steps have shown."""
+    """Return the costs of a plan, with the seconds of its recorded steps."""
     for step in (recorded, *more):
         review(plan.timeline, step)
     return costs_of(recorded, *more, like=plan.problem.costs)
@@ -65,10 +65,10 @@ def revise(
     least_gain: float = 0.02,
     progress: Callable[[Progress], None] | None = None,
 ) -> Revision:
-    """Solve a plan's problem again, at the costs that recorded steps of it have shown.
+    """Solve a plan's problem again, at the costs of its recorded steps.
 
-    Several steps tell more than one. The bytes stay those of the plan; `best` of the answer is the
-    new plan only if it saves the share `least_gain` of a step.
+    Several steps give better costs than one. The bytes stay those of the plan; `best` of the
+    result is the new plan only if it saves the share `least_gain` of a step.
     """
     was = plan.problem
     costs = update(plan, recorded, *more)

@@ -1,1 +1,1 @@
-"""The orders people know by name: one file per family, one registry."""
+"""The schedule families by name: one file per family, one registry."""

@@ -8,10 +8,13 @@ path through the ranks; V-Min over 4 ranks, one column per slot:
     rank 2         F0       F1             I1       I0
     rank 3            F0 F1                   I1 I0
 
-The next microbatch starts six slots later, and no two moves of a rank meet; W goes into the two of
-six slots that stay free. The longer a path, the more microbatches are under way at once: the path
-sets the memory. Then work is pulled forward into idle slots: a forward only if all that it
-overtakes still fits after it, so no rank fills up with microbatches that it cannot finish.
+The next microbatch starts six slots later, and no two moves of a rank collide; W goes into the
+two of six slots that stay free. The longer a path, the more microbatches are in flight at once:
+the path sets the memory. Then work is pulled forward into idle slots: a forward only if all that
+it overtakes still fits after it, so no rank fills up with microbatches that it cannot finish.
+
+The ranks decide slot by slot what to do, as `planner/order` does; `ir/clock` times orders that are
+decided already.
 """
 
 from collections.abc import Sequence
@@ -38,7 +41,7 @@ _INTERVAL = 6
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """How a microbatch travels: slots per hop down and up, and slots it waits at each turn."""
+    """The path of a microbatch: slots per hop down and up, and slots of waiting at each turn."""
 
     down: int
     up: int
@@ -65,20 +68,20 @@ def v_min(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
 def _pull_forward(
     name: str, path: _Path, ranks: int, microbatches: int, *, limit: int
 ) -> Schedule:
-    """Run all ranks slot by slot; each does what is next on the path, or else what it can."""
+    """Run all ranks slot by slot; each does what is next on its path, or else what it can."""
     placement = Placement.v(ranks)
-    line_ups = (_line_up(path, ranks, rank, microbatches) for rank in range(ranks))
-    players = [_Player(line_up, microbatches, limit) for line_up in line_ups]
-    while not all(player.is_finished for player in players):
-        supplies = _supplies(players, microbatches)
-        for player, supply in zip(players, supplies, strict=True):
-            player.play(supply)
-    orders = [_moves(p.order, placement.stages(rank)) for rank, p in enumerate(players)]
+    paths = (_planned(path, ranks, rank, microbatches) for rank in range(ranks))
+    states = [_RankState(planned, microbatches, limit) for planned in paths]
+    while not all(state.is_finished for state in states):
+        supplies = _supplies(states, microbatches)
+        for state, supply in zip(states, supplies, strict=True):
+            state.move(supply)
+    orders = [_moves(p.order, placement.stages(rank)) for rank, p in enumerate(states)]
     return assemble(name, orders, placement, microbatches)
 
 
-def _line_up(path: _Path, ranks: int, rank: int, microbatches: int) -> list[int]:
-    """The lanes of one rank's moves in the order of the repeated path."""
+def _planned(path: _Path, ranks: int, rank: int, microbatches: int) -> list[int]:
+    """Return the lanes of one rank's moves in the order of the repeated path."""
     slots = _slots(path, ranks, rank)
     slot = np.add.outer(_INTERVAL * np.arange(microbatches), slots).ravel()
     lanes: list[int] = (np.argsort(slot) % _INTERVAL).tolist()
@@ -86,7 +89,7 @@ def _line_up(path: _Path, ranks: int, rank: int, microbatches: int) -> list[int]
 
 
 def _slots(path: _Path, ranks: int, rank: int) -> list[int]:
-    """When the first microbatch has its move in each lane of a rank."""
+    """Return when the first microbatch has its move in each lane of a rank."""
     above, below = rank, ranks - 1 - rank
     turns = [1 + wait for wait in path.waits]
     forward_0 = path.down * above
@@ -103,10 +106,10 @@ def _slots(path: _Path, ranks: int, rank: int) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Player:
-    """One rank under way: its line-up, what it has done of it, and the activations it holds."""
+class _RankState:
+    """The state of one rank: its planned lanes, what it has done, the activations it holds."""
 
-    line_up: list[int]
+    planned: list[int]
     microbatches: int
     limit: int
     order: list[int] = field(default_factory=list)
@@ -119,21 +122,21 @@ class _Player:
     def __post_init__(self) -> None:
         self.places = [[] for _ in _LANES]
         self.counts = []
-        for place, lane in enumerate(self.line_up):
+        for place, lane in enumerate(self.planned):
             self.counts.append(len(self.places[lane]))
             self.places[lane].append(place)
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything of the line-up is done."""
-        return self.head == len(self.line_up)
+        """Whether all planned work is done."""
+        return self.head == len(self.planned)
 
-    def play(self, supply: Sequence[int]) -> None:
-        """Make one move, if there is one whose inputs are there; `supply` counts them per lane."""
+    def move(self, supply: Sequence[int]) -> None:
+        """Make one move, if the inputs of one are there; `supply` counts them per lane."""
         if self.is_finished:
             return
-        lane = self.line_up[self.head]
-        # With no fresh microbatch left to make room for, weight work can wait.
+        lane = self.planned[self.head]
+        # With no new microbatch left to make room for, weight work can wait.
         can_wait = lane >= _W1 and self.done[_F0] == self.microbatches
         if supply[lane] == self.done[lane] or can_wait:
             ready = [lane for lane in _LANES if self.done[lane] < supply[lane]]
@@ -149,14 +152,14 @@ class _Player:
         return self.places[lane][self.done[lane]]
 
     def _fits(self, lane: int) -> bool:
-        """Whether this move, and then all that it overtakes, stays within the limit."""
+        """Return whether this move, and then all that it overtakes, stays within the limit."""
         if _HELD_CHANGE[lane] <= 0:
             return True
         held = self.held + 1
         for place in range(self.head, self._place(lane)):
             if held > self.limit:
                 return False
-            other = self.line_up[place]
+            other = self.planned[place]
             if self.counts[place] >= self.done[other]:
                 held += _HELD_CHANGE[other]
         return held <= self.limit
@@ -165,13 +168,13 @@ class _Player:
         self.order.append(lane)
         self.done[lane] += 1
         self.held += _HELD_CHANGE[lane]
-        while not self.is_finished and self.counts[self.head] < self.done[self.line_up[self.head]]:
+        while not self.is_finished and self.counts[self.head] < self.done[self.planned[self.head]]:
             self.head += 1
 
 
-def _supplies(players: Sequence[_Player], microbatches: int) -> list[tuple[int, ...]]:
-    """Per rank and lane, for how many microbatches the inputs are there."""
-    done = [player.done for player in players]
+def _supplies(states: Sequence[_RankState], microbatches: int) -> list[tuple[int, ...]]:
+    """Return, per rank and lane, the number of microbatches whose inputs are there."""
+    done = [state.done for state in states]
     supplies: list[tuple[int, ...]] = []
     for rank, own in enumerate(done):
         above = done[rank - 1] if rank else [microbatches, 0, own[_F1], 0]
@@ -181,7 +184,7 @@ def _supplies(players: Sequence[_Player], microbatches: int) -> list[tuple[int, 
 
 
 def _moves(order: Sequence[int], stages: Sequence[int]) -> Moves:
-    """One rank's lanes as moves, with the microbatches counted."""
+    """Return one rank's lanes as moves, with the microbatches counted."""
     lanes = np.array(order)
     kind, local = np.array(_KINDS)[lanes], np.array(_LOCAL_STAGES)[lanes]
     microbatch = count_microbatches(kind, local, len(stages))

@@ -58,13 +58,13 @@ def dualpipe(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedul
 
 
 def _order(depths: int, depth: int, stages: tuple[int, ...], shares: tuple[range, range]) -> Moves:
-    """The order of the rank at `depth` of `depths` in the V, whose turn is at the last depth."""
+    """Return the order of the rank at `depth` in a V that turns at the last of `depths`."""
     # With fewer microbatches than fill the V, the order is that of a full one, thinned out.
     microbatches = max(2 * depths, *map(len, shares))
     below, above = depths - 1 - depth, depth + 1
     steady = microbatches - 2 * depths + above
     is_turn = depth == depths - 1
-    # The drain is 2 * above backwards, B1 and B0 in turn; from the middle on W is put off.
+    # The drain is 2 * above backwards, B1 and B0 in turn; from the middle on W is deferred.
     drain = ["B1", "B0"] * above
     drain[above:] = [move.replace("B", "I") for move in drain[above:]]
     put_off = [move.replace("I", "W") for move in drain[above:]] + ["W0"] * below
@@ -73,7 +73,7 @@ def _order(depths: int, depth: int, stages: tuple[int, ...], shares: tuple[range
         (2 * below, "F0"),
         (above, "F0 F1"),
         (below, "I1 W1 F1"),
-        # At the turn both halves of the first pair are there at once: overlapping would wait.
+        # At the turn both halves of the first pair are ready at once: an overlap would wait.
         (1 if is_turn else 0, "F0 B1 (F1 B0)"),
         (steady - is_turn, "(F0 B1) (F1 B0)"),
         (below, "B1 (F1 B0)"),

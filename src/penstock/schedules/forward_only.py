@@ -14,15 +14,15 @@ __all__ = ["forward_only", "forward_only_on"]
 
 
 def forward_only(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Every microbatch forward through every stage, a rank's stages in turn."""
+    """Every microbatch forward through every stage, one stage of a rank after the other."""
     placement = Placement.loop(ranks, stages_per_rank)
     return forward_only_on(placement, Dataflow.chain(placement.num_stages), microbatches)
 
 
 def forward_only_on(placement: Placement, dataflow: Dataflow, microbatches: int) -> Schedule:
-    """Forward passes for stages that lie anywhere, say where a training schedule has put them.
+    """Return forward passes for any placement, such as that of a training schedule.
 
-    Copies of the model share the microbatches out among them.
+    Copies of the model divide the microbatches among them.
     """
     copies = max(dataflow.stream_of_stage) + 1
     bounds = [microbatches * copy // copies for copy in range(copies + 1)]

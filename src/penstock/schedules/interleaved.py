@@ -30,7 +30,7 @@ def interleaved_one_f_one_b(ranks: int, microbatches: int, stages_per_rank: int 
 
 
 def interleaved_zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Interleaved 1F1B with the backward split: later ranks put off more of the weight work.
+    """Interleaved 1F1B with the backward split: later ranks defer more of the weight work.
 
     With one stage per rank it is ZB-H1 of https://arxiv.org/abs/2401.10241.
     """
@@ -48,7 +48,7 @@ def interleaved_zero_bubble(ranks: int, microbatches: int, stages_per_rank: int 
 
 
 def _rounds(ranks: int, microbatches: int) -> list[range]:
-    """The microbatches in rounds of at least `ranks`, the larger rounds first."""
+    """Return the microbatches in rounds of at least `ranks`, the larger rounds first."""
     number = max(1, microbatches // ranks)
     size, larger = divmod(microbatches, number)
     ends = [size * (index + 1) + min(index + 1, larger) for index in range(number)]

@@ -45,14 +45,14 @@ class Moves:
 
 
 def sweep(kind: Kind, stage: int, microbatches: range) -> Moves:
-    """One kind of work on one stage for these microbatches, one after the other."""
+    """Return one kind of work on one stage for these microbatches, one after the other."""
     number = np.arange(microbatches.start, microbatches.stop, microbatches.step, dtype=np.int32)
     size = len(number)
     return Moves(np.full(size, kind), np.full(size, stage), number, np.zeros(size, np.bool_))
 
 
 def join(parts: Iterable[Moves]) -> Moves:
-    """One stretch after the other."""
+    """Return one stretch after the other."""
     pieces = list(parts)
     return Moves(
         np.concatenate([piece.kind for piece in pieces]),
@@ -63,7 +63,7 @@ def join(parts: Iterable[Moves]) -> Moves:
 
 
 def alternate(*lanes: Moves) -> Moves:
-    """One move of each lane in turn, the shorter lanes stopping where they end."""
+    """Return one move of each lane in turn, the shorter lanes stopping where they end."""
     turn = np.concatenate([np.arange(len(lane)) for lane in lanes])
     number = np.repeat(np.arange(len(lanes)), [len(lane) for lane in lanes])
     order = np.lexsort((number, turn))
@@ -74,9 +74,9 @@ def alternate(*lanes: Moves) -> Moves:
 
 
 def phases(stages: Sequence[int], steps: Sequence[tuple[int, str]], *shares: range) -> Moves:
-    """Repeated patterns over a rank's own stages, with the microbatches counted.
+    """Repeat patterns over a rank's own stages, and number the microbatches.
 
-    Each share is the microbatches that the stage in that place runs; one share serves all.
+    Each share is the microbatches of the stage at that place; a single share is for all stages.
     Moves for microbatches beyond a share are left out.
     """
     patterns = [(max(times, 0), _read_pattern(text)) for times, text in steps]
@@ -88,7 +88,7 @@ def phases(stages: Sequence[int], steps: Sequence[tuple[int, str]], *shares: ran
     begins = np.array([share.start for share in share_of_place])
     lengths = np.array([len(share) for share in share_of_place])
     kept = count < lengths[local]
-    # A pair that loses its first half is no pair any more.
+    # A pair that loses its first half is not a pair any more.
     joined[1:] &= kept[:-1]
     microbatch = begins[local] + count
     return Moves(kind[kept], np.array(stages)[local[kept]], microbatch[kept], joined[kept])
@@ -114,7 +114,7 @@ def _read_pattern(text: str) -> tuple[NDArray[np.int8], NDArray[np.int32], Bools
     kinds, places, joined, is_inside = [], [], [], False
     for token in text.split():
         match = _TOKEN.fullmatch(token)
-        assert match is not None, f"no move: {token!r}"
+        assert match is not None, f"not a valid move: {token!r}"
         kinds.append(_KINDS[match[2]])
         places.append(int(match[3]))
         joined.append(is_inside)
@@ -129,7 +129,7 @@ def assemble(
     microbatches: int,
     dataflow: Dataflow | None = None,
 ) -> Schedule:
-    """The schedule in which every rank makes its moves."""
+    """Return the schedule in which every rank makes its moves."""
     moves = join(ranks)
     lengths = [len(rank) for rank in ranks]
     rows = Rows.from_moves(lengths, moves.kind, moves.stage, moves.microbatch, moves.joined)

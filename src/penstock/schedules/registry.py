@@ -68,10 +68,10 @@ FAMILIES: dict[str, Family] = {
 
 
 def register(name: str, generate: Generator, *, stages_per_rank: int = 1) -> None:
-    """Make a family of your own known by name.
+    """Register a family of your own by name.
 
     `generate` takes ranks, microbatches and stages per rank and returns a `Schedule`;
-    `stages_per_rank` is what `build` passes when the caller says nothing.
+    `stages_per_rank` is the default that `build` passes.
     """
     taken = _find_spelling(name)
     if taken is not None:
@@ -80,7 +80,7 @@ def register(name: str, generate: Generator, *, stages_per_rank: int = 1) -> Non
 
 
 def find_family(name: str) -> Family:
-    """The family with this name, in any case, or under the class name that torch gives it."""
+    """Return the family with this name or torch's class name, in any case."""
     family = _find_spelling(name)
     if family is None:
         close = get_close_matches(name.lower(), [known.lower() for known in FAMILIES], n=1)
@@ -93,7 +93,7 @@ def find_family(name: str) -> Family:
 
 
 def _find_spelling(name: str) -> Family | None:
-    """The family that bears this name or alias in any case, if there is one."""
+    """Return the family with this name or alias in any case, if there is one."""
     wanted = name.lower()
     for family in FAMILIES.values():
         if wanted in (spelling.lower() for spelling in (family.name, *family.aliases)):

@@ -1,28 +1,30 @@
-"""The checks that every family makes on its sizes, with one way of saying what would work."""
+"""Checks on the sizes of families, with messages that say what would work."""
 
 from penstock.errors import SizeError
 
 __all__ = ["require_size", "require_stages_per_rank"]
 
-# So many forwards take a few gigabytes to schedule.
+# Scheduling this many forwards takes a few gigabytes.
 _MOST_FORWARDS = 10_000_000
 
 
 def require_size(ranks: int, microbatches: int, stages_per_rank: int = 1) -> None:
-    """Refuse sizes that make no schedule, or one that no machine has room for."""
+    """Raise an error for sizes below 1, or for a schedule too large for any machine."""
     sizes = {"ranks": ranks, "microbatches": microbatches, "stages_per_rank": stages_per_rank}
     for name, value in sizes.items():
         if value < 1:
             raise SizeError(f"{name} must be at least 1 ({name}: {value})")
     if ranks * microbatches * stages_per_rank > _MOST_FORWARDS:
-        told = ", ".join(f"{name}: {value}" for name, value in sizes.items())
-        raise SizeError(f"more than {_MOST_FORWARDS:,} forwards are not scheduled ({told})")
+        given = ", ".join(f"{name}: {value}" for name, value in sizes.items())
+        raise SizeError(
+            f"a schedule must have at most {_MOST_FORWARDS:,} forwards ({given}); use fewer"
+        )
 
 
 def require_stages_per_rank(
     family: str, stages_per_rank: int, wanted: int, instead: str = ""
 ) -> None:
-    """Refuse a number of stages per rank that the family does not have."""
+    """Raise an error for a number of stages per rank that the family does not have."""
     if stages_per_rank != wanted:
         hint = f", or {instead} for more" if instead and stages_per_rank > wanted else ""
         raise SizeError(

@@ -17,7 +17,7 @@ __all__ = ["weave", "zero_bubble_h1", "zero_bubble_h2"]
 
 
 def zero_bubble_h1(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """1F1B with weight work put off by one microbatch per rank: a third of the bubble."""
+    """1F1B with weight work deferred by one microbatch per rank: a third of the bubble."""
     require_stages_per_rank("ZB-H1", stages_per_rank, 1, instead="InterleavedZeroBubble")
     return _handcrafted("ZB-H1", ranks, microbatches, depth=1)
 
@@ -29,7 +29,7 @@ def zero_bubble_h2(ranks: int, microbatches: int, stages_per_rank: int = 1) -> S
 
 
 def _handcrafted(name: str, ranks: int, microbatches: int, *, depth: int) -> Schedule:
-    """Each rank runs ahead, and puts weight work off, by `depth` microbatches per hop."""
+    """Let each rank run ahead, and defer weight work, by `depth` microbatches per hop."""
     orders = []
     for rank in range(ranks):
         forwards, inputs, weights = (
@@ -42,7 +42,7 @@ def _handcrafted(name: str, ranks: int, microbatches: int, *, depth: int) -> Sch
 
 
 def weave(forwards: Moves, inputs: Moves, weights: Moves, *, ahead: int, delay: int) -> Moves:
-    """`ahead` forwards, then F and I in turn, with W from the one after `delay` turns on."""
+    """Return `ahead` forwards, then F and I in turn, with W from turn `delay` on."""
     rest = forwards[ahead:]
     first = alternate(rest[:delay], inputs[:delay])
     then = alternate(rest[delay:], inputs[delay:], weights[: max(0, len(inputs) - delay)])

@@ -1,4 +1,4 @@
-"""Pricing: from a schedule and costs to a timeline, and why it is as long as it is."""
+"""Simulation: from a schedule and costs to a timeline, and what explains its length."""
 
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.engine import simulate

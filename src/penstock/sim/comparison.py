@@ -1,4 +1,4 @@
-"""Schedules priced for one and the same model, however many stages each cuts it into."""
+"""Schedules priced for the same model, however many stages each cuts it into."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ def compare(schedules: Sequence[Schedule], costs: Costs | None = None) -> dict[s
 
 
 def costs_for(schedule: Schedule, costs: Costs) -> Costs:
-    """Costs of a model, given per rank or per stage of some cut, for the stages of a schedule.
+    """Return the costs of a schedule's stages, from costs per rank or per piece of a model.
 
     Single numbers are one rank's share. Lists are for consecutive pieces of the model, which are
     joined or divided evenly to make the stages; copies of a part cost what the part costs.

@@ -1,4 +1,4 @@
-"""Costs read off timelines that were recorded: what each stage's actions really took."""
+"""Costs from recorded timelines: what each stage's actions really took."""
 
 from dataclasses import replace
 
@@ -17,11 +17,11 @@ _HALVES = ("input", "weight")
 
 
 def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> Costs:
-    """The seconds per stage of every kind of compute, of a send, and of a transfer per link.
+    """Return seconds per stage and kind of compute, per send, and per transfer of each link.
 
-    Several steps of one schedule tell more than one. Seconds are means over the middle half of
-    what was seen. A transfer is what the fastest message of a link took, since others were there
-    before anybody waited for them; a link without messages is taken to be like the others.
+    Several steps of one schedule give better costs than one. Seconds are means over the middle
+    half of what was recorded. A transfer takes as long as the fastest message of its link, since
+    others had arrived before anybody waited for them; a link without messages gets the mean.
 
     A timeline has no bytes per stage and no seconds of kinds that never ran: these come from
     `like`, in proportion to what did run. Without it there are no bytes, a full backward is the
@@ -35,7 +35,9 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
     """
     steps = (timeline, *more)
     if any(step.schedule != timeline.schedule for step in more):
-        raise CostsError("the timelines are of different schedules; take costs of each by itself")
+        raise CostsError(
+            "the timelines must be of one schedule (got several); take the costs of each by itself"
+        )
     forward, halves, full = _compute_seconds(steps, Costs() if like is None else like)
     return replace(
         Costs() if like is None else like,
@@ -49,7 +51,7 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
 
 
 def middle_mean(values: Floats) -> float:
-    """The mean of what is left without the lowest and the highest quarter.
+    """Return the mean without the lowest and the highest quarter.
 
     >>> middle_mean(np.array([1.0, 2.0, 4.0, 99.0]))
     3.0
@@ -59,7 +61,7 @@ def middle_mean(values: Floats) -> float:
 
 
 def _compute_seconds(steps: tuple[Timeline, ...], like: Costs) -> tuple[Floats, Floats, Floats]:
-    """Per stage the seconds of F, of I and W, and of B; where one never ran, as in `like`."""
+    """Return, per stage, the seconds of F, of I and W, and of B; from `like` if one never ran."""
     stages = steps[0].schedule.num_stages
     forward, first, second, full = (_seconds(steps, kind) for kind in COMPUTE_KINDS)
     halves = np.stack([first, second])
@@ -76,7 +78,7 @@ def _compute_seconds(steps: tuple[Timeline, ...], like: Costs) -> tuple[Floats, 
 
 
 def _ratio(new: Floats, old: Floats) -> Floats:
-    """How much slower than before, not a number where either is unknown."""
+    """Return how much slower than before, or NaN where either is unknown."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio: Floats = np.where(old > 0, new / old, np.nan)
     return ratio
@@ -90,7 +92,7 @@ def _first_known(*columns: Floats) -> Floats:
 
 
 def _seconds(steps: tuple[Timeline, ...], kind: Kind) -> Floats:
-    """Per stage, what this kind took; not a number where it never ran."""
+    """Return, per stage, the seconds of this kind, or NaN where it never ran."""
     rows, stages = steps[0].schedule.rows, steps[0].schedule.num_stages
     is_kind = rows.is_kind(kind)
     found = np.full(stages, np.nan)
@@ -109,7 +111,7 @@ def _send_seconds(steps: tuple[Timeline, ...]) -> float:
 
 
 def _transfer_seconds(steps: tuple[Timeline, ...], like: Costs | None) -> list[list[float]]:
-    """Per link, from the end of a send to the start of the work that uses what was sent."""
+    """Return, per link, the seconds from the end of a send to the start of its use."""
     schedule = steps[0].schedule
     ranks, rows, graph = schedule.num_ranks, schedule.rows, build_graph(schedule)
     user = np.repeat(np.arange(len(rows)), np.diff(graph.first))

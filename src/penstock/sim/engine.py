@@ -1,4 +1,4 @@
-"""From a schedule and its costs to a timeline."""
+"""The simulator: from a schedule and its costs to a timeline."""
 
 import numpy as np
 
@@ -16,7 +16,7 @@ __all__ = ["simulate"]
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
-    """Price a schedule: when each action starts and ends, and what each rank holds meanwhile.
+    """Simulate a schedule: when each action starts and ends, and what each rank holds.
 
     Ranks run their lists strictly in order; an action starts at the later of its rank's clock and
     its inputs' arrival. With sends and receives in the schedule, a transfer starts when both are
@@ -35,7 +35,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     if not run.is_finished:
         ranks = ", ".join(map(str, find_cycle(schedule.rows, run)))
         raise DeadlockError(
-            f"the schedule never finishes (ranks that wait for one another: {ranks}); "
+            f"the schedule never finishes (ranks that wait for each other: {ranks}); "
             "penstock.check names the actions"
         )
     end = run.start + prices.duration
@@ -47,7 +47,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
 
 def _set_arrivals(schedule: Schedule, graph: Graph, end: Floats, lag: Floats) -> None:
-    """Let each receive end when its message is there, seen from the row that uses it."""
+    """End each receive when its message has arrived, seen from the row that uses it."""
     receives = schedule.rows.is_kind(Kind.RECV_F, Kind.RECV_B)
     is_receive = receives[graph.need]
     # A row that needs a receive needs the matching send right after it; see ir/graph.py.

@@ -15,7 +15,7 @@ from penstock.sim.timeline import Span, Timeline
 
 __all__ = ["Explanation", "Gap", "Saving", "explain"]
 
-# What `Saving` asks of each cost: what if it were this much cheaper?
+# By how much `Saving` lowers each cost.
 _CHEAPER_BY = 0.05
 
 
@@ -42,7 +42,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """What the step would gain if one cost were 5 % lower."""
+    """The time that a step would save if one cost were 5 % lower."""
 
     cost: str
     seconds: float
@@ -51,7 +51,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The timeline of a schedule, with the reasons for its length."""
+    """The timeline of a schedule, with the reasons for its makespan."""
 
     timeline: Timeline
     critical_path: tuple[Span, ...]
@@ -72,7 +72,7 @@ class Explanation:
         for span in self.critical_path:
             kind = span.action.kind.text
             seconds[kind] = seconds.get(kind, 0.0) + span.end - span.start
-        # Where nothing takes any time, the path may be no more than unsharding.
+        # Where nothing takes any time, the path may be nothing but unsharding.
         path = self.critical_path
         whole = path[-1].end - path[0].start if path else 0.0
         return seconds | {"transfer": max(0.0, whole - sum(seconds.values()))}
@@ -89,7 +89,7 @@ class Explanation:
 
 
 def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
-    """Say what sets the length of a step, why ranks are idle, and which cost matters most.
+    """Explain what sets the makespan, why ranks are idle, and which cost matters most.
 
     >>> from penstock.assembly import build
     >>> found = explain(build("GPipe", ranks=2, microbatches=2))
@@ -117,7 +117,7 @@ class _Reasons:
         self.last_need = self._last_need()
 
     def _free_at(self) -> NDArray[np.float64]:
-        """When each row's rank was done with what stands before it; a first row's own start."""
+        """Return when each row's rank became free; for a first row, its own start."""
         start = self.timeline.start
         free = np.empty(len(start))
         free[1:] = (start + self.prices.busy)[:-1]
@@ -125,7 +125,7 @@ class _Reasons:
         return free[self.opens]
 
     def _last_need(self) -> NDArray[np.int64]:
-        """For the opening row of each work, the slot of the need that arrived last, or -1."""
+        """Return, for each work's opening row, the slot of the need that arrived last, or -1."""
         graph, start = self.graph, self.timeline.start
         arrival = start[graph.need] + self.prices.duration[graph.need] + self.prices.lag
         work = self.opens[np.repeat(np.arange(len(start)), np.diff(graph.first))]
@@ -137,7 +137,7 @@ class _Reasons:
         return slot
 
     def gaps(self) -> tuple[Gap, ...]:
-        """The idle gaps of every rank, in its order."""
+        """Return the idle gaps of every rank, in its order."""
         start = self.timeline.start
         tolerance = 1e-12 * max(1.0, self.timeline.end_time)
         waits = (start > self.free_at + tolerance) & (self.last_need != ABSENT)
@@ -145,7 +145,7 @@ class _Reasons:
         return tuple(self._gap(int(row)) for row in np.flatnonzero(waits))
 
     def _has_begun(self) -> NDArray[np.bool_]:
-        """For each row, whether its rank has computed before; until then it is not idle."""
+        """Return, per row, whether its rank has computed before; until then it is not idle."""
         computes = np.cumsum(self.rows.is_compute)
         before = np.concatenate(([0], computes))
         first = np.repeat(before[self.rows.first[:-1]], np.diff(self.rows.first))
@@ -169,9 +169,9 @@ class _Reasons:
         )
 
     def critical_path(self) -> tuple[Span, ...]:
-        """From the first action to the end of the rank that sets the makespan.
+        """Return the path from the first action to the end of the rank that sets the makespan.
 
-        Each link is what the next one waited for: another rank's work, or its own rank's.
+        Each span is what the next one waited for, on another rank or on its own.
         """
         slowest = self.timeline.rank_makespans.index(self.timeline.makespan)
         begin, end = self.rows.first[slowest : slowest + 2]
@@ -184,7 +184,7 @@ class _Reasons:
         return tuple(self.timeline.span(row) for row in reversed(path) if is_compute[row])
 
     def _cause(self, row: int) -> int:
-        """The row that kept this one from starting earlier."""
+        """Return the row that kept this one from starting earlier."""
         row = int(self.opens[row])
         rank = self.rows.rank(row)
         slot = int(self.last_need[row])
@@ -208,6 +208,6 @@ def _savings(timeline: Timeline, costs: Costs) -> tuple[Saving, ...]:
 
 
 def _scale(costs: Costs, name: str, factor: float) -> Costs:
-    """The costs with one of them multiplied."""
+    """Return the costs with one of them multiplied."""
     value = np.asarray(getattr(costs, name)) * factor
     return replace(costs, **{name: value.tolist()})

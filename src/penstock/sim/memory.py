@@ -1,4 +1,4 @@
-"""How many bytes each rank holds: all the time, and while a schedule runs."""
+"""The bytes that each rank holds, all the time and while a schedule runs."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ __all__ = ["byte_changes", "held_bytes", "resident_bytes"]
 
 
 def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
-    """The bytes that a row's rank holds because of it, in its place in the rank's order.
+    """Return, per row, the bytes that its rank holds then.
 
-    A forward adds its activations when it starts; a backward gives them back when it ends, less
+    A forward adds its activations when it starts; a backward frees them when it ends, less
     what the weight backward still needs. Parameters count while they are whole: between UNSHARD
     and RESHARD where a stage has them, else always. The rest is there all the time.
     """
@@ -25,7 +25,7 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
     base = resident_bytes(costs, schedule.placement, schedule.dataflow)
     base = base - _sharded_bytes(schedule, costs.per_stage("parameter_bytes", stages))
     held = total + np.repeat(base - before, np.diff(rows.first))
-    # Nothing is held where only what rounding left over of the sums is.
+    # What rounding leaves over of the sums may be below 0.
     return np.maximum(held, 0.0)
 
 
@@ -45,7 +45,7 @@ def byte_changes(costs: Costs, stages: int) -> Floats:
 
 
 def _sharded_bytes(schedule: Schedule, parameters: Floats) -> Floats:
-    """Per rank, the bytes of the parameters that are whole only between UNSHARD and RESHARD."""
+    """Return, per rank, the bytes of parameters that are sharded outside UNSHARD .. RESHARD."""
     rows = schedule.rows
     is_sharded = np.zeros(schedule.num_stages, dtype=np.bool_)
     is_sharded[rows.stage[rows.is_kind(Kind.UNSHARD)]] = True
@@ -53,9 +53,10 @@ def _sharded_bytes(schedule: Schedule, parameters: Floats) -> Floats:
 
 
 def resident_bytes(costs: Costs, placement: Placement, dataflow: Dataflow) -> Floats:
-    """Per rank, what it holds all the time: whole parameters, gradients, optimizer state, room.
+    """Return, per rank, the bytes that it holds all the time.
 
-    Room is for one message of each kind that a stage receives, and to work in.
+    These are whole parameters, gradients, optimizer state, a buffer for one message of each kind
+    that a stage receives, and the largest workspace.
     """
     stages, holder = placement.num_stages, placement.rank_of_stage
     held = sum(

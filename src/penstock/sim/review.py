@@ -1,4 +1,4 @@
-"""A step as it was predicted beside the same step as it was recorded."""
+"""A predicted step compared with the same step as it was recorded."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,18 +26,18 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as long as predicted it took."""
+        """The recorded seconds as a multiple of the predicted ones."""
         return _divide(self.recorded, self.predicted)
 
     @property
     def error(self) -> float:
-        """How far the prediction is above (or below) what was recorded, as a share of that."""
+        """How far the prediction is above (or below) the recorded seconds, as a share of them."""
         return _divide(self.predicted, self.recorded) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """All actions of one kind and stage: their rank, how many they are, and their seconds."""
+    """All actions of one kind and stage: their rank, their number, and their seconds."""
 
     rank: int
     stage: int
@@ -48,10 +48,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Where a prediction was right and where it was not.
+    """A prediction beside the recording, for the step, every rank and every stage.
 
     `step` is the makespan, `idle` the idle seconds of every rank in it, and `tallies` has the
-    compute of every stage by its kind.
+    compute of every stage by kind.
     """
 
     step: Pair
@@ -93,9 +93,8 @@ class Review:
 def review(predicted: Timeline, recorded: Timeline) -> Review:
     """Compare a predicted step with the recorded one, by kind of action, rank and stage.
 
-    Both run the same compute in the same order; communication may be there in one of them only.
-    Where a prediction has sends that cost something but are not in its schedule, they count with
-    the work that they follow.
+    Both must run the same compute in the same order; only one of them need have communication.
+    Sends that a prediction prices but does not list count with the work that they follow.
 
     >>> from penstock.assembly import build
     >>> from penstock.costs import Costs
@@ -126,7 +125,7 @@ def review(predicted: Timeline, recorded: Timeline) -> Review:
 
 
 def _idle_seconds(timeline: Timeline) -> list[float]:
-    """Per rank, what of the makespan it is idle; a rounding error is no idle time."""
+    """Return, per rank, its idle seconds in the makespan; rounding errors count as 0."""
     least = 1e-9 * timeline.makespan
     return [idle if idle > least else 0.0 for idle in timeline.idle_seconds]
 
@@ -137,7 +136,7 @@ def _compute_of(timeline: Timeline) -> Rows:
 
 
 def _compute_seconds(timeline: Timeline) -> Floats:
-    """What each compute action took; the members of an overlap share its time evenly."""
+    """Return the seconds of each compute action; members of an overlap share its time evenly."""
     rows = timeline.schedule.rows
     opens = np.flatnonzero(~rows.joined)
     size = np.diff(np.append(opens, len(rows)))
@@ -148,10 +147,11 @@ def _compute_seconds(timeline: Timeline) -> Floats:
 
 
 def _check_order(mine: Rows, theirs: Rows) -> None:
-    """Refuse two steps that are not of the same compute in the same order."""
+    """Raise an error unless two steps run the same compute in the same order."""
     if mine.num_ranks != theirs.num_ranks:
         raise ScheduleError(
-            f"the predicted step has {mine.num_ranks} ranks, the recorded one {theirs.num_ranks}"
+            f"both steps must have as many ranks (predicted: {mine.num_ranks}, "
+            f"recorded: {theirs.num_ranks})"
         )
     for rank in range(mine.num_ranks):
         pairs = zip(mine.works(rank), theirs.works(rank), strict=False)
@@ -165,13 +165,13 @@ def _check_order(mine: Rows, theirs: Rows) -> None:
     if (wrong := np.flatnonzero(lengths != others)).size:
         rank = int(wrong[0])
         raise ScheduleError(
-            f"rank {rank} is predicted to compute {lengths[rank]} times, but did {others[rank]}; "
-            "compare a plan with a step of as many microbatches"
+            f"rank {rank} must run as many compute actions as predicted (predicted: "
+            f"{lengths[rank]}, recorded: {others[rank]}); compare steps of as many microbatches"
         )
 
 
 def _divide(value: float, by: float) -> float:
-    """A ratio, where nothing is as much as nothing, and anything else infinitely more."""
+    """Return a ratio; 0 over 0 is 1, and anything else over 0 is infinite."""
     if by == 0:
         return inf if value else 1.0
     return value / by

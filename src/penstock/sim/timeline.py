@@ -1,4 +1,4 @@
-"""What happened when: the actions of a schedule with start, end and memory, per rank."""
+"""Timelines: the actions of a schedule with start, end and memory, per rank."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Span:
 class Timeline:
     """The rows of a schedule with their start and end in seconds and their rank's bytes.
 
-    It comes from the simulator or from a recorded run; nothing here knows which.
+    It is simulated or recorded; nothing here depends on which.
     """
 
     schedule: Schedule
@@ -47,7 +47,7 @@ class Timeline:
         if named >= stages:
             raise ScheduleError(
                 f"stage {named} is named, but only the stages below {stages} compute; "
-                "a timeline holds what every stage has done"
+                "a timeline must hold compute of every stage"
             )
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Timeline:
 
     @property
     def makespan(self) -> float:
-        """The cost of the step: the longest time that any rank needs from first to last."""
+        """The cost of the step: the longest time of any rank from its first action to its last."""
         return max(self.rank_makespans)
 
     @cached_property
@@ -86,17 +86,17 @@ class Timeline:
 
     @property
     def idle_seconds(self) -> tuple[float, ...]:
-        """Per rank, the seconds of the makespan in which it does nothing."""
+        """Per rank, the seconds of the makespan in which it is idle."""
         return tuple(self.makespan - busy for busy in self.busy_seconds)
 
     @property
     def rank_bubble_rates(self) -> tuple[float, ...]:
-        """Per rank, the share of the makespan in which it does nothing."""
+        """Per rank, the share of the makespan in which it is idle."""
         return tuple(idle / self.makespan if self.makespan else 0.0 for idle in self.idle_seconds)
 
     @property
     def bubble_rate(self) -> float:
-        """The share of the makespan in which the rank that sets it does nothing."""
+        """The share of the makespan in which the rank that sets it is idle."""
         slowest = self.rank_makespans.index(self.makespan)
         return self.rank_bubble_rates[slowest]
 
@@ -143,19 +143,19 @@ class Timeline:
         return max(self.rank_peak_bytes)
 
     def spans(self, rank: int) -> Iterator[Span]:
-        """One rank's actions with their times, in order."""
+        """Return one rank's actions with their times, in order."""
         first = self.schedule.rows.first
         return map(self.span, range(int(first[rank]), int(first[rank + 1])))
 
     def span(self, row: int) -> Span:
-        """The action in one row of the schedule with its times."""
+        """Return the action in one row of the schedule with its times."""
         rows = self.schedule.rows
         times = float(self.start[row]), float(self.end[row]), float(self.memory[row])
         is_overlapped = bool(rows.joined[row : row + 2].any())
         return Span(rows.rank(row), rows.action(row), *times, is_overlapped)
 
     def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Per rank, when its first compute action starts and its last action ends."""
+        """Return, per rank, when its first compute action starts and its last action ends."""
         bounds = self.schedule.rows.first[:-1]
         is_compute = self.schedule.rows.is_compute
         first = np.minimum.reduceat(np.where(is_compute, self.start, np.inf), bounds)

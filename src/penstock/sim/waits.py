@@ -1,11 +1,11 @@
-"""Why the ranks of any timeline were idle, simulated or recorded: who waited for what.
+"""Why the ranks of a timeline were idle, simulated or recorded: what each waited for.
 
          free           reached    arrival  start
 rank 1    |  waited for   | transfer |  pause |  action      `reached`: the awaited work was done
 rank 0    ...... awaited  |                                  `arrival`: its value was here
 
-A timeline has no costs, so that a transfer is taken to last as long as the fastest message of its
-link did: for a simulated timeline this is what it costs wherever anybody waited for it.
+A timeline has no costs, so a transfer is taken to last as long as the fastest message of its link.
+In a simulated timeline that is its cost, wherever anybody waited for it.
 """
 
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ _SENDS = (Kind.SEND_F, Kind.SEND_B)
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """The idle seconds of all ranks by their reason.
+    """The idle seconds of all ranks by reason.
 
-    `work` has what was waited for, by its kind; `pauses` are times in which a rank had all that
-    it needed; `edges` lie before a rank's first action and after its last.
+    `work` has the waits for work, by its kind; in `pauses` a rank had all that it needed; `edges`
+    are before a rank's first action and after its last.
     """
 
     work: dict[Kind, float]
@@ -40,10 +40,10 @@ class Idle:
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """For the first row of each piece of work: when its rank was free, and what came last.
+    """For the first row of each piece of work: when its rank was free, and which need was last.
 
-    `slot` is the place in `graph.need` of the need that came last, or -1 where the row did not
-    wait for one; `reached` and `arrival` tell when that need was done and when its value came.
+    `slot` is the index in `graph.need` of the last need, or -1 where the row did not wait;
+    `reached` and `arrival` are when that need was done and when its value arrived.
     """
 
     timeline: Timeline
@@ -55,7 +55,7 @@ class Waits:
 
     @cached_property
     def gaps(self) -> Ints:
-        """The rows before which their rank was idle, once it had computed."""
+        """The rows before which their rank was idle, after its first compute."""
         rows, start = self.timeline.schedule.rows, self.timeline.start
         computes = np.concatenate(([0], np.cumsum(rows.is_compute)))
         first = np.repeat(computes[rows.first[:-1]], np.diff(rows.first))
@@ -64,7 +64,7 @@ class Waits:
 
     @property
     def idle(self) -> Idle:
-        """All idle seconds by their reason; together they are those of the timeline."""
+        """All idle seconds by reason; they add up to those of the timeline."""
         gap, start, rows = self.gaps, self.timeline.start, self.timeline.schedule.rows
         free, waited = self.free[gap], self.slot[gap] != ABSENT
         reached, arrival = (
@@ -73,7 +73,7 @@ class Waits:
         )
         kind = rows.kind[self._origins(self.slot[gap][waited])]
         seconds = np.bincount(kind, (reached - free)[waited], len(Kind))
-        # Rounding errors are no idle time.
+        # Rounding errors are not idle time.
         least = 1e-9 * self.timeline.makespan
         whole = np.sum(self.timeline.idle_seconds)
         transfer, pauses, edges = (
@@ -88,7 +88,7 @@ class Waits:
         return Idle(work, transfer, pauses, edges)
 
     def _origins(self, slots: Ints) -> Ints:
-        """The compute rows behind needs, which may be one end of a message."""
+        """Return the compute rows that made what is needed, also through messages."""
         rows, graph = self.timeline.schedule.rows, self.graph
         # A row that needs a receive needs the matching send right after it; see ir/graph.py.
         origin = graph.need[slots + rows.is_kind(*_RECEIVES)[graph.need[slots]]]
@@ -112,7 +112,7 @@ class Waits:
         begin, end = rows.first[slowest : slowest + 2]
         opens, first = rows.opening_row(), set(rows.first.tolist())
         row = int(begin + np.argmax(timeline.end[begin:end]))
-        # In a recorded step that went against its needs, rows may wait for one another.
+        # In a recorded step that did not keep to its needs, rows may wait for each other.
         path: dict[int, None] = {}
         while row not in path:
             path[row] = None
@@ -128,7 +128,7 @@ class Waits:
 
 
 def find_waits(timeline: Timeline) -> Waits:
-    """For each piece of work of a timeline, what kept it from starting earlier."""
+    """Find what kept each piece of work of a timeline from starting earlier."""
     rows, start = timeline.schedule.rows, timeline.start
     graph = build_graph(timeline.schedule)
     opens = rows.opening_row()
@@ -138,7 +138,7 @@ def find_waits(timeline: Timeline) -> Waits:
     free, tolerance = _free(timeline)[opens], _tolerance(timeline)
     latest = np.full(len(rows), -np.inf)
     np.maximum.at(latest, work, arrival)
-    # A first row has been free since it starts, so that only its needs can tell why not before.
+    # The rank of a first row is free when it starts, so only its needs say why not earlier.
     is_first = np.zeros(len(rows), dtype=np.bool_)
     is_first[rows.first[:-1]] = True
     is_cause = (arrival >= latest[work] - tolerance) & (
@@ -153,12 +153,12 @@ def find_waits(timeline: Timeline) -> Waits:
 
 
 def _tolerance(timeline: Timeline) -> float:
-    """Differences of times below this are rounding errors."""
+    """Return the difference of times below which it is a rounding error."""
     return 1e-12 * max(1.0, timeline.end_time)
 
 
 def _free(timeline: Timeline) -> Floats:
-    """When each row's rank was done with all before it; a first row's own start."""
+    """Return when each row's rank became free; for a first row, its own start."""
     rows, start = timeline.schedule.rows, timeline.start
     done = np.where(rows.is_kind(*_RECEIVES), start, timeline.end)
     free = np.empty(len(rows))
@@ -169,7 +169,7 @@ def _free(timeline: Timeline) -> Floats:
 
 
 def _transfers(timeline: Timeline, graph: Graph, used: Floats, reached: Floats) -> Floats:
-    """For each need the seconds that its value travels: those of its link's fastest message."""
+    """Return each need's transfer seconds: those of the fastest message of its link."""
     both = reached.copy()
     is_receive = timeline.schedule.rows.is_kind(*_RECEIVES)[graph.need]
     receive = np.flatnonzero(is_receive)

@@ -220,31 +220,31 @@ def test_a_time_cut_off_in_the_newest_record_has_not_come(tmp_path: Path) -> Non
     ("change", "message"),
     [
         ((0, b"NOFLIGHT"), "it has 5328 bytes and begins with b'NOFLIGHT'"),
-        ((8, b"\2"), "it has version 2, and what is read here is version 1"),
-        ((12, b"\1\0"), "no pipeline has 4 stages and keeps 1 records"),
-        ((12, b"\0\0\0\xff"), "no pipeline has 4 stages and keeps 4278190080 records"),
-        ((20, b"\0\0\0\xff"), "no pipeline has 4278190080 stages and keeps 64 records"),
-        ((12, b"\x41"), "it has 5328 bytes where its header announces 5408"),
+        ((8, b"\2"), "its version must be 1 (got 2)"),
+        ((12, b"\1\0"), "it has impossible sizes (stages: 4, records: 1)"),
+        ((12, b"\0\0\0\xff"), "it has impossible sizes (stages: 4, records: 4278190080)"),
+        ((20, b"\0\0\0\xff"), "it has impossible sizes (stages: 4278190080, records: 64)"),
+        ((12, b"\x41"), "it must have 5408 bytes, as its header says (got 5328)"),
         ((16, b"\4"), "rank 4 holds none of its 4 stages"),
         ((HEAD - 4, b"\7"), "rank 7 holds none of its 4 stages"),
-        ((32, b"\0\0\0\0\0\0\xf0\x7f"), "inf is no time"),
+        ((32, b"\0\0\0\0\0\0\xf0\x7f"), "inf is not a valid time"),
         ((48, b"\x1b[2J"), "a name in it cannot be printed: '\\x1b[2J'"),
         (
             (48, b"\xff"),
-            "a name in it is no text: 'utf-8' codec can't decode byte 0xff in position 0: "
+            "a name in it is not valid text: 'utf-8' codec can't decode byte 0xff in position 0: "
             "invalid start byte",
         ),
-        ((HEAD, b"\xff" * 8), "the step of record 1 cannot be"),
-        ((HEAD + 16, b"\x0b"), "the action of record 1 cannot be"),
-        ((HEAD + 20, b"\1"), "the action of record 1 cannot be"),
-        ((HEAD + 24, b"\xff\xff\xff\xff"), "the action of record 1 cannot be"),
+        ((HEAD, b"\xff" * 8), "the step of record 1 is impossible"),
+        ((HEAD + 16, b"\x0b"), "the action of record 1 is impossible"),
+        ((HEAD + 20, b"\1"), "the action of record 1 is impossible"),
+        ((HEAD + 24, b"\xff\xff\xff\xff"), "the action of record 1 is impossible"),
         # Tables of a cell per microbatch took more memory than there was.
-        ((HEAD + 24, b"\0\0\1\0"), "the action of record 1 cannot be"),
-        ((HEAD + 28, b"\1\0\0\0"), "the action of record 1 cannot be"),
-        ((HEAD + 48, b"\0\0\0\0\0\0\0\0"), "the arrival of record 1 cannot be"),
-        ((HEAD + 64, b"\0\0\0\0\0\0\xf0\x7f"), "the end of record 1 cannot be"),
-        ((HEAD + 72, b"\7"), "record 7 stands where record 1 belongs"),
-        ((HEAD + 72, b"\xff" * 7 + b"\x7f"), "9223372036854775807 is no number of a record"),
+        ((HEAD + 24, b"\0\0\1\0"), "the action of record 1 is impossible"),
+        ((HEAD + 28, b"\1\0\0\0"), "the action of record 1 is impossible"),
+        ((HEAD + 48, b"\0\0\0\0\0\0\0\0"), "the arrival of record 1 is impossible"),
+        ((HEAD + 64, b"\0\0\0\0\0\0\xf0\x7f"), "the end of record 1 is impossible"),
+        ((HEAD + 72, b"\7"), "record 7 is in the place of record 1"),
+        ((HEAD + 72, b"\xff" * 7 + b"\x7f"), "9223372036854775807 is not a valid record number"),
     ],
 )
 def test_what_is_no_flight_record_is_refused(
@@ -258,7 +258,7 @@ def test_what_is_no_flight_record_is_refused(
     path.write_bytes(data)
     with pytest.raises(ParseError) as caught:
         read_flight(path)
-    assert str(caught.value) == f"{path} is no flight record: {message}"
+    assert str(caught.value) == f"{path} is not a flight record: {message}"
 
 
 def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     data = path.read_bytes()
     for size in range(0, len(data), 37):
         path.write_bytes(data[:size])
-        with pytest.raises(ParseError, match=f"is no flight record: it has {size} bytes"):
+        with pytest.raises(ParseError, match=rf"is not a flight record: .*\b{size}\b"):
             read_flight(path)
 
 
@@ -313,7 +313,7 @@ def read_changed(changes: list[tuple[int, bytes]], num_records: int, folder: Pat
 
 @pytest.mark.parametrize("capacity", [-1, 0, 1, 2**20 + 1])
 def test_capacities_that_make_no_ring_are_refused(capacity: int, tmp_path: Path) -> None:
-    message = f"a flight record holds 2 to 1048576 actions \\(capacity: {capacity}\\)"
+    message = f"capacity must be from 2 to 1048576 actions \\(got {capacity}\\)"
     with pytest.raises(ArgumentError, match=message):
         writer_of(tmp_path, capacity=capacity)
 

@@ -142,7 +142,7 @@ def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError) as caught:
         read_flights([tmp_path])
     assert str(caught.value) == (
-        f"there are no flight records in {tmp_path}; they are the files that end with .flight"
+        f"{tmp_path} must have flight records, files that end with .flight (got none)"
     )
 
 

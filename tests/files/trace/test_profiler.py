@@ -173,20 +173,20 @@ def test_what_makes_no_timeline_is_refused(tmp_path: Path) -> None:
     kernel = device(0.5, 1, -1, link=1)
     backwards = write(tmp_path / "backwards.json", [host("0F0", 0, 1), *kernel])
     cases = {
-        (merged,): f"{merged}: the trace has a device and 2 processes that share it; give the "
+        (merged,): f"{merged}: the trace has a device that 2 processes share; give the "
         "files of the ranks before they were merged",
-        (backwards,): f"{backwards}: event 5: dur is -1; numbers go from 0 to 1e+150",
-        (none,): f"{none}: the trace holds no action; profile a step of a pipeline with the "
+        (backwards,): f"{backwards}: event 5: dur must be a number from 0 to 1e+150 (got -1)",
+        (none,): f"{none}: the trace has no actions; profile a step of a pipeline with the "
         "host's activities",
-        (one, two): f"{one}, {two}: the processes ran different numbers of steps (1, 2); profile "
+        (one, two): f"{one}, {two}: all processes must have as many steps (1, 2); profile "
         "the same steps on every rank",
-        tuple(said): f"{said[0]}, {said[1]}: two traces say that they are rank 3",
+        tuple(said): f"{said[0]}, {said[1]}: two traces are of rank 3",
         (one, one): f"{one}, {one}: rank 0, position 0, 0F0: stage 0 also runs on rank 1; a stage "
-        "lives on one rank",
-        (negative,): f"{negative}: event 4: dur is -2; numbers go from 0 to 1e+150",
-        (late,): f"{late}: event 4: ts is 1e+307; numbers go from 0 to 1e+150",
-        (far,): f"{far}: baseTimeNanoseconds is a whole number from 0 up (got {10**30})",
-        (base,): f"{base}: baseTimeNanoseconds is a whole number from 0 up (got 'soon')",
+        "must be on one rank",
+        (negative,): f"{negative}: event 4: dur must be a number from 0 to 1e+150 (got -2)",
+        (late,): f"{late}: event 4: ts must be a number from 0 to 1e+150 (got 1e+307)",
+        (far,): f"{far}: baseTimeNanoseconds must be a whole number from 0 up (got {10**30})",
+        (base,): f"{base}: baseTimeNanoseconds must be a whole number from 0 up (got 'soon')",
     }
     found = {}
     for files in cases:
@@ -201,4 +201,4 @@ def test_a_step_that_is_not_there_is_refused(step: int, tmp_path: Path) -> None:
     file = write(tmp_path / "steps.json", in_turn("0F0", "0B0", "0F0", "0B0"))
     with pytest.raises(ArgumentError) as caught:
         read_trace(file, step=step)
-    assert str(caught.value) == f"step {step} is not there; the trace holds 2, from 0"
+    assert str(caught.value) == f"step must be one of the trace's 2, from 0 (got {step})"

@@ -79,28 +79,46 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _, e: e.update(name="0Q0"), "event 10: '0Q0' is no action; write stage, kind, "),
-        (lambda _, e: e.update(name=3), "event 10: name is a text (got 3)"),
+        (lambda _, e: e.update(name="0Q0"), "event 10: not a valid action: '0Q0' (expected"),
+        (lambda _, e: e.update(name=3), "event 10: name must be a string (got 3)"),
         (
             lambda _, e: e.update(name="(0F0;0B0)OVERLAP_F_B"),
-            "event 10: (0F0;0B0)OVERLAP_F_B is several actions; give each an event of its own",
+            "event 10: (0F0;0B0)OVERLAP_F_B holds several actions; give each an event of its own",
         ),
-        (lambda _, e: e.update(ts="0"), "event 10: ts is '0'; numbers go from 0 to 1e+150"),
-        (lambda _, e: e.update(ts=True), "event 10: ts is True; numbers go from 0 to 1e+150"),
-        (lambda _, e: e.pop("ts"), "event 10: ts is None; numbers go from 0 to 1e+150"),
-        (lambda _, e: e.update(dur=-1), "event 10: dur is -1; numbers go from 0 to 1e+150"),
-        (lambda _, e: e.update(dur=10**400), "event 10: dur is 1000"),
-        (lambda _, e: e.update(pid=-1), "event 10: pid is a whole number from 0 up (got -1)"),
-        (lambda _, e: e.update(pid=0.5), "event 10: pid is a whole number from 0 up (got 0.5)"),
+        (
+            lambda _, e: e.update(ts="0"),
+            "event 10: ts must be a number from 0 to 1e+150 (got '0')",
+        ),
+        (
+            lambda _, e: e.update(ts=True),
+            "event 10: ts must be a number from 0 to 1e+150 (got True)",
+        ),
+        (lambda _, e: e.pop("ts"), "event 10: ts must be a number from 0 to 1e+150 (got None)"),
+        (
+            lambda _, e: e.update(dur=-1),
+            "event 10: dur must be a number from 0 to 1e+150 (got -1)",
+        ),
+        (
+            lambda _, e: e.update(dur=10**400),
+            "event 10: dur must be a number from 0 to 1e+150 (got 1000",
+        ),
+        (lambda _, e: e.update(pid=-1), "event 10: pid must be a whole number from 0 up (got -1)"),
+        (
+            lambda _, e: e.update(pid=0.5),
+            "event 10: pid must be a whole number from 0 up (got 0.5)",
+        ),
         (
             lambda d, _: [e.update(pid=7) for e in d["traceEvents"] if e["pid"] == 1],
-            "process 1 has no event; processes are numbered from 0",
+            "process 1 has no event; processes must be numbered from 0",
         ),
-        (lambda _, e: e.update(args=[]), "event 10: args is an object (got [])"),
-        (lambda _, e: e.update(args={}), "event 10: start is None; numbers go from 0 to 1e+150"),
+        (lambda _, e: e.update(args=[]), "event 10: args must be an object (got [])"),
+        (
+            lambda _, e: e.update(args={}),
+            "event 10: start must be a number from 0 to 1e+150 (got None)",
+        ),
         (
             lambda _, e: e["args"].update(start=5),
-            "event 10: ts and dur say 0 microseconds where args say 5 s",
+            "event 10: ts and dur must agree with args (0 microseconds, 5 s)",
         ),
         (
             lambda _, e: e.update(dur=0) or e["args"].update(start=2e-9, end=1e-9),
@@ -108,32 +126,47 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
         ),
         (
             lambda _, e: e["args"].update(bytes=-8),
-            "event 10: bytes is -8; numbers go from 0 to 1e+150",
+            "event 10: bytes must be a number from 0 to 1e+150 (got -8)",
         ),
-        (lambda _, e: e["args"].update(row=1.0), "event 10: row is a whole number from 0 up"),
+        (lambda _, e: e["args"].update(row=1.0), "event 10: row must be a whole number from 0 up"),
         (lambda _, e: e["args"].update(row=1), "row 0 of process 0 has no event before this one"),
         (lambda _, e: e["args"].update(row=9), "event 12: row 0 of process 0 has no event before"),
-        (lambda _, e: e["args"].update(joined=1), "event 10: joined is true or left out (got 1)"),
-        (lambda _, e: e["args"].update(joined=True), "event 10: there is nothing to be joined to"),
+        (
+            lambda _, e: e["args"].update(joined=1),
+            "event 10: joined must be true or left out (got 1)",
+        ),
+        (
+            lambda _, e: e["args"].update(joined=True),
+            "event 10: a joined row must follow another row",
+        ),
         (
             lambda d, _: d["otherData"].update(format="penstock trace 9"),
-            "format is 'penstock trac",
+            "format must be 'penstock trace 1'",
         ),
-        (lambda d, _: d["otherData"].update(name=3), "name in otherData is a text (got 3)"),
+        (lambda d, _: d["otherData"].update(name=3), "name in otherData must be a string (got 3)"),
         (
             lambda d, _: d["otherData"].update(edges=[[0]]),
-            "edges in otherData are pairs of stages",
+            "edges in otherData must be pairs of stages",
         ),
-        (lambda d, _: d["otherData"].update(edges=[[1, 0]]), "an edge goes from a lower to a hig"),
-        (lambda d, _: d["otherData"].update(parts="01"), "parts in otherData are whole numbers, "),
-        (lambda d, _: d["otherData"].update(parts=[0]), "an edge goes from a lower to a higher "),
-        (lambda d, _: d.update(traceEvents=[]), "the trace holds no event behind its header"),
+        (
+            lambda d, _: d["otherData"].update(edges=[[1, 0]]),
+            "an edge must go from a lower to a hig",
+        ),
+        (
+            lambda d, _: d["otherData"].update(parts="01"),
+            "parts in otherData must be whole numbers, ",
+        ),
+        (
+            lambda d, _: d["otherData"].update(parts=[0]),
+            "an edge must go from a lower to a higher ",
+        ),
+        (lambda d, _: d.update(traceEvents=[]), "the trace has no events after its header"),
         (
             lambda d, _: d["traceEvents"].clear() or d["traceEvents"].append({"ph": "M"}),
-            "the trace holds no action",
+            "the trace has no actions",
         ),
-        (lambda d, e: d["traceEvents"].append(e), "row 0 of process 0 stands twice"),
-        (lambda d, _: d.update(otherData=d.pop("otherData")), "the trace holds no event behind"),
+        (lambda d, e: d["traceEvents"].append(e), "row 0 of process 0 appears twice"),
+        (lambda d, _: d.update(otherData=d.pop("otherData")), "the trace has no events after"),
     ],
 )
 def test_what_is_no_trace_of_ours_is_refused(change: Change, message: str, tmp_path: Path) -> None:
@@ -153,14 +186,14 @@ def test_a_stage_on_two_ranks_is_refused_by_the_file(tmp_path: Path) -> None:
     text = "".join(trace_lines(SMALL)).replace('"1F0"', '"0F0"')
     file = tmp_path / "trace.json"
     file.write_text(text)
-    with pytest.raises(ParseError, match=r"trace\.json: .*a stage lives on one rank"):
+    with pytest.raises(ParseError, match=r"trace\.json: .*a stage must be on one rank"):
         read_trace(file)
 
 
 def test_a_trace_of_ours_is_read_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     write_trace(SMALL, file)
-    with pytest.raises(ParseError, match="this trace holds all ranks; read it by itself"):
+    with pytest.raises(ParseError, match="this trace has all ranks; read it by itself"):
         read_trace(file, file)
 
 

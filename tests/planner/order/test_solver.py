@@ -13,7 +13,7 @@ from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.prove import prove
-from penstock.planner.order.best_so_far import Race
+from penstock.planner.order.best_so_far import BestSoFar
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.search import search_orders
 from penstock.planner.order.solver import Progress, solve
@@ -106,7 +106,7 @@ def test_progress_goes_down_towards_the_bound() -> None:
 
 def test_a_limit_that_nothing_keeps_is_an_error() -> None:
     problem = SchedulingProblem(Costs(activation_bytes=1), Placement.loop(2), 4, (0.5, 4.0))
-    with pytest.raises(MemoryLimitError, match=r"Problem.of, which says what would do"):
+    with pytest.raises(MemoryLimitError, match=r"SchedulingProblem.of, which says what"):
         solve(problem, seconds=0.2)
 
 
@@ -152,7 +152,7 @@ def test_the_search_alone_is_close_to_the_best_there_is() -> None:
         placement = random.choice((Placement.loop, Placement.v))(ranks, turns)
         room = random.choice((1.25, 1.5, 2.0, 4.0))
         problem = draw_problem(Random(seed), placement, microbatches, room=room)
-        race = Race(problem, lower_bound(problem), 5.0, None)
-        search_orders(race, list(fixed_schedules(problem)), 5.0)
-        best = prove(problem, start=race.best, seconds=10).makespan
-        assert race.makespan <= 1.02 * best, seed
+        found = BestSoFar(problem, lower_bound(problem), 5.0, None)
+        search_orders(found, list(fixed_schedules(problem)), 5.0)
+        best = prove(problem, start=found.best, seconds=10).makespan
+        assert found.makespan <= 1.02 * best, seed

@@ -16,7 +16,7 @@ from penstock.planner.partition.chain import (
 )
 from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.goals import Evenness, Goal, SlowestRank
-from penstock.planner.partition.steps import plan_way
+from penstock.planner.partition.steps import sequence_cuts
 
 PLACEMENTS = [Placement.loop(4), Placement.v(4), Placement.loop(3, 2), Placement.loop(3, 3)]
 
@@ -33,13 +33,13 @@ def search(
 ) -> BestCuts | NoCuts:
     ranks = chain.placement.num_ranks
     limits = Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * ranks)
-    room, way = find_room(chain, limits), plan_way(chain.placement, [0] * ranks)
+    room, sequence = find_room(chain, limits), sequence_cuts(chain.placement, [0] * ranks)
     assert room is not None
     goals: dict[str, Goal] = {
-        "evenness": Evenness.of(chain, room, way),
+        "evenness": Evenness.of(chain, room, sequence),
         "slowest rank": SlowestRank(chain.ticks, room.least_ticks, floor=0),
     }
-    return find_cuts(chain, limits, room, way, goals[goal_name], width=width, effort=effort)
+    return find_cuts(chain, limits, room, sequence, goals[goal_name], width=width, effort=effort)
 
 
 @pytest.mark.parametrize("goal", ["evenness", "slowest rank"])

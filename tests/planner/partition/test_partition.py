@@ -292,9 +292,9 @@ def test_the_cap_that_is_named_fits_and_one_byte_less_does_not(
     ("memory", "in_flight", "message"),
     [
         ([1, 2, 3], 1, "memory has 3 values for 2 ranks; give one number, or one per rank"),
-        (-1, 1, "memory is -1; give numbers from 0 up"),
+        (-1, 1, "memory must be numbers from 0 up \\(got -1\\)"),
         (9, [1], "in_flight has 1 values for 2 stages; give one number, or one per stage"),
-        (9, 1.5, "in_flight counts microbatches (got 1.5); use whole numbers"),
+        (9, 1.5, "in_flight must be whole numbers of microbatches (got 1.5)"),
     ],
 )
 def test_refuses_numbers_that_mean_nothing(memory: float, in_flight: int, message: str) -> None:
@@ -310,7 +310,7 @@ def test_refuses_pieces_with_impossible_costs(value: float) -> None:
 
 
 def test_refuses_sums_beyond_counting() -> None:
-    with pytest.raises(CostsError, match="more bytes than can be added"):
+    with pytest.raises(CostsError, match="too many bytes to add up; use a larger unit"):
         partition(sized(1 << 50, 1), Placement.loop(2))
 
 

@@ -27,17 +27,17 @@ def test_choices_say_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sizes": []}, "every stage has at least one layer (sizes: ())"),
-        ({"sizes": [1, 0]}, "every stage has at least one layer (sizes: (1, 0))"),
-        ({"sizes": [1.5]}, "sizes takes whole numbers (got [1.5])"),
-        ({"sizes": "12"}, "sizes takes whole numbers (got '12')"),
+        ({"sizes": []}, "every stage must have at least one layer (sizes: ())"),
+        ({"sizes": [1, 0]}, "every stage must have at least one layer (sizes: (1, 0))"),
+        ({"sizes": [1.5]}, "sizes must be whole numbers (got [1.5])"),
+        ({"sizes": "12"}, "sizes must be whole numbers (got '12')"),
         (
             {"checkpointed": [2]},
-            "checkpointed stages lie between 0 and 1 (checkpointed: (2,))",
+            "checkpointed stages must be from 0 to 1 (checkpointed: (2,))",
         ),
-        ({"microbatch_size": True}, "microbatch_size takes whole numbers (got [True])"),
-        ({"microbatch_size": 0}, "a microbatch has at least one row (got 0)"),
-        ({"is_checked_after": 1}, "is_checked_after is true or false (got 1)"),
+        ({"microbatch_size": True}, "microbatch_size must be whole numbers (got [True])"),
+        ({"microbatch_size": 0}, "microbatch_size must be at least 1 (got 0)"),
+        ({"is_checked_after": 1}, "is_checked_after must be true or false (got 1)"),
     ],
 )
 def test_bad_choices_are_refused(changes: dict[str, object], message: str) -> None:
@@ -56,5 +56,5 @@ def test_missing_and_unknown_choices_are_refused() -> None:
     with pytest.raises(PlanError) as caught:
         Choices.from_mapping({"sizes": [1]})
     assert str(caught.value) == (
-        "choices are sizes, checkpointed, microbatch_size, is_checked_after (got ['sizes'])"
+        "choices must be sizes, checkpointed, microbatch_size, is_checked_after (got ['sizes'])"
     )

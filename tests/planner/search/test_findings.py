@@ -35,7 +35,7 @@ def make_findings() -> Findings:
 def test_findings_are_a_table_with_reasons() -> None:
     assert str(make_findings()).splitlines() == [
         "seconds  bubble  gap     peak bytes  microbatches  placement  layers   "
-        "checkpointed  order  verdict",
+        "checkpointed  order  comparison",
         "18.5     0.0 %   0.0 %   8000        6 x 4         v          2 2x3 2  "
         "none          ZBV    fastest",
         "27       11.1 %  12.5 %  4000        6 x 4         loop       2x5      "

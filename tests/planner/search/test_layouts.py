@@ -28,9 +28,9 @@ def test_placement_that_is_none_is_refused() -> None:
     with pytest.raises(ArgumentError) as caught:
         find_placement("w", 4, Costs())
     assert str(caught.value) == (
-        "placement is 'loop', 'interleaved', 'v' or a Placement (got 'w')"
+        "placement must be 'loop', 'interleaved', 'v' or a Placement (got 'w')"
     )
-    with pytest.raises(SizeError, match="the placement has 3 ranks, but ranks is 4"):
+    with pytest.raises(SizeError, match="the placement must have 4 ranks"):
         find_placement(Placement.v(3), 4, Costs())
 
 
@@ -51,7 +51,7 @@ def test_costs_for_other_numbers_of_stages_are_refused() -> None:
     with pytest.raises(SizeError) as caught:
         placements_for(Costs(forward=[1] * 4, backward_input=[1] * 8), 4)
     assert str(caught.value) == (
-        "costs per stage are for one number of stages (got forward 4, backward_input 8)"
+        "costs per stage must be for one number of stages (got forward 4, backward_input 8)"
     )
 
 

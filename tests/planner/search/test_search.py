@@ -96,10 +96,10 @@ def test_step_checked_afterwards_is_never_slower() -> None:
     assert checked.best.choices.is_checked_after
 
 
-def test_verdicts_tell_causes() -> None:
+def test_comparisons_name_the_causes() -> None:
     findings = search(layers(), ranks=2, batch=6, memory=250.0, seconds=0.5)
-    assert findings.verdicts[0] == "fastest"
-    assert all(v == "as fast" or v.startswith("slower by ") for v in findings.verdicts[1:])
+    assert findings.comparisons[0] == "fastest"
+    assert all(v == "as fast" or v.startswith("slower by ") for v in findings.comparisons[1:])
     assert len(findings.found) > 1
 
 

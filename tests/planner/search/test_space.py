@@ -127,12 +127,12 @@ def test_models_without_message_sizes_are_not_checkpointed() -> None:
         (
             {"layers": {}},
             ArgumentError,
-            "give the same layers, by name, for every microbatch size",
+            "every microbatch size must have the same layers, by name",
         ),
         (
             {"layers": {1: LAYERS, 2: LAYERS[1:]}},
             ArgumentError,
-            "give the same layers, by name, for every microbatch size",
+            "every microbatch size must have the same layers, by name",
         ),
         (
             {"ranks": 9},
@@ -140,7 +140,11 @@ def test_models_without_message_sizes_are_not_checkpointed() -> None:
             "every rank needs a layer (layers: 8, ranks: 9); use 8 ranks or fewer, "
             "or finer layers",
         ),
-        ({"layers": {0: LAYERS}}, ArgumentError, "microbatch sizes count rows (got 0)"),
+        (
+            {"layers": {0: LAYERS}},
+            ArgumentError,
+            "microbatch sizes must be whole numbers of rows (got 0)",
+        ),
         (
             {"layers": {3: LAYERS}, "batch": 4},
             SizeError,
@@ -150,12 +154,12 @@ def test_models_without_message_sizes_are_not_checkpointed() -> None:
         (
             {"transfer": {2: 0.5}},
             ArgumentError,
-            "give transfer as one value, or for the same sizes as the layers",
+            "transfer must be one value, or have the same sizes as the layers",
         ),
         (
             {"memory": [1.0, 2.0, 3.0]},
             SizeError,
-            "one memory limit, or one per rank (ranks: 2, got 3)",
+            "memory must be one limit, or one per rank (ranks: 2, got 3)",
         ),
     ],
 )

@@ -1,11 +1,11 @@
-"""Where what stands in a file of flight records, for those who write and those who read it.
+"""The layout of a flight record file, for writers and readers.
 
-    HEADER    who writes, when its two clocks were compared
-    SIGNS     when the process last showed that it lived, and when it closed the record
+    HEADER    who writes, and both clocks at one moment
+    SIGNS     when the process last gave a sign of life, and when it closed the record
     stages    for each stage the rank that holds it, four bytes each
     RECORD    a ring of these: record n, from 1, is in place (n - 1) mod capacity
 
-All numbers are little endian; a time of 0 has not come yet. Times are of the monotonic clock.
+All numbers are little endian; a time of 0 means "not yet". Times are of the monotonic clock.
 """
 
 from struct import Struct
@@ -34,7 +34,7 @@ __all__ = [
 MAGIC = b"PSFLIGHT"
 VERSION = 1
 MOST_RECORDS = MOST_STAGES = 2**20
-# Messages are told apart by 16 bits of their microbatch, so that no step has more.
+# Messages are labelled with 16 bits of their microbatch, so no step has more.
 MOST_MICROBATCHES = 2**16
 # No clock shows more seconds than this.
 LATEST = 1e12
@@ -46,7 +46,7 @@ SIGNS = Struct("<2d")
 RECORD = Struct("<qd16s16s3dq")
 # kind, stage, microbatch, peer: those of an action, or the code of a phase and nothing else
 DOING = Struct("<b3x3i")
-# What a wait writes into its record, and where it and the two ends of time stand there.
+# What a wait writes into its record, and the offsets of it and of the two end times.
 WAIT = Struct("<16s2d")
 TIME = Struct("<d")
 AWAITED, READY, END = 32, 56, 64

@@ -1,4 +1,4 @@
-"""What one rank was doing, as its flight record tells: its last actions, and the one it was in."""
+"""The flight record of one rank: its last actions, and the one that was running."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class Phase(IntEnum):
-    """What a rank does in a step besides its actions; the number is its code in the file."""
+    """A part of a step besides actions; the number is its code in the file."""
 
     AGREEMENT = 64
     FLUSH = 65
@@ -33,7 +33,7 @@ class Phase(IntEnum):
 
     @property
     def is_meeting(self) -> bool:
-        """Whether all ranks have to come for it to end."""
+        """Whether it ends only when all ranks take part."""
         return self is not Phase.FLUSH
 
     def __str__(self) -> str:
@@ -61,16 +61,16 @@ _WORDS = {
 }
 
 Doing: TypeAlias = Action | Phase
-# Records as the file has them, oldest first; see `flight_layout.RECORD_TYPE`.
+# Records as the file has them, oldest first; see `RECORD_TYPE` in `layout`.
 RecordTable: TypeAlias = NDArray[np.void]
 
 
 @dataclass(frozen=True, slots=True)
 class FlightRecord:
-    """One action of a rank, with times in seconds of the wall clock, where it got there.
+    """One action of a rank, with times in seconds of the wall clock, as far as it got.
 
-    `waiting_for` is the last message that the action waited for, as the receive or the send of
-    it, and `ready` the time at which it came.
+    `waiting_for` is the receive or send of the last message that the action waited for, and
+    `ready` the time at which it arrived.
     """
 
     step: int
@@ -97,8 +97,8 @@ class FlightRecord:
 class FlightLog:
     """The flight record of one rank: who wrote it, and what it did.
 
-    `heard` is when the process last showed that it lived, `closed` when it ended the record
-    because of a fault; both are seconds of the wall clock, absent where that did not happen. The
+    `heard` is when the process last gave a sign of life, `closed` when it closed the record
+    because of a fault; both are seconds of the wall clock, None if that did not happen. The
     wall clock is `clock_offset` ahead of the one in the table.
     """
 
@@ -119,12 +119,12 @@ class FlightLog:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the pipeline has."""
+        """The number of ranks of the pipeline."""
         return self.placement.num_ranks
 
     @property
     def records(self) -> tuple[FlightRecord, ...]:
-        """All that is known of what the rank did, oldest first."""
+        """All recorded actions of the rank, oldest first."""
         return self._decode(self.table)
 
     @cached_property
@@ -140,7 +140,7 @@ class FlightLog:
         return max(time for time in times if time is not None)
 
     def of_step(self, step: int) -> tuple[FlightRecord, ...]:
-        """The records of one step, oldest first."""
+        """Return the records of one step, oldest first."""
         return self._decode(self.table[self.table["step"] == step])
 
     def _decode(self, table: RecordTable) -> tuple[FlightRecord, ...]:
@@ -173,7 +173,7 @@ def _action(kind: int, stage: int, microbatch: int, peer: int) -> Action:
 
 
 def spell_out(doing: Doing) -> str:
-    """An action in words, after its text.
+    """Return an action in words, after its text.
 
     >>> spell_out(Action(Kind.FULL_BACKWARD, 2, 3))
     '2B3 (backward of microbatch 3 in stage 2)'
@@ -185,7 +185,7 @@ def spell_out(doing: Doing) -> str:
 
 
 def last_action(log: FlightLog, now: float) -> str:
-    """What a rank was last seen doing, as a part of a sentence; `now` is of the wall clock."""
+    """Return the last known action of a rank in words; `now` is of the wall clock."""
     record = log.last
     if record is None:
         return "nothing yet"

@@ -1,8 +1,8 @@
 """Flight records as files: what a rank did last, readable after its process was killed.
 
-The file is memory of the process that writes it, which the system keeps however that process ends.
-A new record goes over the oldest one, with its number as the last thing written: if it is cut off
-in the middle, it lies where the oldest was, and there no reader looks.
+The file is mapped into the memory of its process, so the system keeps it however the process ends.
+A new record overwrites the oldest one, and its number is written last: if it is cut off in the
+middle, it is in the place of the oldest, which readers leave out.
 """
 
 import mmap
@@ -41,21 +41,20 @@ from penstock.ir.rows import ABSENT
 __all__ = ["FlightWriter", "flight_path", "read_flight"]
 
 _NOTHING: Final = DOING.pack(ABSENT, ABSENT, ABSENT, ABSENT)
-# A file is not read any further than a flight record can go.
+# The largest possible flight record; nothing beyond it is read.
 _MOST_BYTES = HEADER.size + SIGNS.size + 4 * MOST_STAGES + RECORD.size * MOST_RECORDS + 1
 
 
 def flight_path(folder: Path | str, rank: int) -> Path:
-    """The file of one rank in a folder of flight records."""
+    """Return the file of one rank in a folder of flight records."""
     return Path(folder) / f"rank{rank}.flight"
 
 
 class FlightWriter:
-    """Notes what this rank does, action by action; each call takes well under a microsecond.
+    """Records what this rank does, action by action; each call takes well under a microsecond.
 
-    An action is started and ended; in between it may wait for messages, one after another, each
-    of which then has arrived. Whoever calls `beat` now and then, from any thread, tells readers
-    until when the process lived.
+    An action is started and ended; in between it may wait for messages, one after another. Calls
+    of `beat`, from any thread, tell readers until when the process was alive.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class FlightWriter:
     ) -> None:
         if not 2 <= capacity <= MOST_RECORDS:
             raise ArgumentError(
-                f"a flight record holds 2 to {MOST_RECORDS} actions (capacity: {capacity})"
+                f"capacity must be from 2 to {MOST_RECORDS} actions (got {capacity})"
             )
         self.path = Path(path)
         header = HEADER.pack(
@@ -89,7 +88,7 @@ class FlightWriter:
         self._first = HEADER.size + SIGNS.size + len(stages)
         size = self._first + capacity * RECORD.size
         with self.path.open("w+b") as file:
-            # In full, for a file with holes would end its process when the disk is full.
+            # In full, because a sparse file would kill its process when the disk is full.
             file.write((header + bytes(SIGNS.size) + stages).ljust(size, b"\0"))
             file.flush()
             self._memory = mmap.mmap(file.fileno(), size)
@@ -100,14 +99,14 @@ class FlightWriter:
 
     @staticmethod
     def encode(doing: Doing) -> bytes:
-        """An action or phase as `start` and `wait` take it; made once, used in every step."""
+        """Return an action or phase as `start` and `wait` take it; encode it once."""
         if isinstance(doing, Phase):
             return DOING.pack(doing, ABSENT, ABSENT, ABSENT)
         numbers = (ABSENT if n is None else n for n in (doing.microbatch, doing.peer))
         return DOING.pack(doing.kind, doing.stage, *numbers)
 
     def begin_step(self, number: int) -> None:
-        """What is started from now on belongs to this step."""
+        """Begin a step; later actions belong to it."""
         self._step = number
 
     def start(self, encoded: bytes) -> None:
@@ -121,11 +120,11 @@ class FlightWriter:
         )
 
     def wait(self, encoded: bytes) -> None:
-        """The action begins to wait for a message, given as the receive or the send of it."""
+        """Begin to wait for a message, given as its receive or its send."""
         WAIT.pack_into(self._memory, self._place + AWAITED, encoded, time.perf_counter(), 0.0)
 
     def arrived(self) -> None:
-        """What the action waited for is there."""
+        """Note that the awaited message has arrived."""
         TIME.pack_into(self._memory, self._place + READY, time.perf_counter())
 
     def end(self) -> None:
@@ -133,11 +132,11 @@ class FlightWriter:
         TIME.pack_into(self._memory, self._place + END, time.perf_counter())
 
     def beat(self) -> None:
-        """Show that the process lives; any thread may call this at any time."""
+        """Give a sign of life; any thread may call this at any time."""
         TIME.pack_into(self._memory, HEADER.size, time.perf_counter())
 
     def close(self, *, keep: bool) -> None:
-        """Leave the file for whoever wants to know what happened, or remove it."""
+        """Keep the file for later diagnosis, or remove it."""
         if keep:
             TIME.pack_into(self._memory, HEADER.size + TIME.size, time.perf_counter())
         else:
@@ -145,14 +144,14 @@ class FlightWriter:
 
 
 def _fit(name: str) -> bytes:
-    """As much of a name as its field holds."""
+    """Cut a name to the size of its field."""
     return name.encode(errors="replace")[:64].decode(errors="ignore").encode()
 
 
 def read_flight(path: Path | str) -> FlightLog:
-    """Read what a `FlightWriter` wrote; anything else is refused by name.
+    """Read what a `FlightWriter` wrote; an error names the file.
 
-    A record that was being written when its process ended is left out, or taken as far as it got.
+    A record that was being written when its process ended is left out, or used as far as it got.
     """
     file = Path(path)
     with file.open("rb") as stream:
@@ -160,7 +159,7 @@ def read_flight(path: Path | str) -> FlightLog:
     try:
         return _parse(file, data)
     except ScheduleError as error:
-        raise ParseError(f"{file} is no flight record: {error}") from error
+        raise ParseError(f"{file} is not a flight record: {error}") from error
 
 
 def _parse(path: Path, data: bytes) -> FlightLog:
@@ -170,19 +169,19 @@ def _parse(path: Path, data: bytes) -> FlightLog:
         data
     )
     if version != VERSION:
-        raise ParseError(f"it has version {version}, and what is read here is version {VERSION}")
+        raise ParseError(f"its version must be {VERSION} (got {version})")
     if not 2 <= capacity <= MOST_RECORDS or not 1 <= stages <= MOST_STAGES:
-        raise ParseError(f"no pipeline has {stages} stages and keeps {capacity} records")
+        raise ParseError(f"it has impossible sizes (stages: {stages}, records: {capacity})")
     first = HEADER.size + SIGNS.size + 4 * stages
     size = first + capacity * RECORD.size
     if len(data) != size:
-        raise ParseError(f"it has {len(data)} bytes where its header announces {size}")
+        raise ParseError(f"it must have {size} bytes, as its header says (got {len(data)})")
     holders = np.frombuffer(data, "<u4", stages, HEADER.size + SIGNS.size)
     placement = _placement(holders, rank)
     heard, closed = SIGNS.unpack_from(data, HEADER.size)
     for moment in (wall, clock, heard, closed):
         if not 0 <= moment < LATEST:
-            raise ParseError(f"{moment} is no time")
+            raise ParseError(f"{moment} is not a valid time")
     table = in_order(np.frombuffer(data, RECORD_TYPE, capacity, first))
     check(table, holders == rank)
     return FlightLog(
@@ -211,7 +210,7 @@ def _name(field: bytes) -> str:
     try:
         name = field.rstrip(b"\0").decode()
     except UnicodeDecodeError as error:
-        raise ParseError(f"a name in it is no text: {error}") from error
+        raise ParseError(f"a name in it is not valid text: {error}") from error
     if not name.isprintable():
         raise ParseError(f"a name in it cannot be printed: {name!r}")
     return name

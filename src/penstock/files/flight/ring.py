@@ -1,4 +1,4 @@
-"""The ring of a flight record: its records in order, and whether a rank can have written them."""
+"""The ring of a flight record: its records in order, checked for consistency."""
 
 import numpy as np
 
@@ -15,22 +15,22 @@ _WITHOUT_MICROBATCH = [kind for kind in Kind if not kind.has_microbatch]
 
 
 def in_order(ring: RecordTable) -> RecordTable:
-    """The records oldest first, without the place that the next one goes to."""
+    """Return the records oldest first, without the place of the next one."""
     newest = int(ring["number"].max())
     if newest > 2**62:
-        raise ParseError(f"{newest} is no number of a record")
+        raise ParseError(f"{newest} is not a valid record number")
     numbers = np.arange(newest - len(ring) + 2, newest + 1)
     table = ring[(numbers - 1) % len(ring)]
     if (wrong := np.flatnonzero(table["number"] != np.maximum(numbers, 0))).size:
         number, found = int(numbers[wrong[0]]), int(table["number"][wrong[0]])
-        raise ParseError(f"record {found} stands where record {max(number, 0)} belongs")
+        raise ParseError(f"record {found} is in the place of record {max(number, 0)}")
     kept = table[numbers > 0]
     _mend(kept[-1:])
     return kept
 
 
 def _mend(last: RecordTable) -> None:
-    """Take the newest record as far as it got: what is no time there was not written in full."""
+    """Drop impossible times from the newest record: they were not written in full."""
     since, ready, end = (last[name] for name in ("since", "ready", "end"))
     since[~((since >= last["start"]) & (since < LATEST))] = 0
     ready[~((ready >= since) & (ready < LATEST) & (since > 0))] = 0
@@ -38,7 +38,7 @@ def _mend(last: RecordTable) -> None:
 
 
 def check(table: RecordTable, own: Bools) -> None:
-    """Stop at the first record that this rank cannot have written."""
+    """Raise an error for the first record that this rank cannot have written."""
     start, since, ready, end = (table[name] for name in ("start", "since", "ready", "end"))
     waited, kind = since != 0, table["doing"]["kind"]
     is_phase = np.isin(kind, list(Phase))
@@ -57,11 +57,11 @@ def check(table: RecordTable, own: Bools) -> None:
     for name, fine in is_fine.items():
         if (wrong := np.flatnonzero(~fine)).size:
             number = int(table["number"][wrong[0]])
-            raise ParseError(f"the {name} of record {number} cannot be")
+            raise ParseError(f"the {name} of record {number} is impossible")
 
 
 def _is_action(column: RecordTable, own: Bools) -> Bools:
-    """For each item, whether it is an action of a stage that this rank holds."""
+    """Return, for each item, whether it is an action of a stage that this rank holds."""
     kind, stage, microbatch, peer = (
         column[name] for name in ("kind", "stage", "microbatch", "peer")
     )

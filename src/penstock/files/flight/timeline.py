@@ -1,8 +1,8 @@
-"""The last step that flight records tell of, as a timeline: what was done of it, and when.
+"""The last step in flight records as a timeline: what was done of it, and when.
 
-rank 0  F0 F1 .........           an action that was under way is drawn for as long as its
-rank 1  .. F0 F1 B0 ...           rank showed that it lived; one that still waited for a
-rank 2  .. .. F0 F1====           message had not begun, and is not drawn
+rank 0  F0 F1 .........           an action that was running is drawn for as long as its rank
+rank 1  .. F0 F1 B0 ...           gave signs of life; one that still waited for a message had
+rank 2  .. .. F0 F1====           not begun, and is not drawn
 """
 
 from collections import defaultdict
@@ -21,16 +21,16 @@ from penstock.sim.timeline import Timeline
 
 __all__ = ["RecordedStep", "last_recorded_step"]
 
-# What is under way goes on beyond all that has ended by this share of the time until then.
+# Running actions are drawn beyond the last end by this share of the time until then.
 _MARGIN = 0.25
 _BACKWARDS = (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedStep:
-    """A step as far as it was recorded; its timeline begins with the first of its actions.
+    """A step as far as it was recorded; its timeline begins with its first action.
 
-    A rank of which no action is known has one without length at the end.
+    A rank without a known action has one of length 0 at the end.
     """
 
     step: int
@@ -47,7 +47,7 @@ class _Bar:
 
 
 def last_recorded_step(flight: Flight) -> RecordedStep | None:
-    """The last step in which any rank computed, if there is one."""
+    """Return the last step in which any rank computed, if there is one."""
     steps = [step for log in flight.logs.values() for step in _last_computed(log)]
     if not steps:
         return None
@@ -65,7 +65,7 @@ def last_recorded_step(flight: Flight) -> RecordedStep | None:
 
 
 def _last_computed(log: FlightLog) -> list[int]:
-    """The last step in which a rank computed, if any."""
+    """Return the last step in which a rank computed, if any."""
     table = log.table
     has_begun = (table["since"] == 0) | (table["ready"] != 0)
     is_work = is_compute(table["doing"]["kind"]) & has_begun
@@ -74,7 +74,7 @@ def _last_computed(log: FlightLog) -> list[int]:
 
 
 def _last_attempt(records: Sequence[FlightRecord]) -> list[FlightRecord]:
-    """The newest records of a step up to where an action would come a second time."""
+    """Return the newest records of a step, back to where an action would repeat."""
     kept: dict[Doing, FlightRecord] = {}
     for record in reversed(records):
         if record.doing in kept:
@@ -84,7 +84,7 @@ def _last_attempt(records: Sequence[FlightRecord]) -> list[FlightRecord]:
 
 
 def _end_of_picture(flight: Flight, records: Sequence[FlightRecord]) -> float:
-    """When what is under way is cut off."""
+    """Return the time at which running actions are cut off."""
     last = max(r.start if r.end is None else r.end for r in records)
     if all(record.end is not None for record in records):
         return last
@@ -93,7 +93,7 @@ def _end_of_picture(flight: Flight, records: Sequence[FlightRecord]) -> float:
 
 
 def _bars(records: Sequence[FlightRecord], end: float) -> list[_Bar]:
-    """What a rank did that takes its time, without what still waited."""
+    """Return the actions that occupied a rank, without those that still waited."""
     bars = []
     for number, record in enumerate(records):
         action, start = record.doing, record.start if record.ready is None else record.ready
@@ -102,7 +102,7 @@ def _bars(records: Sequence[FlightRecord], end: float) -> list[_Bar]:
         if record.end is not None:
             bars.append(_Bar(action, start, record.end, True))
             continue
-        # It failed where others come after it.
+        # It failed if others follow it.
         following = records[number + 1 : number + 2]
         until = following[0].start if following else end
         bars.append(_Bar(action, start, max(start, until), False))
@@ -110,7 +110,7 @@ def _bars(records: Sequence[FlightRecord], end: float) -> list[_Bar]:
 
 
 def _after_their_needs(bars: list[_Bar]) -> list[_Bar]:
-    """Leave out backwards of which the record no longer knows what went before."""
+    """Leave out backwards whose forwards are no longer in the record."""
     seen: set[Action] = set()
     kept = []
     for bar in bars:
@@ -121,7 +121,7 @@ def _after_their_needs(bars: list[_Bar]) -> list[_Bar]:
 
 
 def _own_needs(action: Action) -> set[Action]:
-    """What a backward needs of its own stage, one of these."""
+    """Return the actions of its own stage of which a backward needs one."""
     match action.kind:
         case Kind.FULL_BACKWARD | Kind.BACKWARD_INPUT:
             return {replace(action, kind=Kind.FORWARD)}
@@ -132,14 +132,14 @@ def _own_needs(action: Action) -> set[Action]:
 
 
 def _lane(bars: Sequence[_Bar], first_stage: int, end: float) -> list[_Bar]:
-    """What stands in a rank's lane; where it never computed, a forward that did not begin."""
+    """Return a rank's bars; if it never computed, with a forward of length 0."""
     if any(bar.action.kind.is_compute for bar in bars):
         return [*bars]
     return [*bars, _Bar(Action(Kind.FORWARD, first_stage, 0), end, end, True)]
 
 
 def _edges(doing: Doing) -> list[tuple[int, int]]:
-    """The edge of the dataflow along which a message goes."""
+    """Return the edge of the dataflow along which a message goes."""
     if not isinstance(doing, Action) or doing.peer is None:
         return []
     return [(min(doing.stage, doing.peer), max(doing.stage, doing.peer))]
@@ -163,7 +163,7 @@ def _timeline(
 
 
 def _known_edges(bars: Sequence[_Bar], edges: set[tuple[int, int]]) -> set[tuple[int, int]]:
-    """The edges along which all is known that the actions at their ends have needed."""
+    """Return the edges for which all needs of the actions at their ends are known."""
     forwards, backwards = _microbatches(bars, (Kind.FORWARD,)), _microbatches(bars, _BACKWARDS)
     return {
         (producer, consumer)
@@ -173,7 +173,7 @@ def _known_edges(bars: Sequence[_Bar], edges: set[tuple[int, int]]) -> set[tuple
 
 
 def _microbatches(bars: Sequence[_Bar], kinds: Sequence[Kind]) -> defaultdict[int, set[int]]:
-    """By stage, the microbatches that are in actions of these kinds."""
+    """Return, by stage, the microbatches that are in actions of these kinds."""
     found = defaultdict[int, set[int]](set)
     for bar in bars:
         if bar.action.kind in kinds and bar.action.microbatch is not None:

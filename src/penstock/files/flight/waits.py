@@ -1,10 +1,10 @@
-"""What the flight records of all ranks say together: who waited for whom, and for whom in the end.
+"""The flight records of all ranks together: which rank each waited for, and the root cause.
 
     rank 0  0B2 waits for the gradient of 1B2  ->  rank 1
     rank 1  1B2 waits for the gradient of 2B2  ->  rank 2
-    rank 2  2B2, and no sign of life since     ->  the one that everybody waited for
+    rank 2  2B2, and no sign of life since     ->  the rank that all waited for
 
-A rank that fell silent ends such a chain even if it waited itself, for its wait ended with it.
+A rank that fell silent ends such a chain even if it waited itself, because its wait ended with it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,16 +21,16 @@ from penstock.ir.placement import Placement
 
 __all__ = ["Cause", "Flight", "Reason", "read_flights"]
 
-# Processes show twice a second that they live.
+# Processes give a sign of life twice a second.
 _SILENT_SECONDS = 5.0
 _SEND_OF = {Kind.RECV_F: Kind.SEND_F, Kind.RECV_B: Kind.SEND_B}
-# What comes after what within a step; a phase that has ended counts one more.
+# The order of phases within a step; a phase that has ended counts one more.
 _ORDER = {Phase.AGREEMENT: 0, Phase.FLUSH: 3, Phase.OUTCOME: 5}
 _ACTIONS, _PER_STEP = 2, 7
 
 
 class Reason(Enum):
-    """Why the ranks at the end of a chain of waits did not go on."""
+    """Why the ranks at the end of a chain of waits made no progress."""
 
     SILENT = auto()
     MISSING = auto()
@@ -43,9 +43,9 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The end of chains of waits: why, on which ranks, and who waited for them in the end.
+    """The end of chains of waits: why, on which ranks, and which ranks waited for them.
 
-    A link goes from the first of two ranks to the second; a cycle waits each for the next.
+    A link goes from the first of two ranks to the second; in a cycle each waits for the next.
     """
 
     reason: Reason
@@ -63,7 +63,7 @@ class Flight:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks the pipeline has."""
+        """The number of ranks of the pipeline."""
         return self.placement.num_ranks
 
     @property
@@ -88,11 +88,11 @@ class Flight:
         )
 
     def waits_for(self, rank: int) -> int | None:
-        """The rank for which a rank waited when its record ended, if it waited."""
+        """Return the rank for which a rank waited when its record ended, if it waited."""
         return self._awaited.get(rank)
 
     def sent_at(self, rank: int) -> float | None:
-        """When the message that a rank waits for was sent, if its sender noted that."""
+        """Return when the message that a rank waits for was sent, if its sender noted that."""
         return self._sent.get(rank)
 
     @cached_property
@@ -126,7 +126,7 @@ class Flight:
 
     @cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Where all chains of waits end, those first for which most ranks waited."""
+        """The ends of all chains of waits, those for which most ranks waited first."""
         waiting: dict[tuple[Reason, tuple[int, ...]], list[int]] = {}
         for rank in self.logs:
             reason, ranks = self._end_of_chain(rank)
@@ -137,7 +137,7 @@ class Flight:
         return tuple(sorted(causes, key=lambda cause: -len(cause.waiting)))
 
     def chain(self, rank: int) -> tuple[int, ...]:
-        """A rank, the one that it waited for, and so on, as far as they are known."""
+        """Return a rank, the one that it waited for, and so on, as far as they are known."""
         path = {rank: None}
         while rank in self.logs and rank not in self.silent:
             awaited = self.waits_for(rank)
@@ -172,7 +172,7 @@ class Flight:
         return Reason.BUSY, (last,)
 
     def _last_to_come(self, meeting: int) -> int | None:
-        """Who is furthest from a meeting; of several, one that is silent or does not wait."""
+        """Return the rank furthest from a meeting, preferring one that is silent or busy."""
         behind = [rank for rank in self.logs if _position(self.logs[rank].last) < meeting]
         if not behind:
             return self.missing[0] if self.missing else None
@@ -185,7 +185,7 @@ class Flight:
 
 
 def _position(record: FlightRecord | None) -> int:
-    """How far a rank has come, as a number that grows with every part of every step."""
+    """Return a rank's progress as a number that grows with every part of every step."""
     if record is None:
         return 0
     if not isinstance(record.doing, Phase):
@@ -194,7 +194,7 @@ def _position(record: FlightRecord | None) -> int:
 
 
 def _sent_at(sender: FlightLog, receive: Action, step: int) -> float | None:
-    """When a rank began to send what somebody receives."""
+    """Return when a rank began to send what another receives."""
     if receive.kind not in _SEND_OF:
         return None
     send = (_SEND_OF[receive.kind], receive.peer, receive.microbatch, receive.stage)
@@ -226,6 +226,6 @@ def _files(path: Path) -> list[Path]:
     files = sorted(path.glob("*.flight"))
     if not files:
         raise ArgumentError(
-            f"there are no flight records in {path}; they are the files that end with .flight"
+            f"{path} must have flight records, files that end with .flight (got none)"
         )
     return files

@@ -1,4 +1,4 @@
-"""What the ranges of a host started on its device, told by when each kernel was launched.
+"""The device work of a host's ranges, found by when each kernel was launched.
 
 host      |0F0     |0B0      |      a backward launches its kernels from another thread, so that
 launches     ^ ^    ^    ^          only the moment of a launch says to which range it belongs
@@ -36,7 +36,7 @@ class DeviceWork:
     end: array[float] = field(default_factory=lambda: array("d"))
 
     def add(self, event: Event) -> None:
-        """Take in what an event tells of launches and work; other events are passed by."""
+        """Take an event that is a launch or device work; skip others."""
         category, arguments = event.fields.get("cat"), event.fields.get("args")
         link = arguments.get(_LINK) if isinstance(arguments, dict) else None
         if not isinstance(link, int) or not 0 <= link < 2**63:
@@ -66,9 +66,9 @@ class Stretches:
 
 
 def find_stretches(work: DeviceWork, range_start: Floats, range_end: Floats) -> Stretches:
-    """What each range did on the device; ranges are in order of time and do not overlap.
+    """Return each range's stretch of device work; ranges are sorted and do not overlap.
 
-    A range that did nothing starts at infinity and ends at minus infinity.
+    A range without work starts at infinity and ends at minus infinity.
     """
     found = Stretches(np.full(len(range_start), np.inf), np.full(len(range_start), -np.inf))
     order = np.argsort(np.array(work.launch_link), kind="stable")

@@ -1,9 +1,9 @@
-"""Trace files piece by piece, so that a file of any length is read in bounded memory.
+"""Trace files read piece by piece, so that a file of any length takes bounded memory.
 
 {"schemaVersion": 1, "traceEvents": [{...}, {...}], "displayTimeUnit": "ms"}
  Field                               Event  Event   Field
 
-Such a file is what trace viewers take: JSON, compressed or not, with all events in one list.
+Trace viewers read such files: JSON, compressed or not, with all events in one list.
 """
 
 import gzip
@@ -25,13 +25,13 @@ _EVENTS = "traceEvents"
 _SPACES = re.compile(r"[ \t\n\r]+")
 _GZIP = b"\x1f\x8b"
 _CHUNK = 2**20
-# One event, or one field beside the events, is not longer than this.
+# The most characters of one event, or of one field beside the events.
 _MOST_CHARACTERS = 2**24
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Something that a file says beside its events."""
+    """A field of the file beside its events."""
 
     name: str
     value: object
@@ -46,9 +46,9 @@ class Event:
 
 
 def read_pieces(file: Path) -> Iterator[Field | Event]:
-    """What stands in a trace file, in its order.
+    """Yield the fields and events of a trace file, in order.
 
-    A file that is no such list of events is refused where it stops being one.
+    A file that is not such a list of events is an error where it stops being one.
     """
     with _open(file) as stream:
         source = _Source(stream)
@@ -61,7 +61,7 @@ def read_pieces(file: Path) -> Iterator[Field | Event]:
 
 @contextmanager
 def _open(file: Path) -> Iterator[TextIO]:
-    """The text of a file, unpacked where it is compressed."""
+    """Open a file as text, unpacked if it is compressed."""
     with file.open("rb") as raw:
         is_compressed = raw.read(len(_GZIP)) == _GZIP
     opener = gzip.open if is_compressed else open
@@ -73,7 +73,7 @@ def _open(file: Path) -> Iterator[TextIO]:
 
 
 class _Source:
-    """The text of a file, of which only what is being read is held."""
+    """The text of a file, of which only the part being read is in memory."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -83,11 +83,11 @@ class _Source:
         self._place = "at the start"
 
     def note(self, place: str) -> None:
-        """Say where reading has come to, for errors."""
+        """Note where reading is, for errors."""
         self._place = place
 
     def take(self, wanted: str) -> str:
-        """Go past the next character that is no space, which must be one of these."""
+        """Take the next character other than space, which must be one of these."""
         found = self._peek()
         if not found or found not in wanted:
             raise self._refuse(
@@ -97,7 +97,7 @@ class _Source:
         return found
 
     def items(self, close: str) -> Iterator[None]:
-        """Stop before each item of a list or object that has been opened, and past its end."""
+        """Stop before each item of an open list or object, and after its end."""
         if self._peek() == close:
             self._at += 1
             return
@@ -119,7 +119,7 @@ class _Source:
             except ValueError as error:
                 raise self._refuse(str(error)) from error
             else:
-                # A number at the end of what is held may go on in what is not.
+                # A number at the end of the text so far may continue in the rest.
                 if end < len(self._text) or self._is_over:
                     self._at = end
                     return value
@@ -128,12 +128,12 @@ class _Source:
             self._fill()
 
     def finish(self) -> None:
-        """Make sure that nothing follows."""
+        """Check that nothing follows."""
         if found := self._peek():
             raise self._refuse(f"expected the end (got {_letter(found)})")
 
     def _peek(self) -> str:
-        """The next character that is no space, or nothing at the end."""
+        """Return the next character other than space, or nothing at the end."""
         while True:
             rest = _SPACES.match(self._text, self._at)
             self._at = self._at if rest is None else rest.end()
@@ -153,7 +153,7 @@ class _Source:
 
 
 def _letter(found: str) -> str:
-    """A character as it is, or by its code where it cannot be shown."""
+    """Return a character, or its code where it cannot be printed."""
     return found if found.isprintable() else quote(found)
 
 
@@ -162,7 +162,9 @@ def _read_fields(source: _Source) -> Iterator[Field | Event]:
     for _ in source.items("}"):
         name = source.value()
         if not isinstance(name, str) or name in names:
-            raise ParseError(f"the name of a field is a text of its own (got {quote(name)})")
+            raise ParseError(
+                f"the name of a field must be a string that is not used yet (got {quote(name)})"
+            )
         names.add(name)
         source.note(f"in {quote(name)}")
         source.take(":")
@@ -178,7 +180,7 @@ def _read_events(source: _Source) -> Iterator[Event]:
         source.note(f"in event {number}")
         fields = source.value()
         if not isinstance(fields, dict):
-            raise ParseError(f"event {number} is no object (got {quote(fields)})")
+            raise ParseError(f"event {number} must be an object (got {quote(fields)})")
         source.note(f"after event {number}")
         yield Event(number, fields)
 

@@ -1,4 +1,4 @@
-"""Our own trace files: what `view/trace.py` writes beside what viewers need, and reading it back.
+"""Our own trace files: what `view/trace.py` adds to what viewers need, and how to read it.
 
 {"otherData": {"format": "penstock trace 1", "name": "1F1B", "edges": [[0, 1]], "parts": [0, 1]},
  "traceEvents": [{"ph": "X", "name": "0F0", "pid": 0, "ts": 0, "dur": 333333.25,
@@ -33,7 +33,7 @@ _FORMAT = "penstock trace 1"
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What an event says of a row of the timeline."""
+    """A row of the timeline, as an event describes it."""
 
     event: int
     rank: int
@@ -46,7 +46,7 @@ class _Row:
 
 
 def header_of(schedule: Schedule) -> dict[str, object]:
-    """The fields of a file that say what no event says."""
+    """Return the fields of a file that hold what is not in its events."""
     flow = schedule.dataflow
     header = {
         "format": _FORMAT,
@@ -58,24 +58,24 @@ def header_of(schedule: Schedule) -> dict[str, object]:
 
 
 def is_own(fields: Mapping[str, object]) -> bool:
-    """Whether these fields, read before any event, are those of a trace of ours."""
+    """Return whether these fields, read before any event, are those of our own trace."""
     header = fields.get(_HEADER)
     found = header.get("format") if isinstance(header, dict) else None
     if isinstance(found, str) and found.startswith("penstock trace") and found != _FORMAT:
-        raise ParseError(f"format is {quote(found)}; this version reads {_FORMAT!r}")
+        raise ParseError(f"format must be {_FORMAT!r} (got {quote(found)})")
     return found == _FORMAT
 
 
 def own_span(event: Event) -> ActionSpan | None:
-    """The action of an event; counters, arrows and names are for viewers."""
+    """Return the action of an event; counters, arrows and names are for viewers."""
     return read_span(event) if event.fields.get("ph") == "X" else None
 
 
 def own_timeline(fields: Mapping[str, Any], spans: Sequence[ActionSpan]) -> Timeline:
-    """The timeline that a trace of ours was made of."""
+    """Return the timeline from which our own trace was made."""
     rows = sorted(map(_read_row, spans), key=lambda row: (row.rank, row.row))
     if not rows:
-        raise ParseError("the trace holds no action")
+        raise ParseError("the trace has no actions")
     header = fields[_HEADER]
     schedule = Schedule.from_orders(
         _orders(rows), name=_name_of(header), dataflow=_dataflow_of(header)
@@ -91,12 +91,13 @@ def _read_row(span: ActionSpan) -> _Row:
     try:
         is_joined = arguments.get("joined", False)
         if not isinstance(is_joined, bool):
-            raise ParseError(f"joined is true or left out (got {quote(is_joined)})")
+            raise ParseError(f"joined must be true or left out (got {quote(is_joined)})")
         start, end = number_of(arguments, "start"), number_of(arguments, "end")
         for shown, seconds in ((span.start, start), (span.end, end)):
             if not isclose(shown, seconds * 1e6, rel_tol=1e-9, abs_tol=1.0):
                 raise ParseError(
-                    f"ts and dur say {shown:.12g} microseconds where args say {seconds:.12g} s"
+                    "ts and dur must agree with args "
+                    f"({shown:.12g} microseconds, {seconds:.12g} s)"
                 )
         if end < start:
             raise ParseError(f"{span.action} ends before it starts")
@@ -110,22 +111,22 @@ def _orders(rows: Sequence[_Row]) -> list[list[Work]]:
     orders = []
     for rank, (process, of_rank) in enumerate(groupby(rows, key=lambda row: row.rank)):
         if process != rank:
-            raise ParseError(f"process {rank} has no event; processes are numbered from 0")
+            raise ParseError(f"process {rank} has no event; processes must be numbered from 0")
         orders.append(list(_works(list(of_rank))))
     return orders
 
 
 def _works(rows: Sequence[_Row]) -> Iterator[Work]:
-    """One rank's rows as actions and overlaps."""
+    """Return one rank's rows as actions and overlaps."""
     group: list[Action] = []
     for place, row in enumerate(rows):
         if row.row != place:
-            state = "stands twice" if row.row < place else "has no event before this one"
+            state = "appears twice" if row.row < place else "has no event before this one"
             raise ParseError(
                 f"event {row.event}: row {min(row.row, place)} of process {row.rank} {state}"
             )
         if row.is_joined and not group:
-            raise ParseError(f"event {row.event}: there is nothing to be joined to")
+            raise ParseError(f"event {row.event}: a joined row must follow another row")
         if not row.is_joined and group:
             yield _work(group)
             group = []
@@ -140,16 +141,16 @@ def _work(group: Sequence[Action]) -> Work:
 def _name_of(header: Mapping[str, Any]) -> str:
     name = header.get("name")
     if not isinstance(name, str):
-        raise ParseError(f"name in {_HEADER} is a text (got {quote(name)})")
+        raise ParseError(f"name in {_HEADER} must be a string (got {quote(name)})")
     return clean_name(name)
 
 
 def _dataflow_of(header: Mapping[str, Any]) -> Dataflow:
     edges, parts = header.get("edges"), header.get("parts")
     if not isinstance(parts, list) or not all(type(part) is int for part in parts):
-        raise ParseError(f"parts in {_HEADER} are whole numbers, one per stage")
+        raise ParseError(f"parts in {_HEADER} must be whole numbers, one per stage")
     if not isinstance(edges, list) or not all(map(_is_edge, edges)):
-        raise ParseError(f"edges in {_HEADER} are pairs of stages")
+        raise ParseError(f"edges in {_HEADER} must be pairs of stages")
     return Dataflow(len(parts), [(producer, consumer) for producer, consumer in edges], parts)
 
 

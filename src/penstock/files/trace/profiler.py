@@ -1,10 +1,10 @@
-"""What torch's profiler has seen of a step: its ranges that bear the name of an action.
+"""Steps recorded by torch's profiler: its ranges that are named like actions.
 
-Every process is a rank, in the order of its host. Where the profiler has watched a device too, the
-times are the device's: from the first kernel that a range started to the last.
+Every process is a rank. Where the profiler has recorded a device too, times are the device's: from
+the start of a range's first kernel to the end of its last.
 
 host     |0F0|0F1|0B0|            a range that started no kernel takes no time on the device:
-device        |0F0   |0F1 |0B0 |  it stands where the device was when the host came to it
+device        |0F0   |0F1 |0B0 |  it is where the device was when the host reached it
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,13 +31,13 @@ _BASE = "baseTimeNanoseconds"
 
 @dataclass(slots=True)
 class Profile:
-    """What a file of the profiler says of actions, and of what they did on a device."""
+    """The ranges of actions in a profiler's file, and their work on a device."""
 
     ranges: list[ActionSpan] = field(default_factory=list)
     work: DeviceWork = field(default_factory=DeviceWork)
 
     def add(self, event: Event) -> None:
-        """Take in an event; those that tell of neither are passed by."""
+        """Take an event; those that are neither are skipped."""
         if event.fields.get("ph") != "X":
             return
         if event.fields.get("cat") != _RANGE:
@@ -60,14 +60,14 @@ class _Ran:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What one process ran, in its order, and which rank it says that it is."""
+    """The actions of one process in order, and its rank, if the file has it."""
 
     rank: int | None
     ran: tuple[_Ran, ...]
 
 
 def _is_action(name: object) -> bool:
-    """Whether a range is ours; users have ranges of their own."""
+    """Return whether a range is an action; users have ranges of their own."""
     try:
         return isinstance(name, str) and isinstance(parse_work(name), Action)
     except ParseError:
@@ -75,18 +75,18 @@ def _is_action(name: object) -> bool:
 
 
 def processes_of(fields: Mapping[str, Any], profile: Profile) -> list[Process]:
-    """The processes of one file: usually one, several where files were merged."""
+    """Return the processes of one file: one, or several where files were merged."""
     base = count_of({_BASE: 0, **fields}, _BASE)
     ranges: dict[int, list[ActionSpan]] = {}
     for span in sorted(profile.ranges, key=lambda span: (span.start, span.number)):
         ranges.setdefault(span.process, []).append(span)
     if not ranges:
         raise ParseError(
-            "the trace holds no action; profile a step of a pipeline with the host's activities"
+            "the trace has no actions; profile a step of a pipeline with the host's activities"
         )
     if len(ranges) > 1 and len(profile.work):
         raise ParseError(
-            f"the trace has a device and {len(ranges)} processes that share it; "
+            f"the trace has a device that {len(ranges)} processes share; "
             "give the files of the ranks before they were merged"
         )
     rank = _rank_of(fields) if len(ranges) == 1 else None
@@ -94,21 +94,21 @@ def processes_of(fields: Mapping[str, Any], profile: Profile) -> list[Process]:
 
 
 def _rank_of(fields: Mapping[str, Any]) -> int | None:
-    """What the profiler says where a process group existed."""
+    """Return the rank that the profiler notes where a process group existed."""
     world = fields.get("distributedInfo")
     rank = world.get("rank") if isinstance(world, dict) else None
     return rank if isinstance(rank, int) else None
 
 
 def _times(ranges: Sequence[ActionSpan], work: DeviceWork, base: int) -> tuple[_Ran, ...]:
-    """One process's actions in their order, with the device's times if there are any."""
+    """Return one process's actions in their order, with the device's times if there are any."""
     starts, ends = (
         np.array([getattr(span, side) for span in ranges]) for side in ("start", "end")
     )
     if len(work):
         there = find_stretches(work, starts, ends)
         is_idle = there.start > there.end
-        # Where the device was when the host came to what gave it nothing to do.
+        # Where the device was when the host reached a range without kernels.
         reached = np.maximum.accumulate(np.where(is_idle, starts, there.end))
         starts = np.where(is_idle, reached, there.start)
         ends = np.where(is_idle, reached, there.end)
@@ -119,20 +119,22 @@ def _times(ranges: Sequence[ActionSpan], work: DeviceWork, base: int) -> tuple[_
 
 
 def profiled_timeline(processes: Sequence[Process], *, name: str, step: int) -> Timeline:
-    """One step of what the processes ran, each as a rank.
+    """Return one step of the processes, each as a rank.
 
-    They are numbered as they say; where one does not say, by the lowest stage that each runs.
+    They are numbered by their ranks if all have one, else by the lowest stage that each runs.
     """
     ranks = _in_order(processes)
     steps = [_split_steps(process.ran) for process in ranks]
     counts = {len(found) for found in steps}
     if len(counts) > 1:
         raise ParseError(
-            f"the processes ran different numbers of steps ({_listed(counts)}); "
+            f"all processes must have as many steps ({_listed(counts)}); "
             "profile the same steps on every rank"
         )
     if not -len(steps[0]) <= step < len(steps[0]):
-        raise ArgumentError(f"step {step} is not there; the trace holds {len(steps[0])}, from 0")
+        raise ArgumentError(
+            f"step must be one of the trace's {len(steps[0])}, from 0 (got {step})"
+        )
     orders = [found[step] for found in steps]
     schedule = Schedule.from_orders([[ran.action for ran in order] for order in orders], name=name)
     begin = min(ran.start for order in orders for ran in order)
@@ -150,16 +152,16 @@ def _listed(counts: set[int]) -> str:
 def _in_order(processes: Sequence[Process]) -> list[Process]:
     said = [process.rank for process in processes]
     if len(set(said)) < len(said) and None not in said:
-        raise ParseError(f"two traces say that they are rank {max(said, key=said.count)}")
+        raise ParseError(f"two traces are of rank {max(said, key=said.count)}")
     if None in said:
         return sorted(processes, key=lambda process: min(ran.action.stage for ran in process.ran))
     return sorted(processes, key=lambda process: process.rank or 0)
 
 
 def _split_steps(ran: Sequence[_Ran]) -> list[list[_Ran]]:
-    """What a process ran, step by step: an action that comes again is of the next step.
+    """Split a process's actions into steps: an action that repeats begins the next step.
 
-    Only unsharding has no microbatch to tell it by and comes before its step's first action.
+    Only unsharding has no microbatch and comes before its step's first action.
     """
     steps: list[list[_Ran]] = [[]]
     seen: set[Action] = set()

@@ -13,7 +13,7 @@ from penstock.untrusted import clean_name
 
 __all__ = ["read_trace"]
 
-# Actions, kernels and launches that are kept; the other events of a file are passed by.
+# The most actions, kernels and launches that are kept; other events are skipped.
 _MOST_EVENTS = 5_000_000
 
 
@@ -21,8 +21,8 @@ def read_trace(file: Path | str, *more: Path | str, step: int = -1) -> Timeline:
     """Read a timeline from a trace that `write_trace` wrote, or from those of torch's profiler.
 
     The profiler writes a file per process; give those of all ranks. Of several profiled steps
-    the last is taken, or `step`. A profiled range begins when the host comes to the action, so
-    that on a processor waiting for a message is part of what waits for it.
+    the last is taken, or `step`. A profiled range begins when the host reaches the action, so on
+    a CPU the time of waiting for a message is part of the action that waits.
     """
     files = [Path(name) for name in (file, *more)]
     processes: list[Process] = []
@@ -30,7 +30,7 @@ def read_trace(file: Path | str, *more: Path | str, step: int = -1) -> Timeline:
         try:
             found = _read(path)
             if isinstance(found, Timeline) and len(files) > 1:
-                raise ParseError("this trace holds all ranks; read it by itself")
+                raise ParseError("this trace has all ranks; read it by itself")
         except ScheduleError as error:
             raise ParseError(f"{path}: {error}") from error
         if isinstance(found, Timeline):
@@ -40,7 +40,7 @@ def read_trace(file: Path | str, *more: Path | str, step: int = -1) -> Timeline:
 
 
 def _read(path: Path) -> Timeline | list[Process]:
-    """The timeline of a trace of ours, or what a profiler's file says of its processes."""
+    """Return the timeline of our own trace, or the processes in a profiler's file."""
     fields: dict[str, object] = {}
     spans: list[ActionSpan] = []
     profile = Profile()
@@ -56,9 +56,9 @@ def _read(path: Path) -> Timeline | list[Process]:
                 elif (span := own_span(piece)) is not None:
                     spans.append(span)
         if len(spans) + len(profile) > _MOST_EVENTS:
-            raise ParseError(f"the trace holds more than {_MOST_EVENTS:,} actions and kernels")
+            raise ParseError(f"the trace must have at most {_MOST_EVENTS:,} actions and kernels")
     if is_own(fields) and not has_header:
-        raise ParseError("the trace holds no event behind its header")
+        raise ParseError("the trace has no events after its header")
     return own_timeline(fields, spans) if has_header else processes_of(fields, profile)
 
 

@@ -18,8 +18,8 @@ from penstock.planner.bound.visits import Longs, Visits, share
 
 __all__ = ["Heads", "find_heads"]
 
-# The states of so many starts are looked at in a tenth of a second. Of larger problems, those of
-# the ranks that are most likely to tell are looked at, and of no fewer than a few of them.
+# The states of this many starts are examined in a tenth of a second. Of larger problems, a sample
+# of ranks is examined, those most likely to limit the makespan, and at least this many.
 _MANY_STARTS = 10_000
 _FEW_RANKS = 8
 
@@ -34,7 +34,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
-    """What is known so far; its arrays are filled in microbatch after microbatch.
+    """The bounds so far; the arrays are filled microbatch by microbatch.
 
     `start` has the earliest start per visit, rank and microbatch. `lost` has, per visit, rank and
     number n, the time that the rank has lost for sure once n microbatches have begun the visit:
@@ -54,16 +54,16 @@ class _Known:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Watch:
-    """The ranks whose states are looked at, and what visits cost them."""
+class _Sample:
+    """The ranks whose states are examined, and what visits cost them."""
 
     ranks: Longs
     visits: Visits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Look:
-    """The states of the watched ranks when they start an F, with the earliest time of each.
+class _Starts:
+    """The states of the sampled ranks when they start an F, with the earliest time of each.
 
     `time` is infinite where a state is not possible.
     """
@@ -74,7 +74,7 @@ class _Look:
 
 
 def find_heads(rounds: Rounds, tails: Tails) -> Heads:
-    """Start every action as early as can be; the makespan is at least any start plus its tail.
+    """Start every action as early as possible; the makespan is at least any start plus its tail.
 
     Microbatches keep their order in every stage and kind: giving the j-th start of each to
     microbatch j changes no time and no byte, and every need is still met. So a rank that starts
@@ -85,14 +85,14 @@ def find_heads(rounds: Rounds, tails: Tails) -> Heads:
     shape = (2 * visits.rounds, visits.ranks, visits.microbatches)
     nothing = np.full((*shape[:2], shape[2] + 1), -np.inf)
     known = _Known(rounds, np.full(shape, -np.inf), nothing)
-    watched = _choose_ranks(visits)
-    watch = _Watch(watched, visits.take(watched))
+    sampled = _choose_ranks(visits)
+    sample = _Sample(sampled, visits.take(sampled))
     bound = 0.0
     for microbatch in range(visits.microbatches):
         for turn in range(visits.rounds):
-            look = _look(known, watch, turn, microbatch)
-            _start_forward(known, watch, look)
-            bound = max(bound, _bound_by_states(known, watch, tails, look))
+            starts = _find_starts(known, sample, turn, microbatch)
+            _start_forward(known, sample, starts)
+            bound = max(bound, _bound_by_states(known, sample, tails, starts))
         for turn in reversed(range(visits.rounds)):
             end = _start_backward(known, turn, microbatch) + visits.backward[turn]
             tail = tails.backward[rounds.stage[turn], microbatch]
@@ -101,7 +101,7 @@ def find_heads(rounds: Rounds, tails: Tails) -> Heads:
 
 
 def _choose_ranks(visits: Visits) -> Longs:
-    """All ranks, or of many some at equal distances, the busiest, and those with least room."""
+    """Return all ranks, or of many a sample: some evenly spread, the busiest, the fullest."""
     most = max(_FEW_RANKS, _MANY_STARTS // (visits.rounds * visits.microbatches))
     if visits.ranks <= most:
         return np.arange(visits.ranks)
@@ -112,13 +112,13 @@ def _choose_ranks(visits: Visits) -> Longs:
     return np.unique(np.concatenate((spread, busiest, narrow)))
 
 
-def _look(known: _Known, watch: _Watch, turn: int, microbatch: int) -> _Look:
-    """The states in which F of a microbatch can start, and the earliest time of each.
+def _find_starts(known: _Known, sample: _Sample, turn: int, microbatch: int) -> _Starts:
+    """Return the states in which F of a microbatch can start, and the earliest time of each.
 
     A state has visits behind it, each of which ends no earlier than its earliest start allows;
     and the clock shows at least the time lost by then plus the work behind it.
     """
-    visits, ranks = watch.visits, watch.ranks[:, None]
+    visits, ranks = sample.visits, sample.ranks[:, None]
     is_last = turn == 0 and microbatch == visits.microbatches - 1
     states = find_states(visits, turn, microbatch, every=is_last)
     latest = np.full(states.work.shape, -np.inf)
@@ -131,26 +131,26 @@ def _look(known: _Known, watch: _Watch, turn: int, microbatch: int) -> _Look:
         end = known.start[visit, ranks, begun - 1] + seconds[:, None]
         latest = np.maximum(latest, np.where(begun > 0, end, -np.inf))
     time = np.maximum(latest, lost + states.work)
-    return _Look(states, lost, np.where(states.is_possible, time, np.inf))
+    return _Starts(states, lost, np.where(states.is_possible, time, np.inf))
 
 
-def _start_forward(known: _Known, watch: _Watch, look: _Look) -> None:
-    """Let every rank start an F: when it can, its last F is over, and its input is there."""
-    rounds, turn, microbatch = known.rounds, look.states.turn, look.states.microbatch
+def _start_forward(known: _Known, sample: _Sample, starts: _Starts) -> None:
+    """Start an F on every rank: when a state allows it, its last F is over, its input is there."""
+    rounds, turn, microbatch = known.rounds, starts.states.turn, starts.states.microbatch
     start = rounds.descent[turn].copy()
     if microbatch:
         last = known.start[turn, :, microbatch - 1]
         start = np.maximum(start, last + rounds.visits.forward[turn])
-    start[watch.ranks] = np.maximum(start[watch.ranks], look.time.min(axis=1))
+    start[sample.ranks] = np.maximum(start[sample.ranks], starts.time.min(axis=1))
     late = start - rounds.descent[turn]
     if turn:
-        _hold_up(late, known.start[turn - 1, :, microbatch] - rounds.descent[turn - 1])
+        _delay(late, known.start[turn - 1, :, microbatch] - rounds.descent[turn - 1])
     order = rounds.ranks_in_order[turn]
-    known.note(turn, microbatch, _pass_on(late, order) + rounds.descent[turn])
+    known.note(turn, microbatch, _spread_delay(late, order) + rounds.descent[turn])
 
 
 def _start_backward(known: _Known, turn: int, microbatch: int) -> Floats:
-    """Let every rank start an I: after its F and its last I, and when its gradient is there.
+    """Start an I on every rank: after its F and its last I, and when its gradient is there.
 
     When it starts, all earlier visits of the microbatch are behind the rank.
     """
@@ -164,38 +164,38 @@ def _start_backward(known: _Known, turn: int, microbatch: int) -> Floats:
         start = np.maximum(start, known.start[visit, :, microbatch - 1] + visits.backward[turn])
     late = start - rounds.ascent[turn]
     if turn < visits.rounds - 1:
-        _hold_up(late, known.start[visit - 1, :, microbatch] - rounds.ascent[turn + 1])
+        _delay(late, known.start[visit - 1, :, microbatch] - rounds.ascent[turn + 1])
     order = rounds.ranks_in_order[turn, ::-1]
-    known.note(visit, microbatch, _pass_on(late, order) + rounds.ascent[turn])
+    known.note(visit, microbatch, _spread_delay(late, order) + rounds.ascent[turn])
     return known.start[visit, :, microbatch]
 
 
-def _hold_up(late: Floats, before: Floats) -> None:
-    """A microbatch comes to no rank of a round less late than it left the round before."""
+def _delay(late: Floats, before: Floats) -> None:
+    """Delay a round: a microbatch is at least as late there as it left the round before."""
     np.maximum(late, before.max(), out=late)
 
 
-def _pass_on(late: Floats, order: Longs) -> Floats:
-    """Per rank, how late it is: as late as itself or any rank before it in the order."""
+def _spread_delay(late: Floats, order: Longs) -> Floats:
+    """Return, per rank, how late it is: as late as itself or any rank before it in the order."""
     passed = np.empty_like(late)
     passed[order] = np.maximum.accumulate(late[order])
     return passed
 
 
-def _bound_by_states(known: _Known, watch: _Watch, tails: Tails, look: _Look) -> float:
-    """The makespan is at least that of the best state, on the rank where that is worst.
+def _bound_by_states(known: _Known, sample: _Sample, tails: Tails, starts: _Starts) -> float:
+    """Return the makespan of the best state, on the rank where that is largest.
 
     From the start of F, the microbatch has its way to go; from the state, the rank has all work
     left that was not behind it: no more than all of what is finished, and of the others no more
     than comes before their last I.
     """
-    rounds, visits, states = known.rounds, watch.visits, look.states
+    rounds, visits, states = known.rounds, sample.visits, starts.states
     turn, microbatch = states.turn, states.microbatch
-    start = known.start[turn, watch.ranks, microbatch][:, None]
-    time = np.maximum(look.time, start)
-    step = time + tails.forward[rounds.stage[turn, watch.ranks], microbatch][:, None]
-    everything = (visits.microbatches * visits.whole - rounds.first_start[watch.ranks])[:, None]
-    step = np.maximum(step, look.lost + everything)
+    start = known.start[turn, sample.ranks, microbatch][:, None]
+    time = np.maximum(starts.time, start)
+    step = time + tails.forward[rounds.stage[turn, sample.ranks], microbatch][:, None]
+    everything = (visits.microbatches * visits.whole - rounds.first_start[sample.ranks])[:, None]
+    step = np.maximum(step, starts.lost + everything)
     if turn == 0 and microbatch == visits.microbatches - 1:
         unfinished = (microbatch - states.outer) * visits.most_of_unfinished[:, None]
         done = states.outer * visits.whole[:, None] + unfinished

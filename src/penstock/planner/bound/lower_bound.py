@@ -1,4 +1,4 @@
-"""How fast a problem could be solved at best: a lower bound on the makespan."""
+"""A lower bound on the makespan of any schedule for a problem."""
 
 from dataclasses import replace
 
@@ -6,21 +6,21 @@ import numpy as np
 
 from penstock.planner.bound.heads import find_heads
 from penstock.planner.bound.one_rank import bound_ranks_alone
-from penstock.planner.bound.rounds import cheapest_backward, see_from_ranks
+from penstock.planner.bound.rounds import cheapest_backward, relax_to_rounds
 from penstock.planner.bound.tails import find_tails
 from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["lower_bound"]
 
-# What sums of rounded numbers may be off by.
+# The relative error of sums of rounded numbers.
 _ROUNDING = 1e-12
 
 
 def lower_bound(problem: SchedulingProblem) -> float:
-    """Seconds that no schedule for the problem can beat, whatever its order and its overlaps."""
+    """Return seconds that no schedule for the problem can beat, with or without overlaps."""
     problem = _apart(problem)
     bound = max(_bound_by_work(problem), _bound_by_round_trip(problem))
-    rounds = see_from_ranks(problem)
+    rounds = relax_to_rounds(problem)
     if rounds is not None:
         tails = find_tails(rounds)
         heads = find_heads(rounds, tails)
@@ -29,7 +29,7 @@ def lower_bound(problem: SchedulingProblem) -> float:
 
 
 def _apart(problem: SchedulingProblem) -> SchedulingProblem:
-    """A problem without overlaps that is no slower.
+    """Return a problem without overlaps whose best makespan is no larger.
 
     A pair takes at most `gain` times its F less than the sum of both. So with every F shorter by
     that, F and then the other fit one after the other into the pair's time, end no later than it
@@ -43,7 +43,7 @@ def _apart(problem: SchedulingProblem) -> SchedulingProblem:
 
 
 def _bound_by_work(problem: SchedulingProblem) -> float:
-    """A rank does one thing at a time, so it takes at least as long as its work."""
+    """Return the work of the busiest rank: a rank does one thing at a time."""
     seconds = problem.forward + sum(cheapest_backward(problem))
     holder = np.array(problem.placement.rank_of_stage)
     work = np.bincount(holder, problem.microbatches * seconds, problem.ranks)
@@ -51,9 +51,9 @@ def _bound_by_work(problem: SchedulingProblem) -> float:
 
 
 def _bound_by_round_trip(problem: SchedulingProblem) -> float:
-    """From F of a stage there is a way to go until its first I ends; then come the other I and W.
+    """Return the longest round trip from F of a stage to its I, plus its other I and all W.
 
-    All of that lies between the first and the last action of the stage's rank.
+    All of that is between the first and the last action of the stage's rank.
     """
     backward, weight = cheapest_backward(problem)
     down = np.append(problem.forward[:-1] + problem.lag_down, problem.forward[-1])

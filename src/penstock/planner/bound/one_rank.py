@@ -1,4 +1,4 @@
-"""What one rank needs for its own work, given when each action can start and what follows it."""
+"""The time that one rank needs, given when each action can start and what follows it."""
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -13,7 +13,7 @@ from penstock.planner.bound.tails import Tails
 
 __all__ = ["bound_ranks_alone"]
 
-# Each action costs microseconds; of many ranks only the busiest are looked at.
+# Each action costs microseconds; of many ranks only the busiest are examined.
 _MANY_ACTIONS = 10_000
 
 
@@ -27,7 +27,7 @@ class _Job:
 
 
 def bound_ranks_alone(rounds: Rounds, heads: Heads, tails: Tails) -> float:
-    """The longest of what single ranks need, if nobody else ever kept them waiting.
+    """Return the longest time of single ranks, if no other rank ever kept them waiting.
 
     Actions are not before their heads and have their tails after them in every schedule. On one
     rank alone, always doing what has the longest tail, even if it interrupts something else, is
@@ -62,7 +62,7 @@ def _jobs(heads: Floats, seconds: float, tails: Floats) -> list[_Job]:
 
 
 def _run(jobs: list[_Job]) -> float:
-    """Run jobs that are sorted by head; the longest of their ends with tails."""
+    """Run jobs that are sorted by head; return the latest of their ends plus tails."""
     waiting: list[tuple[float, float]] = []
     clock, longest, number = 0.0, 0.0, 0
     while waiting or number < len(jobs):

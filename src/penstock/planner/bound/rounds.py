@@ -1,4 +1,4 @@
-"""A problem whose microbatches go round the ranks, seen from the ranks and relaxed for a bound."""
+"""A problem whose microbatches go round the ranks, relaxed for a bound and seen per rank."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,15 +9,15 @@ from penstock.ir.rows import Floats
 from penstock.planner.bound.visits import Longs, Visits
 from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["Rounds", "cheapest_backward", "see_from_ranks"]
+__all__ = ["Rounds", "cheapest_backward", "relax_to_rounds"]
 
-# Rooms are taken this much larger, so that a sum that just fits is not refused for its last bit.
+# Rooms are enlarged by this share, so that a sum that just fits is not refused by its last bit.
 _GRACE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """What visits cost, and the way from one to the next; lags are per stage.
+    """The costs of visits, and the lags from one to the next, per stage.
 
     `stage` has a row per round and a column per rank, `ranks_in_order` each round's ranks in the
     order in which microbatches come by.
@@ -48,18 +48,18 @@ class Rounds:
         return start
 
     def by_stage(self, values: Floats) -> Floats:
-        """Values per round and rank, in the order of the stages."""
+        """Return values per round and rank in the order of the stages."""
         flat = np.empty((self.stage.size, *values.shape[2:]))
         flat[self.stage.ravel()] = values.reshape(flat.shape)
         return flat
 
 
-def see_from_ranks(problem: SchedulingProblem) -> Rounds | None:
-    """The relaxed problem, or nothing where the placement does not go round the ranks.
+def relax_to_rounds(problem: SchedulingProblem) -> Rounds | None:
+    """Return the relaxed problem, or None where the placement does not go round the ranks.
 
-    Whoever does B in one piece could do I and W in its place, no later and with no more bytes,
-    if I and W took no longer than B and W needed no more bytes than F took: so they are cut down
-    to that, and a bound for them holds with B too.
+    A rank that runs B could run I and W in its place, no later and with no more bytes, if I and W
+    took no longer than B and W needed no more bytes than F took. So they are reduced to that, and
+    a bound for them holds with B too.
     """
     ranks = problem.ranks
     if problem.stages % ranks:
@@ -84,7 +84,7 @@ def see_from_ranks(problem: SchedulingProblem) -> Rounds | None:
 
 
 def cheapest_backward(problem: SchedulingProblem) -> tuple[Floats, Floats]:
-    """Per stage, seconds of I and of W that neither they nor B can beat."""
+    """Return, per stage, seconds of I and W that neither they nor B can beat."""
     if problem.costs.full_backward is None:
         return problem.backward_input, problem.backward_weight
     sending = problem.backward_input - problem.costs.per_stage("backward_input", problem.stages)

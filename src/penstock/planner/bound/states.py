@@ -34,7 +34,7 @@ class States:
     is_possible: Bools
 
     def begun(self, visit: int, visits: Visits) -> Longs:
-        """How many microbatches have begun a visit, at least."""
+        """Return how many microbatches have begun a visit, at least."""
         if visit <= self.turn:
             return np.full((1, 1), self.microbatch + (visit < self.turn))
         if visit < visits.rounds:
@@ -43,7 +43,7 @@ class States:
 
 
 def find_states(visits: Visits, turn: int, microbatch: int, *, every: bool) -> States:
-    """The states in which ranks can start F of a microbatch in a round (`turn`).
+    """Return the states in which ranks can start F of a microbatch in a round (`turn`).
 
     Those with more microbatches past their last I than need be to have no W forced are never
     better for an early start, so they are left out unless `every` one is asked for.
@@ -64,7 +64,7 @@ def find_states(visits: Visits, turn: int, microbatch: int, *, every: bool) -> S
 
 
 def _count_outer(visits: Visits, microbatch: int, *, every: bool) -> Longs:
-    """Per rank, the numbers of microbatches past their last I that are worth a look."""
+    """Return, per rank, the numbers of microbatches past their last I to consider."""
     least = np.clip(microbatch + 1 - visits.most_held, 0, microbatch)
     most = np.full(visits.ranks, float(microbatch))
     if not every:
@@ -79,7 +79,7 @@ def _count_outer(visits: Visits, microbatch: int, *, every: bool) -> Longs:
 
 
 def _must_be_deeper(visits: Visits, microbatch: int, outer: Longs) -> Longs:
-    """How many of the microbatches under way must have all their F behind them.
+    """Return how many of the microbatches in flight must have completed all their F.
 
     All under way keep the bytes of their first F until their last I. The first of them that has
     not had its last F will need the bytes of all its F at once, beside those.
@@ -92,7 +92,7 @@ def _must_be_deeper(visits: Visits, microbatch: int, outer: Longs) -> Longs:
 def _least_work(
     visits: Visits, turn: int, microbatch: int, outer: Longs, inner: Longs, free: Floats
 ) -> Floats:
-    """The least work behind a rank: the visits of the state, and W forced by its bytes.
+    """Return the least work that a rank has done: the visits of the state, and W forced by bytes.
 
     One more microbatch past the I of the round costs work, but gives bytes that W need not give.
     The least is at one of two ends: as few of them as fit, or so many that no W is forced.
@@ -122,13 +122,13 @@ def _least_work(
 
 
 def _weight_seconds(visits: Visits, too_much: Floats) -> Floats:
-    """The seconds of W that give back so many bytes, each byte at the best rate."""
+    """Return the seconds of W that free these bytes, each byte at the best rate."""
     seconds: Floats = too_much * visits.weight_rate[:, None]
     return seconds
 
 
 def _whole_weight_seconds(visits: Visits, too_much: Floats) -> Floats:
-    """The same for whole W, each giving back the most and taking the least of any."""
+    """Return the same for whole W, each freeing the most and taking the least of any."""
     count = np.ceil(share(too_much, visits.stash.max(axis=0)[:, None], 0.0))
     by_count = count * visits.weight.min(axis=0)[:, None]
     seconds: Floats = np.maximum(by_count, _weight_seconds(visits, too_much))

@@ -50,14 +50,14 @@ def find_tails(rounds: Rounds) -> Tails:
 
 
 def _wait_for_next(tail: Floats, spacing: float) -> Floats:
-    """Each microbatch's tail, or that of a later one, which comes `spacing` behind or more."""
+    """Return each microbatch's tail, or that of a later one, at least `spacing` behind."""
     place = spacing * np.arange(len(tail))
     latest: Floats = np.maximum.accumulate((tail + place)[::-1])[::-1]
     return latest - place
 
 
 def _own_tails(rounds: Rounds) -> tuple[Floats, Floats]:
-    """Per stage and microbatch, what its rank has left when it starts F, and I, there."""
+    """Return, per stage and microbatch, what its rank has left when it starts F, and I, there."""
     visits = rounds.visits
     everything = visits.microbatches * visits.whole - rounds.first_start
     left = everything[None, :, None] - visits.most_done

@@ -34,16 +34,16 @@ class Visits:
 
     @property
     def rounds(self) -> int:
-        """How many stages each rank holds."""
+        """The number of stages of each rank."""
         return len(self.forward)
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return len(self.room)
 
     def backward_visit(self, turn: int) -> int:
-        """Which visit is the I of a round."""
+        """Return which visit is the I of a round."""
         return 2 * self.rounds - 1 - turn
 
     @cached_property
@@ -128,7 +128,7 @@ class Visits:
         return np.maximum(held, 0.0), np.concatenate((nothing, np.cumsum(done, axis=0)))
 
     def take(self, ranks: Longs) -> "Visits":
-        """The same for some of the ranks."""
+        """Return the same for some of the ranks."""
         return Visits(
             self.microbatches,
             forward=self.forward[:, ranks],
@@ -141,7 +141,7 @@ class Visits:
 
 
 def share(amount: Floats, of: Floats, otherwise: float) -> Floats:
-    """`amount / of`, or `otherwise` where there is nothing to share among."""
+    """Return `amount / of`, or `otherwise` where `of` is 0."""
     quotient = np.full(np.broadcast_shapes(np.shape(amount), np.shape(of)), otherwise)
     np.divide(amount, of, out=quotient, where=of > 0)
     return quotient

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["add_bytes"]
 
-# A room is counted in units with so many binary digits at most.
+# A room is counted in units, in at most this many binary digits.
 _DIGITS = 24
 
 
 def add_bytes(filled: ScheduleModel) -> None:
-    """Let no rank hold more than it has room for; what is held is rounded down, the room up."""
+    """Limit the bytes of every rank to its room; bytes are rounded down, the room up."""
     for rank, room in enumerate(filled.problem.room.tolist()):
         stages = filled.problem.placement.stages(rank)
         if isfinite(room) and room > 0:
@@ -32,7 +32,7 @@ def add_bytes(filled: ScheduleModel) -> None:
 
 
 def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> None:
-    """Each microbatch holds its bytes for an interval; at no time are there too many."""
+    """Add an interval of bytes per microbatch, and limit their sum at any time."""
     problem = filled.problem
     sizes = [float(size[s]) for s in stages for size in (problem.activation, problem.stash)]
     unit = _find_unit([room, *sizes])
@@ -54,7 +54,7 @@ def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> No
 
 
 def _find_unit(sizes: list[float]) -> float:
-    """The largest size that all are multiples of, or a small part of the first where that is tiny.
+    """Return the largest common divisor of sizes, or a small part of the first if it is tiny.
 
     The solver multiplies bytes with ticks, and that must not overflow.
     """
@@ -70,10 +70,10 @@ def _between(filled: ScheduleModel, start: LinearExprT, end: LinearExprT) -> Int
 
 
 def _add_most_held(filled: ScheduleModel, stage: int, room: float) -> None:
-    """What follows for a stage alone, since microbatches keep their order: who waits for whom.
+    """Add the waits that the room implies for one stage, since microbatches keep their order.
 
-    No more than so many microbatches are between F and I at once, or between I and W; where W
-    keeps all that F took, between F and W.
+    Only so many microbatches fit between F and I at once, or between I and W; where W keeps all
+    that F took, between F and W.
     """
     activation, stash = (
         float(size[stage]) for size in (filled.problem.activation, filled.problem.stash)

@@ -1,4 +1,4 @@
-"""Between schedules and solutions of a constraint model."""
+"""Conversion between schedules and solutions of a constraint model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["add_hints", "read_schedule"]
 
 
 def add_hints(filled: ScheduleModel, schedule: Schedule) -> None:
-    """Let the search begin at a schedule: its start times in ticks solve the model.
+    """Start the search at a schedule: its start times in ticks solve the model.
 
     Microbatches are renamed so that they keep their order. A stage that has some B and some I is
     left to the search.
@@ -53,13 +53,13 @@ def _hint(filled: ScheduleModel, pieces: tuple[Interval, ...], starts: Floats) -
 
 
 def read_schedule(filled: ScheduleModel, value: Callable[[LinearExprT], int]) -> Schedule:
-    """The schedule of a solution: every rank's actions in the order of their times."""
+    """Return the schedule of a solution: every rank's actions in the order of their times."""
     orders = []
     for rank in range(filled.problem.ranks):
         timed: list[tuple[int, int, Action]] = []
         for stage in filled.problem.placement.stages(rank):
             timed += _timed_actions(filled, value, stage)
-        # What takes no time stands before what starts when it ends.
+        # An action without length comes before one that starts when it ends.
         timed.sort(key=lambda entry: entry[:2])
         orders.append([action for *_, action in timed])
     return Schedule.from_orders(orders, name="exact")

@@ -91,7 +91,7 @@ class _Draft:
     horizon: int
 
     def choices(self) -> dict[int, tuple[IntVar, ...]]:
-        """The stages where B can be better than I and W in a row: it is shorter, or takes less."""
+        """Return the stages where B can beat I and W in a row: it is shorter, or holds less."""
         full = self._full_backward()
         split = self.problem.backward_input + self.problem.backward_weight
         is_bounded = np.isfinite(self.problem.room)[list(self.problem.placement.rank_of_stage)]
@@ -107,7 +107,7 @@ class _Draft:
         return sending + [costs.full_backward_seconds(stage) for stage in range(stages)]
 
     def backwards(self, is_merged: dict[int, tuple[IntVar, ...]]) -> Actions:
-        """I of every stage, as long as B where it is merged."""
+        """Return I of every stage, as long as B where it is merged."""
         full = self._full_backward()
         return tuple(
             self.chosen(seconds, full[stage], is_merged[stage])
@@ -117,7 +117,7 @@ class _Draft:
         )
 
     def weights(self, is_merged: dict[int, tuple[IntVar, ...]]) -> Actions:
-        """W of every stage, without length where it is merged."""
+        """Return W of every stage, of length 0 where it is merged."""
         return tuple(
             self.chosen(seconds, 0.0, is_merged[stage])
             if stage in is_merged
@@ -126,7 +126,7 @@ class _Draft:
         )
 
     def fixed(self, seconds: float) -> tuple[Interval, ...]:
-        """A stage's actions that take so many seconds."""
+        """Return a stage's actions of this length."""
         length = self.ticks.down(seconds)
         starts = [self._time() for _ in range(self.problem.microbatches)]
         make = self.model.new_fixed_size_interval_var
@@ -135,7 +135,7 @@ class _Draft:
     def chosen(
         self, seconds: float, merged: float, choice: tuple[IntVar, ...]
     ) -> tuple[Interval, ...]:
-        """A stage's actions that take so many seconds, or others where they are merged."""
+        """Return a stage's actions of this length, or of another where they are merged."""
         length, other = self.ticks.down(seconds), self.ticks.down(merged)
         pieces = []
         for is_merged in choice:
@@ -149,7 +149,7 @@ class _Draft:
 
 
 def _add_needs(filled: ScheduleModel) -> None:
-    """An action starts when what it needs is there."""
+    """Make every action start after its inputs are there."""
     model, problem, ticks = filled.model, filled.problem, filled.ticks
     for stage in range(problem.stages):
         columns = (filled.forward[stage], filled.backward[stage], filled.weight[stage])
@@ -168,7 +168,7 @@ def _add_needs(filled: ScheduleModel) -> None:
 
 
 def _add_ranks(filled: ScheduleModel) -> None:
-    """A rank does one thing at a time, from its first F to its last W."""
+    """Make every rank do one thing at a time, from its first F to its last W."""
     model, problem = filled.model, filled.problem
     arrival = np.concatenate(([0.0], np.cumsum(problem.forward[:-1] + problem.lag_down)))
     for rank in range(problem.ranks):
@@ -189,7 +189,7 @@ def _add_ranks(filled: ScheduleModel) -> None:
 
 
 def _add_order(filled: ScheduleModel) -> None:
-    """Microbatches keep their order; W may leave it where some are merged with their I."""
+    """Keep microbatches in order, except for W of stages where some are merged."""
     for kind in (filled.forward, filled.backward, filled.weight):
         for stage, pieces in enumerate(kind):
             if kind is filled.weight and stage in filled.is_merged:
@@ -200,10 +200,10 @@ def _add_order(filled: ScheduleModel) -> None:
 
 
 def _add_turnaround(filled: ScheduleModel) -> None:
-    """A rank that holds the last stage alone starts I as soon as its F has ended.
+    """Start I right after F on a rank that holds only the last stage.
 
-    Nothing but that I needs this F. Whatever stands between the two, another F or a W, can stand
-    behind them: I is earlier, the other no later than I was, and no more bytes are held.
+    Nothing but that I needs this F. Whatever is between the two, another F or a W, can come after
+    them: I is earlier, the other no later than I was, and no more bytes are held.
     """
     problem, last = filled.problem, filled.problem.stages - 1
     stages = problem.placement.stages(problem.placement.rank_of_stage[last])
@@ -214,7 +214,7 @@ def _add_turnaround(filled: ScheduleModel) -> None:
 
 
 def _add_limits(filled: ScheduleModel) -> None:
-    """What the bounds know about single actions: when they start at the earliest, and the rest."""
+    """Add the bounds on single actions: their earliest starts, and what follows them."""
     model, ticks = filled.model, filled.ticks
     limits = find_limits(filled.problem)
     tables = (

@@ -1,4 +1,4 @@
-"""The best schedule there is, with a proof, for small problems."""
+"""The optimal schedule, with a proof, for small problems."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prove(
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
-    >>> exact = prove(Problem.of(Costs(), Placement.loop(2), 2))
+    >>> exact = prove(SchedulingProblem.of(Costs(), Placement.loop(2), 2))
     >>> exact.makespan, exact.is_optimal
     (7.0, True)
     """
@@ -92,7 +92,7 @@ def _search(
 
 
 def _make_solver(library: ModuleType, seconds: float) -> CpSolver:
-    """A solver that always takes the same way, on one core.
+    """Return a deterministic solver on one core.
 
     Its linear relaxation says little about orders and takes long; what helps is to look hard at
     who must come before whom on a rank.
@@ -110,7 +110,7 @@ def _make_solver(library: ModuleType, seconds: float) -> CpSolver:
 def _make_follower(
     filled: ScheduleModel, progress: Progress | None
 ) -> CpSolverSolutionCallback | None:
-    """What tells `progress` of every better schedule."""
+    """Return a callback that reports every better schedule to `progress`."""
     if progress is None:
         return None
     from ortools.sat.python.cp_model import CpSolverSolutionCallback
@@ -126,7 +126,7 @@ def _make_follower(
 
 
 def _one_at_a_time(problem: SchedulingProblem) -> Schedule:
-    """Every microbatch goes all the way before the next one starts: what needs least room."""
+    """Return the schedule with one microbatch at a time, which needs the least room."""
     orders = []
     for rank in range(problem.ranks):
         stages = problem.placement.stages(rank)

@@ -2,8 +2,8 @@
 
 Take any schedule that keeps the limits, and round its start times down to ticks. With seconds of
 work and of transfers rounded down too, nothing overlaps that did not before and every input is
-there in time, for floor(a) + floor(b) <= floor(a + b). So the ticks of the best schedule are among
-the solutions in ticks, and the least of these is never more than its makespan.
+there in time, because floor(a) + floor(b) <= floor(a + b). So the ticks of the best schedule are
+among the solutions in ticks, and the least of these is never more than its makespan.
 """
 
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ import numpy as np
 
 from penstock.ir.rows import Floats
 from penstock.planner.bound.heads import find_heads
-from penstock.planner.bound.rounds import see_from_ranks
+from penstock.planner.bound.rounds import relax_to_rounds
 from penstock.planner.bound.tails import find_tails
 from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["TickLimits", "Ticks", "find_limits"]
 
-# A makespan has so many binary digits of ticks; more make no plan better and the solver slower.
+# The binary digits of a makespan in ticks; more make no plan better and the solver slower.
 _DIGITS = 26
 # Sums of seconds are off by less than this part of a tick.
 _ROUNDING = 1e-3
@@ -27,25 +27,25 @@ _ROUNDING = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Ticks:
-    """A clock that ticks every so many seconds, a power of two."""
+    """A unit of time: a number of seconds, a power of two."""
 
     seconds: float
 
     @classmethod
     def for_makespan(cls, seconds: float) -> "Ticks":
-        """A clock that is fine enough for this makespan."""
+        """Return a tick that is fine enough for this makespan."""
         return cls(2.0 ** (int(np.frexp(seconds)[1]) - _DIGITS))
 
     def down(self, seconds: float) -> int:
-        """Ticks, rounded down."""
+        """Return ticks, rounded down."""
         return floor(seconds / self.seconds)
 
     def least(self, seconds: float) -> int:
-        """Ticks of a sum, rounded down even if the sum is off by its last bits."""
+        """Return ticks of a sum, rounded down even if the sum is off by its last bits."""
         return floor(seconds / self.seconds - _ROUNDING)
 
     def most(self, seconds: float) -> int:
-        """Ticks of a sum, rounded up even if the sum is off by its last bits."""
+        """Return ticks of a sum, rounded up even if the sum is off by its last bits."""
         return ceil(seconds / self.seconds + _ROUNDING)
 
 
@@ -60,9 +60,9 @@ class TickLimits:
 
 
 def find_limits(problem: SchedulingProblem) -> TickLimits:
-    """What the bounds know about single actions; nothing much where there are no rounds."""
+    """Return the bounds on single actions; all 0 where the placement has no rounds."""
     shape = (problem.stages, problem.microbatches)
-    rounds = see_from_ranks(problem)
+    rounds = relax_to_rounds(problem)
     if rounds is None:
         return TickLimits(*(np.zeros(shape) for _ in range(4)))
     tails = find_tails(rounds)

@@ -1,1 +1,1 @@
-"""Good orders, fast."""
+"""The solver: good orders for a problem in a given time."""

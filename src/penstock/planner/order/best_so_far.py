@@ -1,4 +1,4 @@
-"""The best schedule so far, against the clock and the bound."""
+"""The best schedule so far, with the clock and the bound of a search."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,19 +10,18 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
-__all__ = ["Progress", "Race", "is_as_fast"]
+__all__ = ["BestSoFar", "Progress", "meets_bound"]
 
-# A schedule keeps a limit, and is as fast as the bound, if it is above it by no more than this
-# part of it.
+# A schedule keeps a limit, or meets the bound, if it exceeds it by at most this share.
 _ROUNDING = 1e-9
 
-# Nobody reads progress more often than that.
+# Progress is reported no more often than this.
 _SECONDS_BETWEEN_REPORTS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far solving has come: seconds gone, the best makespan so far, and what is tried."""
+    """The state of a search: seconds elapsed, the best makespan so far, and what is tried."""
 
     seconds: float
     makespan: float
@@ -31,8 +30,8 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Race:
-    """Takes schedules and keeps the fastest that keeps the limit."""
+class BestSoFar:
+    """The fastest schedule so far that keeps the memory limit, with the state of the search."""
 
     problem: SchedulingProblem
     bound: float
@@ -45,31 +44,31 @@ class Race:
 
     @property
     def has_best(self) -> bool:
-        """Whether any schedule was offered that keeps the limit."""
+        """Whether any offered schedule keeps the limit."""
         return self._best is not None
 
     @property
     def best(self) -> Schedule:
-        """The fastest so far."""
+        """The fastest schedule so far."""
         if self._best is None:
             raise MemoryLimitError(
-                "no schedule was found that keeps the limit of bytes; make the problem with "
-                "Problem.of, which says what would do"
+                "no schedule was found that keeps the memory limit; make the problem with "
+                "SchedulingProblem.of, which says what limit would do"
             )
         return self._best
 
     @property
-    def gone(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the start."""
         return perf_counter() - self._begin
 
     @property
-    def is_won(self) -> bool:
-        """Whether nothing can be faster than the best so far."""
-        return is_as_fast(self.makespan, self.bound)
+    def is_optimal(self) -> bool:
+        """Whether no schedule can be faster than the best so far."""
+        return meets_bound(self.makespan, self.bound)
 
     def offer(self, schedule: Schedule, trying: str) -> None:
-        """Take a schedule if it keeps the limit and is no slower than the best."""
+        """Take a schedule if it keeps the limit and is faster than the best."""
         timeline = simulate(schedule, self.problem.costs)
         pairs = zip(timeline.rank_peak_bytes, self.problem.memory, strict=True)
         fits = all(peak <= limit * (1 + _ROUNDING) for peak, limit in pairs)
@@ -78,17 +77,17 @@ class Race:
         self.report(trying)
 
     def report(self, trying: str, makespan: float = inf) -> None:
-        """Tell what is being tried, and the best so far, unless that was told just now.
+        """Report what is being tried and the best so far, unless a report was made just now.
 
         `makespan` is that of the best order that is not offered yet.
         """
-        gone, best = self.gone, min(makespan, self.makespan)
-        is_due = gone - self._reported >= _SECONDS_BETWEEN_REPORTS
+        elapsed, best = self.elapsed, min(makespan, self.makespan)
+        is_due = elapsed - self._reported >= _SECONDS_BETWEEN_REPORTS
         if self.progress is not None and best < inf and is_due:
-            self._reported = gone
-            self.progress(Progress(gone, best, self.bound, trying))
+            self._reported = elapsed
+            self.progress(Progress(elapsed, best, self.bound, trying))
 
 
-def is_as_fast(makespan: float, bound: float) -> bool:
-    """Whether a schedule that takes so long is as fast as its bound, but for rounding."""
+def meets_bound(makespan: float, bound: float) -> bool:
+    """Return whether a makespan meets the bound, up to rounding."""
     return makespan <= bound * (1 + _ROUNDING)

@@ -1,7 +1,7 @@
-"""Better orders from good guesses: change how urgent some work is, build again, keep what helps.
+"""Hill climbing: change how urgent some work is, build the order again, keep what helps.
 
 urgency    stage 0   F F F F   I W I W I W      a change takes one kind of work of neighbouring
-           stage 1     F F F F I W I W I        stages within a stretch of time, and makes it more
+           stage 1     F F F F I W I W I        stages within an interval, and makes it more
            stage 2       F[F F]F I W I W I      or less urgent; the order is then built anew, so
            stage 3         [F F]F I W I W       that everything else falls into place around it
 """
@@ -19,14 +19,14 @@ from penstock.planner.order.guesses import Guess
 
 __all__ = ["ImprovedOrder", "climb", "try_out"]
 
-# So many candidates are worked on side by side; the better, the more often.
+# The number of candidates worked on side by side; better ones are chosen more often.
 _SIDE_BY_SIDE = 6
 
 # Between orders of one makespan, the one that leaves more ranks more time is easier to improve.
 _WEIGHT_OF_MEAN = 0.005
 
 
-# So often a change is one of policy, else one of urgency.
+# The share of changes that are of policy; the others are of urgency.
 _SHARE_OF_POLICY = 0.35
 
 
@@ -49,9 +49,9 @@ def _score(candidate: ImprovedOrder) -> float:
 def try_out(
     builder: Builder, guesses: Iterable[Guess], may_go_on: Callable[[ImprovedOrder], bool]
 ) -> list[ImprovedOrder]:
-    """Candidates from guesses, the best first, for as long as `may_go_on` says of the fastest.
+    """Return candidates from guesses, the best first, while `may_go_on` of the fastest holds.
 
-    Guesses that get stuck give none.
+    Guesses whose orders get stuck give none.
     """
     candidates: list[ImprovedOrder] = []
     best: ImprovedOrder | None = None
@@ -71,7 +71,7 @@ def climb(
     random: Random,
     may_go_on: Callable[[ImprovedOrder], bool],
 ) -> ImprovedOrder:
-    """Improve the best candidates for as long as `may_go_on` says of the fastest order."""
+    """Improve the best candidates while `may_go_on` of the fastest order holds."""
     pool = sorted(candidates, key=_score)[:_SIDE_BY_SIDE]
     best = min(candidates, key=_makespan)
     while may_go_on(best):
@@ -89,10 +89,10 @@ def climb(
 
 
 def _change(candidate: ImprovedOrder, random: Random, cycle: float) -> Guess:
-    """Another guess near that of a candidate."""
+    """Return a guess near that of a candidate."""
     guess = candidate.guess
     if random.random() < 0.05:
-        # What was meant to be urgent gives way to what was done: the same order, other distances.
+        # Use the start times of the built order: the same order with other distances.
         return replace(guess, urgency=candidate.built.start)
     for _ in range(random.choice((1, 1, 1, 2))):
         if random.random() < _SHARE_OF_POLICY:
@@ -118,7 +118,7 @@ def _change_policy(policy: Policy, random: Random, lost: float) -> Policy:
 
 
 def _change_urgency(urgency: Floats, random: Random, cycle: float) -> Floats:
-    """Move one kind of work of neighbouring stages in a stretch of time, by up to some cycles."""
+    """Move one kind of work of neighbouring stages in an interval of time by some cycles."""
     changed = urgency.copy()
     stages = len(urgency) // 3
     a, b = random.randrange(stages), random.randrange(stages)

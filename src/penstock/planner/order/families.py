@@ -1,4 +1,4 @@
-"""The fixed families that exist for a problem: what any solved schedule has to beat."""
+"""The fixed families that exist for a problem, which a solved schedule must beat."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ __all__ = ["fixed_schedules"]
 
 
 def fixed_schedules(problem: SchedulingProblem) -> Iterator[Schedule]:
-    """Schedules of the families that have the problem's placement, whatever bytes they need.
+    """Yield the schedules of families with the problem's placement, whatever bytes they need.
 
-    Families that give the same order at these sizes are named once.
+    Families that give the same order at these sizes are listed once.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
-    >>> problem = Problem.of(Costs(), Placement.v(4), 8)
+    >>> problem = SchedulingProblem.of(Costs(), Placement.v(4), 8)
     >>> [schedule.name for schedule in fixed_schedules(problem)]
     ['ZBV', 'V-Half', 'V-Min', 'DualPipeV']
     """
@@ -30,7 +30,7 @@ def fixed_schedules(problem: SchedulingProblem) -> Iterator[Schedule]:
 
 
 def _generate(family: Family, problem: SchedulingProblem) -> Schedule | None:
-    """The family's schedule, or nothing if it has none for these sizes."""
+    """Return the family's schedule, or None if it has none for these sizes."""
     per_rank, rest = divmod(problem.stages, problem.ranks)
     if rest or family.copies > 1:
         return None

@@ -1,14 +1,14 @@
 """First guesses at how urgent each piece of work is.
 
-A microbatch goes down the stages and comes back; the next one follows a cycle later. So F, I and
-W of stage s and microbatch k are as urgent as the second at which they would be done on that way:
+A microbatch goes down the stages and comes back; the next one follows a cycle later. So F, I and W
+of stage s and microbatch k are as urgent as the second at which they would run on that trip:
 
-stage 0   F                   I W             a way may dawdle (longer steps, waits where it
-stage 1      F             I W                turns back), and F may set out some cycles early:
+stage 0   F                   I W             a trip may be slow (longer steps, waits where it
+stage 1      F             I W                turns back), and F may start some cycles early:
 stage 2         F       I W                   as many as microbatches are to be in flight
 stage 3            F I W
 
-The longer the way, the more microbatches are under way at once, and the more bytes they hold. The
+The longer the trip, the more microbatches are in flight at once, and the more bytes they hold. The
 order of a known schedule is a guess too.
 """
 
@@ -29,13 +29,13 @@ from penstock.sim.engine import simulate
 __all__ = ["Guess", "Guesser", "lengthen", "urgency_of"]
 
 
-# How often what is needed fits where nothing is needed.
+# How often the needed bytes fit into the room where none are needed.
 _PLENTY = 1e9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
-    """The urgency of every lane's microbatches, small first, and what ranks do about waiting."""
+    """The urgency of every lane's microbatches, small first, and a policy for waiting."""
 
     urgency: Floats
     policy: Policy
@@ -45,7 +45,7 @@ class Guess:
 class Guesser:
     """Makes guesses for one problem, each from the next random numbers.
 
-    `bound` is seconds that no schedule can beat: what the busiest rank must lose is what it may.
+    `bound` is seconds that no schedule can beat; it says how much time the busiest rank must lose.
     """
 
     lanes: Lanes
@@ -53,14 +53,14 @@ class Guesser:
     bound: float
 
     def guess(self) -> Guess:
-        """The next guess."""
-        dawdling = self.random.random() < 0.3
-        offsets, cycle = self._dawdle() if dawdling else self._set_out_early()
+        """Return the next guess."""
+        is_slow = self.random.random() < 0.3
+        offsets, cycle = self._slow_trip() if is_slow else self._early_forwards()
         follow = cycle * np.arange(self.lanes.microbatches)
         return Guess(np.add.outer(offsets, follow), self.policy())
 
     def one_at_a_time(self) -> Guess:
-        """Each microbatch all the way before the next: what fits wherever anything does."""
+        """Return the guess with one microbatch at a time, which fits wherever anything does."""
         forward, backward = self._straight
         offsets = np.concatenate((forward, backward, backward + self.lanes.problem.backward_input))
         cycle = float(offsets.max()) + self.lanes.cycle
@@ -68,7 +68,7 @@ class Guesser:
         return Guess(np.add.outer(offsets, follow), Policy(0.0, 1.0, 0.0, True))
 
     def policy(self) -> Policy:
-        """Some policy."""
+        """Return a random policy."""
         choose, lanes = self.random.choice, self.lanes
         least = max(0.0, self.bound - lanes.cycle * lanes.microbatches)
         cycles = lanes.cycle * choose((0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 1000.0))
@@ -79,18 +79,18 @@ class Guesser:
             is_late=self.random.random() < 0.7,
         )
 
-    def _dawdle(self) -> tuple[Floats, float]:
-        """Steps that are longer than the work, one way or both; waits where the way turns."""
+    def _slow_trip(self) -> tuple[Floats, float]:
+        """Return offsets with steps longer than the work, and waits where the trip turns."""
         choose = self.random.choice
         down, up = (choose((1.0, 1.0, 1.25, 1.5, 2.0)) for _ in range(2))
         waits = [choose((0.0, 0.0, 0.2, 0.5, 1.0)) for _ in range(3)]
-        forward, backward = self._way(down, up, waits)
+        forward, backward = self._trip(down, up, waits)
         weight = backward + self._weight_delay()
         cycle = self.lanes.cycle * choose((1.0, 1.0, 1.05, 1.1, 1.3, 1.6, 2.0, 2.0 * len(forward)))
         return np.concatenate((forward, backward, weight)), cycle
 
-    def _set_out_early(self) -> tuple[Floats, float]:
-        """F as many cycles before I as microbatches are to be in flight, by way or by room."""
+    def _early_forwards(self) -> tuple[Floats, float]:
+        """Return offsets with F as many cycles before I as microbatches are to be in flight."""
         forward, backward = self._straight
         problem, cycle, choose = self.lanes.problem, self.lanes.cycle, self.random.choice
         life = backward + problem.backward_input - forward
@@ -117,10 +117,10 @@ class Guesser:
 
     @cached_property
     def _straight(self) -> tuple[Floats, Floats]:
-        return self._way(1.0, 1.0, [0.0, 0.0, 0.0])
+        return self._trip(1.0, 1.0, [0.0, 0.0, 0.0])
 
-    def _way(self, down: float, up: float, waits: list[float]) -> tuple[Floats, Floats]:
-        """Per stage, when a microbatch is there going forward, and coming back."""
+    def _trip(self, down: float, up: float, waits: list[float]) -> tuple[Floats, Floats]:
+        """Return, per stage, when a microbatch gets there going forward, and coming back."""
         problem, cycle = self.lanes.problem, self.lanes.cycle
         holder = np.array(problem.placement.rank_of_stage)
         step = np.sign(np.diff(holder, append=holder[-1]))
@@ -134,7 +134,7 @@ class Guesser:
 
 
 def urgency_of(schedule: Schedule, costs: Costs) -> Floats:
-    """The starts of a known schedule as urgencies; what it overlaps comes one after the other."""
+    """Return the start times of a known schedule as urgencies, with overlaps taken apart."""
     rows = schedule.rows
     alone = replace(schedule, rows=replace(rows, joined=np.zeros(len(rows), dtype=np.bool_)))
     split = split_backward(alone)
@@ -146,7 +146,7 @@ def urgency_of(schedule: Schedule, costs: Costs) -> Floats:
 
 
 def lengthen(guess: Guess, microbatches: int) -> Guess:
-    """The guess for more microbatches: as many as are missing come in its middle, in its pace."""
+    """Return the guess for more microbatches: the missing ones go in its middle, at its pace."""
     few = guess.urgency.shape[1]
     middle, more = few // 2, microbatches - few
     around = guess.urgency[:, [few // 4, few - 1 - few // 4]]

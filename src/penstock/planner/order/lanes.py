@@ -1,9 +1,9 @@
 """A problem as plain columns of numbers, for the loops that build orders.
 
 A lane is one kind of work of one stage, microbatch after microbatch: F of stage s is lane s, I is
-lane S + s, W is lane 2S + s, with S stages. Lane and microbatch make one place in a column:
+lane S + s, W is lane 2S + s, with S stages. Lane and microbatch give one entry of a column:
 
-place        0  1  2  3  4  5          two stages, one microbatch each
+entry        0  1  2  3  4  5          two stages, one microbatch each
 lane         0  1  2  3  4  5
 work        F0 F1 I0 I1 W0 W1
 """
@@ -25,29 +25,29 @@ __all__ = ["Lanes", "Longs"]
 
 Longs = NDArray[np.int64]
 
-# Sums of bytes that just fit are not refused for their last bit.
+# A sum of bytes that just fits is not refused because of its last bit.
 _GRACE = 1e-12
 
 
 @dataclass(frozen=True)
 class Lanes:
-    """What the work of every lane takes and gives, and which lanes each rank has."""
+    """The seconds and bytes of every lane, and the lanes of every rank."""
 
     problem: SchedulingProblem
 
     @property
     def stages(self) -> int:
-        """How many stages there are; three times as many lanes."""
+        """The number of stages; there are three times as many lanes."""
         return self.problem.stages
 
     @property
     def microbatches(self) -> int:
-        """How many pieces of work every lane has."""
+        """The number of actions of every lane."""
         return self.problem.microbatches
 
     @property
     def num_rows(self) -> int:
-        """How many pieces of work there are."""
+        """The number of actions."""
         return 3 * self.stages * self.microbatches
 
     @cached_property
@@ -66,20 +66,20 @@ class Lanes:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Per lane, how long its work keeps the rank."""
+        """Per lane, the seconds that its work occupies the rank."""
         problem = self.problem
         kinds = (problem.forward, problem.backward_input, problem.backward_weight)
         return np.concatenate(kinds)
 
     @cached_property
     def change(self) -> Floats:
-        """Per lane, the bytes that its work takes; fewer than none if it gives some back."""
+        """Per lane, the bytes that its work takes; negative if it frees some."""
         by_kind = byte_changes(self.problem.costs, self.stages)
         return by_kind[[Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]].ravel()
 
     @cached_property
     def room(self) -> Floats:
-        """Per rank, the bytes that it has for all of that."""
+        """Per rank, the bytes that it has for these."""
         return self.problem.room * (1 + _GRACE)
 
     @cached_property
@@ -120,7 +120,7 @@ class Lanes:
         return Columns(self.microbatches, self.stages, *given)
 
     def to_schedule(self, order: Longs, name: str) -> Schedule:
-        """The schedule in which every rank's lanes come in this order, rank after rank."""
+        """Return the schedule with this order of lanes, rank after rank."""
         first, _ = self.of_rank
         # The numbers of the kinds F, I and W are those of their lanes.
         kind, stage = np.divmod(order, self.stages)
@@ -133,7 +133,7 @@ class Lanes:
 
 
 def _count_up(order: Longs) -> Longs:
-    """For every entry, how many equal ones stand before it."""
+    """Return, for every entry, the number of equal entries before it."""
     by_lane = np.argsort(order, kind="stable")
     sizes = np.bincount(order)
     begin = np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -15,7 +15,7 @@ __all__ = ["make_whole", "merge_for_free", "with_whole_backwards"]
 
 
 def merge_for_free(schedule: Schedule, problem: SchedulingProblem) -> Schedule:
-    """Make one B of each I with its W right after it, where that makes nothing slower.
+    """Merge each I with a W right after it into one B, where that makes nothing slower.
 
     Where B takes less than I and W together, all such pairs are merged if that is faster still.
     """
@@ -27,9 +27,9 @@ def merge_for_free(schedule: Schedule, problem: SchedulingProblem) -> Schedule:
 
 
 def _find_free(schedule: Schedule, problem: SchedulingProblem) -> Bools:
-    """For every row, whether it is an I that may as well be a B.
+    """Return, for every row, whether it is an I that may as well be a B.
 
-    B hands on its gradient only when it ends, so the stage before must not need it sooner.
+    B passes its gradient on only when it ends, so the stage before must not need it sooner.
     """
     rows, timeline = schedule.rows, simulate(schedule, problem.costs)
     needed = np.full((problem.stages + 1, problem.microbatches), np.inf)
@@ -44,7 +44,7 @@ def _find_free(schedule: Schedule, problem: SchedulingProblem) -> Bools:
 
 
 def _is_no_longer(problem: SchedulingProblem) -> Bools:
-    """Per stage, whether B takes no longer than I and W."""
+    """Return, per stage, whether B takes no longer than I and W."""
     costs, stages = problem.costs, problem.stages
     if costs.full_backward is None:
         return np.ones(stages, dtype=np.bool_)
@@ -54,9 +54,9 @@ def _is_no_longer(problem: SchedulingProblem) -> Bools:
 
 
 def with_whole_backwards(problem: SchedulingProblem) -> SchedulingProblem | None:
-    """The problem in which no backward is split, or nothing if splitting never costs anything.
+    """Return the problem with whole backwards, or None if splitting never costs anything.
 
-    There, I does everything, and W takes and holds nothing.
+    In it, I does everything, and W takes no time and holds nothing.
     """
     costs, stages = problem.costs, problem.stages
     whole = np.array([costs.full_backward_seconds(stage) for stage in range(stages)])
@@ -74,7 +74,7 @@ def with_whole_backwards(problem: SchedulingProblem) -> SchedulingProblem | None
 
 
 def make_whole(schedule: Schedule) -> Schedule:
-    """Every backward whole, where its I stands; W is left out."""
+    """Make every backward whole, in the place of its I; W is dropped."""
     rows = schedule.rows
     kind = np.where(rows.is_kind(Kind.BACKWARD_INPUT), np.int8(Kind.FULL_BACKWARD), rows.kind)
     kept = replace(rows, kind=kind).keep(~rows.is_kind(Kind.BACKWARD_WEIGHT))

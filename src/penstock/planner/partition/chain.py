@@ -34,7 +34,7 @@ class Chain:
 
     @property
     def num_pieces(self) -> int:
-        """How many pieces there are."""
+        """The number of pieces."""
         return len(self.ticks) - 1
 
 
@@ -64,14 +64,14 @@ class Room:
 
 
 def add_up(amounts: Longs) -> Longs:
-    """The sums of the first amounts, from none to all, of every row."""
+    """Return the cumulative sums of every row, from 0 on."""
     sums = np.zeros((*amounts.shape[:-1], amounts.shape[-1] + 1), dtype=np.int64)
     np.cumsum(amounts, axis=-1, out=sums[..., 1:])
     return sums
 
 
 def count_ticks(seconds: Sequence[float]) -> Longs:
-    """Seconds as whole ticks, of which the whole chain has a billion at most.
+    """Return seconds as whole ticks, of which the whole chain has a billion at most.
 
     The tick is a power of two, so that whole numbers stay exact.
     """
@@ -81,7 +81,7 @@ def count_ticks(seconds: Sequence[float]) -> Longs:
 
 
 def find_room(chain: Chain, limits: Limits) -> Room | None:
-    """The room that limits leave to each stage, or nothing where a cut has no place at all.
+    """Return the room that limits leave to each stage, or None if a cut has no place.
 
     What the other stages of a rank take at least is taken off its limits, until that changes
     nothing any more.
@@ -113,7 +113,7 @@ def _reaches(
 
 
 def _reach(total: Longs, most: int) -> tuple[Longs, Longs]:
-    """For every place, the farthest place after and before it within `most`."""
+    """Return, for every place, the farthest place after and before it within `most`."""
     after = np.searchsorted(total, total + most, side="right") - 1
     before = np.searchsorted(total, total - most, side="left")
     # Less than nothing fits nowhere: the ends of the chain then say so.
@@ -136,7 +136,7 @@ def _cut_bounds(last: Longs, first: Longs) -> tuple[Longs, Longs]:
 
 
 def _least(chain: Chain, lowest: Longs, highest: Longs) -> tuple[Longs, Longs]:
-    """For every stage, the least ticks and bytes that it has with its cuts between these."""
+    """Return, for every stage, the least ticks and bytes with its cuts between these."""
     least = np.empty((2, len(lowest) - 1), dtype=np.int64)
     for stage in range(len(lowest) - 1):
         begin = np.arange(lowest[stage], highest[stage] + 1)

@@ -8,19 +8,19 @@ from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Ro
 from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.fit import find_any_fit, find_fit, guess_fit, sum_ranks
 from penstock.planner.partition.goals import Evenness, Goal, SlowestRank
-from penstock.planner.partition.steps import Way, plan_way
+from penstock.planner.partition.steps import CutSequence, sequence_cuts
 
 __all__ = ["best_cuts"]
 
-# How many states are looked at for a faster slowest rank and for more even stages, and how often a
-# proof may turn up a faster stage instead. These are numbers, not times, so that every machine
-# comes to the same answer.
+# The number of states examined for a faster slowest rank and for more even stages, and how often a
+# proof may turn up a faster stage instead. These are counts, not times, so that every machine
+# gives the same answer.
 _EFFORT = 1 << 22
 _MOST_PROOFS = 3
 
 
 def best_cuts(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
-    """The best cuts with so many bytes per rank; the value is the ticks of the slowest stage."""
+    """Return the best cuts under caps of bytes; the value is the ticks of the slowest stage."""
     fastest = _least_slowest_stage(chain, caps)
     if isinstance(fastest, NoCuts):
         return fastest
@@ -31,7 +31,7 @@ def best_cuts(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
 
 
 def _least_slowest_stage(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
-    """Cuts whose slowest stage is as fast as the bytes allow."""
+    """Return cuts whose slowest stage is as fast as the bytes allow."""
     least = _least_stage_ticks(chain)
     if set(caps) == {UNLIMITED}:
         # Each stage takes as much as it can: the latest places of the cuts make an answer.
@@ -48,7 +48,7 @@ def _least_slowest_stage(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCu
 def _guess_fastest(
     chain: Chain, caps: tuple[int, ...], best: BestCuts, candidates: Longs
 ) -> BestCuts:
-    """Halve the candidates for the slowest stage; what is not found soon counts as not there."""
+    """Halve the candidates for the slowest stage; what is not found soon counts as missing."""
     candidates = candidates[candidates < best.value]
     while len(candidates):
         middle = len(candidates) // 2
@@ -76,7 +76,7 @@ def _prove_fastest(
 
 
 def _least_stage_ticks(chain: Chain) -> int:
-    """The ticks of the slowest stage, when it is fastest and bytes do not count."""
+    """Return the ticks of the slowest stage, when it is fastest and bytes do not count."""
     ticks, num_places = chain.ticks, chain.num_pieces + 1
     begin, end = np.arange(num_places)[:, None], np.arange(num_places)[None, :]
     # Row i, column j: a stage from piece i up to piece j.
@@ -92,11 +92,11 @@ def _least_slowest_rank(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> 
     least = sum_ranks(chain.placement, room.least_ticks)
     at_hand = BestCuts(cuts, max(sum_ranks(chain.placement, _stage_ticks(chain, cuts))))
     goal = SlowestRank(chain.ticks, room.least_ticks, max(*least, _rank_floor(chain)))
-    return _improve(chain, limits, plan_way(chain.placement, least), goal, at_hand)
+    return _improve(chain, limits, sequence_cuts(chain.placement, least), goal, at_hand)
 
 
 def _rank_floor(chain: Chain) -> int:
-    """Ticks that some rank takes for sure: the one with the largest piece, or with most pieces."""
+    """Return ticks that some rank surely takes: that with the largest piece or most pieces."""
     placement, pieces = chain.placement, np.sort(np.diff(chain.ticks))
     fewest_stages = min(len(placement.stages(rank)) for rank in range(placement.num_ranks))
     most_pieces = -(-len(pieces) // placement.num_ranks)
@@ -105,15 +105,17 @@ def _rank_floor(chain: Chain) -> int:
 
 def _most_even(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> BestCuts:
     room = _room(chain, limits)
-    way = plan_way(chain.placement, sum_ranks(chain.placement, room.least_ticks))
+    sequence = sequence_cuts(chain.placement, sum_ranks(chain.placement, room.least_ticks))
     at_hand = BestCuts(cuts, int(np.square(_stage_ticks(chain, cuts)).sum()))
-    return _improve(chain, limits, way, Evenness.of(chain, room, way), at_hand)
+    return _improve(chain, limits, sequence, Evenness.of(chain, room, sequence), at_hand)
 
 
-def _improve(chain: Chain, limits: Limits, way: Way, goal: Goal, at_hand: BestCuts) -> BestCuts:
-    """The best answer within the limits, or the one at hand."""
+def _improve(
+    chain: Chain, limits: Limits, sequence: CutSequence, goal: Goal, at_hand: BestCuts
+) -> BestCuts:
+    """Return the best answer within the limits, or the one at hand."""
     room = _room(chain, limits)
-    found = find_cuts(chain, limits, room, way, goal, at_hand=at_hand, effort=_EFFORT)
+    found = find_cuts(chain, limits, room, sequence, goal, at_hand=at_hand, effort=_EFFORT)
     return at_hand if isinstance(found, NoCuts) else found
 
 

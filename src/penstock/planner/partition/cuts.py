@@ -1,4 +1,4 @@
-"""Find the best cuts: rank after rank, with all states that are still worth keeping.
+"""Beam search for the best cuts: rank after rank, with the states that are worth keeping.
 
 A rank's ticks and bytes join stages that lie far apart in the chain, so the search takes the
 ranks in order and gives all stages of a rank their pieces before it goes on. Two states that agree
@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room
-from penstock.planner.partition.front import Front
+from penstock.planner.partition.frontier import Frontier
 from penstock.planner.partition.goals import Goal
-from penstock.planner.partition.steps import CutStep, NewCut, Way
+from penstock.planner.partition.steps import CutSequence, CutStep, NewCut
 
 __all__ = ["BestCuts", "NoCuts", "find_cuts"]
 
-# How many times more states each further sweep keeps.
+# The factor by which each further sweep keeps more states.
 _WIDER = 8
 
 
@@ -40,7 +40,7 @@ class BestCuts:
 
 @dataclass(frozen=True, slots=True)
 class NoCuts:
-    """There are no cuts within the limits, or, where that is not proven, none were found."""
+    """The result that no cuts within the limits exist, or, if not proven, that none were found."""
 
     is_proven: bool
 
@@ -49,7 +49,7 @@ def find_cuts(
     chain: Chain,
     limits: Limits,
     room: Room,
-    way: Way,
+    sequence: CutSequence,
     goal: Goal,
     *,
     effort: int,
@@ -61,7 +61,7 @@ def find_cuts(
     The search ends when its answer is proven, or when it has looked at `effort` states. The first
     sweep keeps at most `width` states after each step.
     """
-    search = _Search(chain, limits, room, way, goal)
+    search = _Search(chain, limits, room, sequence, goal)
     best, bound = at_hand, search.bound()
     while effort > 0 and (best is None or best.value > bound):
         sweep = search.sweep(UNLIMITED if best is None else best.value, width, effort)
@@ -85,7 +85,7 @@ class _Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Sweep:
-    """How one sweep over all steps went, and whether it left nothing out."""
+    """The result of one sweep over all steps, and whether it left nothing out."""
 
     answer: BestCuts | None
     is_complete: bool
@@ -94,50 +94,50 @@ class _Sweep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Search:
-    """What stays the same in all sweeps."""
+    """The inputs that all sweeps share."""
 
     chain: Chain
     limits: Limits
     room: Room
-    way: Way
+    sequence: CutSequence
     goal: Goal
 
     def bound(self) -> int:
-        """The least that any answer can be."""
-        return int(self.goal.bound(self._start(), self.way.ahead)[0])
+        """Return the least that any answer can be."""
+        return int(self.goal.bound(self._start(), self.sequence.ahead)[0])
 
     def sweep(self, below: int, width: int, effort: int) -> _Sweep:
         """Look for an answer below a value, with at most `width` states after each step."""
-        front, traces = self._start(), []
+        frontier, traces = self._start(), []
         is_complete, num_states = True, 0
-        for step in self.way.steps:
-            front = front.numbered()
+        for step in self.sequence.steps:
+            frontier = frontier.numbered()
             for new in step.new_cuts:
-                low, num_places = self._places(front, new)
+                low, num_places = self._places(frontier, new)
                 num_states += int(num_places.sum())
                 if num_states > effort:
                     return _Sweep(None, is_complete=False, num_states=num_states)
-                front = _make_cut(front, new.cut, low, num_places)
-            front = self._fill(front, step, below)
-            if len(front) > width:
+                frontier = _make_cut(frontier, new.cut, low, num_places)
+            frontier = self._fill(frontier, step, below)
+            if len(frontier) > width:
                 is_complete = False
-                front = front.take(self._most_promising(front, step, width))
-            if not len(front):
+                frontier = frontier.take(self._most_promising(frontier, step, width))
+            if not len(frontier):
                 return _Sweep(None, is_complete, num_states)
-            made = {new.cut: front.cuts[new.cut] for new in step.new_cuts}
-            traces.append(_Trace(front.parent, made))
-            front = _at_rest(front, step)
-        answer = BestCuts(self._follow(traces), int(front.value[0]))
+            made = {new.cut: frontier.cuts[new.cut] for new in step.new_cuts}
+            traces.append(_Trace(frontier.parent, made))
+            frontier = _at_rest(frontier, step)
+        answer = BestCuts(self._follow(traces), int(frontier.value[0]))
         return _Sweep(answer, is_complete, num_states)
 
-    def _start(self) -> Front:
+    def _start(self) -> Frontier:
         chain = self.chain
-        return Front.single(chain.placement.num_stages, chain.num_pieces, self.goal.start)
+        return Frontier.single(chain.placement.num_stages, chain.num_pieces, self.goal.start)
 
-    def _places(self, front: Front, new: NewCut) -> tuple[Longs, Longs]:
-        """For every state, the first place that the cut may have in it, and how many."""
+    def _places(self, frontier: Frontier, new: NewCut) -> tuple[Longs, Longs]:
+        """Return, for every state, the first place that the cut may have in it, and how many."""
         cut, room = new.cut, self.room
-        before, after = front.cuts[new.before], front.cuts[new.after]
+        before, after = frontier.cuts[new.before], frontier.cuts[new.after]
         low = np.maximum(before + (cut - new.before), room.lowest[cut])
         high = np.minimum(after - (new.after - cut), room.highest[cut])
         if new.before == cut - 1:
@@ -146,40 +146,40 @@ class _Search:
             low = np.maximum(low, room.first[cut, after])
         return low, np.maximum(high - low + 1, 0)
 
-    def _fill(self, front: Front, step: CutStep, below: int) -> Front:
-        """The states with the pieces of one stage, without those that lead nowhere."""
+    def _fill(self, frontier: Frontier, step: CutStep, below: int) -> Frontier:
+        """Return the states with the pieces of one stage, without dead ends."""
         chain, room, stage = self.chain, self.room, step.stage
-        begin, end = front.cuts[stage], front.cuts[stage + 1]
+        begin, end = frontier.cuts[stage], frontier.cuts[stage + 1]
         ticks = chain.ticks[end] - chain.ticks[begin]
-        front = replace(
-            front,
-            value=self.goal.add(front, ticks),
-            ticks=front.ticks + ticks,
-            bytes=front.bytes + chain.bytes[stage, end] - chain.bytes[stage, begin],
-            spread=front.spread + np.square(ticks, dtype=np.float64),
+        frontier = replace(
+            frontier,
+            value=self.goal.add(frontier, ticks),
+            ticks=frontier.ticks + ticks,
+            bytes=frontier.bytes + chain.bytes[stage, end] - chain.bytes[stage, begin],
+            spread=frontier.spread + np.square(ticks, dtype=np.float64),
         )
         later = list(step.ahead.later_stages)
         fits = end <= room.last[stage, begin]
-        fits &= front.ticks <= self.limits.rank_ticks - room.least_ticks[later].sum()
-        fits &= front.bytes <= self.limits.rank_bytes[step.rank] - room.least_bytes[later].sum()
-        front = front.take(np.flatnonzero(fits))
+        fits &= frontier.ticks <= self.limits.rank_ticks - room.least_ticks[later].sum()
+        fits &= frontier.bytes <= self.limits.rank_bytes[step.rank] - room.least_bytes[later].sum()
+        frontier = frontier.take(np.flatnonzero(fits))
         if step.is_last_of_rank:
-            front = replace(front, value=self.goal.close(front, step.rank))
-        front = front.take(np.flatnonzero(self._bound(front, step) < below))
+            frontier = replace(frontier, value=self.goal.close(frontier, step.rank))
+        frontier = frontier.take(np.flatnonzero(self._bound(frontier, step) < below))
         if step.is_last_of_rank:
-            front = front.take(front.best_of_equals(step.ahead.cuts))
-        return front
+            frontier = frontier.take(frontier.best_of_equals(step.ahead.cuts))
+        return frontier
 
-    def _bound(self, front: Front, step: CutStep) -> Longs:
-        return self.goal.bound(_at_rest(front, step), step.ahead)
+    def _bound(self, frontier: Frontier, step: CutStep) -> Longs:
+        return self.goal.bound(_at_rest(frontier, step), step.ahead)
 
-    def _most_promising(self, front: Front, step: CutStep, width: int) -> Longs:
-        """The states with the least bounds, and among equal ones those to try first."""
-        guess = self.goal.guess(_at_rest(front, step), step.ahead)
-        return np.lexsort((guess, self._bound(front, step)))[:width]
+    def _most_promising(self, frontier: Frontier, step: CutStep, width: int) -> Longs:
+        """Return the states with the least bounds, and among equal ones those to try first."""
+        guess = self.goal.guess(_at_rest(frontier, step), step.ahead)
+        return np.lexsort((guess, self._bound(frontier, step)))[:width]
 
     def _follow(self, traces: Sequence[_Trace]) -> tuple[int, ...]:
-        """All cuts of the first of the last states."""
+        """Return all cuts of the first of the last states."""
         num_stages = self.chain.placement.num_stages
         cuts, state = {0: 0, num_stages: self.chain.num_pieces}, 0
         for trace in reversed(traces):
@@ -188,13 +188,13 @@ class _Search:
         return tuple(cuts[cut] for cut in range(num_stages + 1))
 
 
-def _make_cut(front: Front, cut: int, low: Longs, num_places: Longs) -> Front:
+def _make_cut(frontier: Frontier, cut: int, low: Longs, num_places: Longs) -> Frontier:
     """Every state with every place of the cut."""
-    index = np.repeat(np.arange(len(front)), num_places)
+    index = np.repeat(np.arange(len(frontier)), num_places)
     first = np.repeat(np.cumsum(num_places) - num_places, num_places)
-    return front.take(index).with_cut(cut, low[index] + np.arange(len(index)) - first)
+    return frontier.take(index).with_cut(cut, low[index] + np.arange(len(index)) - first)
 
 
-def _at_rest(front: Front, step: CutStep) -> Front:
-    """The states as the rest of the way sees them: a rank that is complete takes no more."""
-    return front.without_rank(step.ahead.cuts) if step.is_last_of_rank else front
+def _at_rest(frontier: Frontier, step: CutStep) -> Frontier:
+    """Return the states as later steps see them: a complete rank takes no more pieces."""
+    return frontier.without_rank(step.ahead.cuts) if step.is_last_of_rank else frontier

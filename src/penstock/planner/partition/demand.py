@@ -1,4 +1,4 @@
-"""What the pieces ask of the ranks, checked and in whole numbers."""
+"""The demand of pieces on ranks, checked and in whole numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Demand:
         counts = _spread("in_flight", in_flight, placement.num_stages, "stage")
         if any(count != int(count) for count in counts):
             raise ArgumentError(
-                f"in_flight counts microbatches (got {in_flight}); use whole numbers"
+                f"in_flight must be whole numbers of microbatches (got {in_flight})"
             )
         caps = None
         if memory is not None:
@@ -51,12 +51,12 @@ class Demand:
         bytes_of_stage = {count: self._bytes(count) for count in set(self.in_flight)}
         seconds = [piece.seconds for piece in self.pieces]
         if max(map(sum, bytes_of_stage.values())) > _MOST_BYTES:
-            raise CostsError("the pieces take more bytes than can be added; use a larger unit")
+            raise CostsError("the pieces take too many bytes to add up; use a larger unit")
         table = np.array([bytes_of_stage[count] for count in self.in_flight])
         return Chain(self.placement, add_up(count_ticks(seconds)), add_up(table))
 
     def _bytes(self, in_flight: int) -> list[int]:
-        """What every piece takes in a stage with so many microbatches in flight."""
+        """Return the bytes of every piece in a stage with these microbatches in flight."""
         return [
             ceil(piece.resident_bytes) + in_flight * ceil(piece.activation_bytes)
             for piece in self.pieces
@@ -71,7 +71,7 @@ class Demand:
 
 
 def _spread(name: str, given: float | Sequence[float], count: int, each: str) -> tuple[float, ...]:
-    """One number for each rank or stage."""
+    """Return one number for each rank or stage."""
     values = tuple(given) if isinstance(given, Sequence) else (given,) * count
     if len(values) != count:
         raise ArgumentError(
@@ -79,5 +79,5 @@ def _spread(name: str, given: float | Sequence[float], count: int, each: str) ->
             f"give one number, or one per {each}"
         )
     if not all(value >= 0 for value in values):
-        raise ArgumentError(f"{name} is {given}; give numbers from 0 up")
+        raise ArgumentError(f"{name} must be numbers from 0 up (got {given})")
     return values

@@ -8,23 +8,23 @@ from penstock.ir.placement import Placement
 from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
 from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.goals import Excess
-from penstock.planner.partition.steps import Way, plan_way
+from penstock.planner.partition.steps import CutSequence, sequence_cuts
 
 __all__ = ["bytes_per_rank", "closest_cuts", "find_any_fit", "find_fit", "guess_fit", "sum_ranks"]
 
-# How many states are looked at: for a guess, for a proof that nothing fits, and for one that
-# nothing comes closer. These are numbers, not times, so that every machine answers alike.
+# The number of states examined: for a guess, for a proof that nothing fits, and for one that
+# nothing comes closer. These are counts, not times, so that every machine answers alike.
 _EFFORT_OF_GUESS = 1 << 19
 _EFFORT_OF_FIT = 1 << 23
 _EFFORT_OF_CLOSEST = 1 << 22
-# Guesses have come near enough when the next would differ by a part in so many.
+# Guesses are close enough when the next would differ by one part in this many.
 _NEAR_ENOUGH = 1000
 
 
 def find_fit(
     chain: Chain, caps: tuple[int, ...], *, stage_ticks: int = UNLIMITED
 ) -> BestCuts | NoCuts:
-    """Any cuts with no slower stage that keep every rank within its bytes.
+    """Return any cuts with no slower stage that keep every rank within its bytes.
 
     The value of an answer is the ticks of its slowest stage.
     """
@@ -32,7 +32,7 @@ def find_fit(
 
 
 def find_any_fit(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
-    """The same for stages of any length, with a last attempt from larger caps downwards."""
+    """Return cuts for stages of any length, with a last attempt from larger caps down."""
     found = find_fit(chain, caps)
     if isinstance(found, BestCuts) or found.is_proven:
         return found
@@ -43,32 +43,34 @@ def find_any_fit(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCuts:
 def guess_fit(
     chain: Chain, caps: tuple[int, ...], *, stage_ticks: int = UNLIMITED
 ) -> BestCuts | NoCuts:
-    """The same, but what is not found soon is given up."""
+    """Return the same as `find_fit`, but give up soon."""
     return _fit(chain, caps, stage_ticks, _EFFORT_OF_GUESS)
 
 
 def closest_cuts(chain: Chain, caps: tuple[int, ...]) -> BestCuts:
-    """The cuts whose worst rank exceeds its cap by least; the value is by how many bytes."""
+    """Return the cuts whose worst rank exceeds its cap by least; the value is that excess."""
     closest = _guess_closest(chain, caps)
     limits = Limits(UNLIMITED, UNLIMITED, _raise(caps, closest.value - 1))
     room = find_room(chain, limits)
     if room is None:
         return replace(closest, is_proven=True)
-    way = _byte_way(chain, caps, room)
-    goal = Excess.of(chain, caps, room, way, floor=1)
-    found = find_cuts(chain, limits, room, way, goal, at_hand=closest, effort=_EFFORT_OF_CLOSEST)
+    sequence = _sequence_by_bytes(chain, caps, room)
+    goal = Excess.of(chain, caps, room, sequence, floor=1)
+    found = find_cuts(
+        chain, limits, room, sequence, goal, at_hand=closest, effort=_EFFORT_OF_CLOSEST
+    )
     return closest if isinstance(found, NoCuts) else found
 
 
 def bytes_per_rank(chain: Chain, cuts: tuple[int, ...]) -> list[int]:
-    """What each rank takes with these cuts."""
+    """Return what each rank takes with these cuts."""
     places, stages = np.array(cuts), np.arange(len(cuts) - 1)
     taken = chain.bytes[stages, places[1:]] - chain.bytes[stages, places[:-1]]
     return sum_ranks(chain.placement, taken)
 
 
 def sum_ranks(placement: Placement, per_stage: Longs) -> list[int]:
-    """For every rank, the sum over its stages."""
+    """Return, for every rank, the sum over its stages."""
     ranks = range(placement.num_ranks)
     return [int(per_stage[list(placement.stages(rank))].sum()) for rank in ranks]
 
@@ -78,9 +80,9 @@ def _fit(chain: Chain, caps: tuple[int, ...], stage_ticks: int, effort: int) -> 
     room = find_room(chain, limits)
     if room is None:
         return NoCuts(is_proven=True)
-    way = _byte_way(chain, caps, room)
-    goal = Excess.of(chain, caps, room, way, floor=0)
-    found = find_cuts(chain, limits, room, way, goal, effort=effort)
+    sequence = _sequence_by_bytes(chain, caps, room)
+    goal = Excess.of(chain, caps, room, sequence, floor=0)
+    found = find_cuts(chain, limits, room, sequence, goal, effort=effort)
     return found if isinstance(found, NoCuts) else _as_fit(chain, found.cuts)
 
 
@@ -113,7 +115,7 @@ def _raise(caps: tuple[int, ...], by: int) -> tuple[int, ...]:
     return tuple(cap + by for cap in caps)
 
 
-def _byte_way(chain: Chain, caps: tuple[int, ...], room: Room) -> Way:
-    """The way that begins where the bytes are tighter."""
+def _sequence_by_bytes(chain: Chain, caps: tuple[int, ...], room: Room) -> CutSequence:
+    """Return the sequence that begins where the bytes are tighter."""
     least = sum_ranks(chain.placement, room.least_bytes)
-    return plan_way(chain.placement, [t - cap for t, cap in zip(least, caps, strict=True)])
+    return sequence_cuts(chain.placement, [t - cap for t, cap in zip(least, caps, strict=True)])

@@ -1,4 +1,4 @@
-"""What a search makes small, and how small it can still become.
+"""Goals of a search: a number to minimise, and a bound on how small it can still become.
 
 A goal folds the stages and ranks that have their pieces into one number. Its bound says what that
 number will be at least, however the gaps that are left get filled.
@@ -12,12 +12,12 @@ import numpy as np
 
 from penstock.ir.rows import Floats
 from penstock.planner.partition.chain import UNLIMITED, Chain, Longs, Room, add_up
-from penstock.planner.partition.front import Front
-from penstock.planner.partition.steps import Ahead, Gap, Way
+from penstock.planner.partition.frontier import Frontier
+from penstock.planner.partition.steps import Ahead, CutSequence, Gap
 
 __all__ = ["Evenness", "Excess", "Goal", "SlowestRank"]
 
-# How many numbers are worked on at once while tables are made.
+# The number of cells computed at once while tables are made.
 _MOST_CELLS = 1 << 17
 # What a byte is worth on the rank where it is worth most; few enough to be added up.
 _MOST_WORTH = 1 << 12
@@ -28,23 +28,23 @@ class Goal(Protocol):
 
     @property
     def start(self) -> int:
-        """The value of nothing at all."""
+        """The value before the first stage."""
         ...
 
-    def add(self, front: Front, ticks: Longs) -> Longs:
-        """The values with one more stage of this many ticks."""
+    def add(self, frontier: Frontier, ticks: Longs) -> Longs:
+        """Return the values with one more stage of this many ticks."""
         ...
 
-    def close(self, front: Front, rank: int) -> Longs:
-        """The values with the rank at hand complete."""
+    def close(self, frontier: Frontier, rank: int) -> Longs:
+        """Return the values with the current rank complete."""
         ...
 
-    def bound(self, front: Front, ahead: Ahead) -> Longs:
-        """The least that the values can become."""
+    def bound(self, frontier: Frontier, ahead: Ahead) -> Longs:
+        """Return the least that the values can become."""
         ...
 
-    def guess(self, front: Front, ahead: Ahead) -> Floats:
-        """Which of the states with equal bounds to try first: those with the least numbers."""
+    def guess(self, frontier: Frontier, ahead: Ahead) -> Floats:
+        """Return a priority for states with equal bounds: the least numbers are tried first."""
         ...
 
 
@@ -57,27 +57,27 @@ class SlowestRank:
     floor: int
     start: int = 0
 
-    def add(self, front: Front, ticks: Longs) -> Longs:  # noqa: ARG002  (a stage alone is no rank)
-        """A stage counts when its rank is complete."""
-        return front.value
+    def add(self, frontier: Frontier, ticks: Longs) -> Longs:  # noqa: ARG002  (a stage alone does not count)
+        """Return the values unchanged: a stage counts when its rank is complete."""
+        return frontier.value
 
-    def close(self, front: Front, rank: int) -> Longs:  # noqa: ARG002  (all ranks count alike)
-        """The larger of the value and the rank at hand."""
-        return np.maximum(front.value, front.ticks)
+    def close(self, frontier: Frontier, rank: int) -> Longs:  # noqa: ARG002  (all ranks count alike)
+        """Return the larger of the value and the current rank."""
+        return np.maximum(frontier.value, frontier.ticks)
 
-    def bound(self, front: Front, ahead: Ahead) -> Longs:
-        """The rank at hand, or the mean of what is left over the ranks that have to take it."""
-        least: Longs = np.maximum(front.value, self.floor)
+    def bound(self, frontier: Frontier, ahead: Ahead) -> Longs:
+        """Return the current rank, or the mean of what is left over the remaining ranks."""
+        least: Longs = np.maximum(frontier.value, self.floor)
         if not ahead.ranks:
             return least
-        left = front.ticks + _count_left(self.ticks, front, ahead)
+        left = frontier.ticks + _count_left(self.ticks, frontier, ahead)
         mean: Longs = -(-left // len(ahead.ranks))
-        at_hand = front.ticks + int(self.least_ticks[list(ahead.later_stages)].sum())
+        at_hand = frontier.ticks + int(self.least_ticks[list(ahead.later_stages)].sum())
         return np.maximum(np.maximum(least, mean), at_hand)
 
-    def guess(self, front: Front, ahead: Ahead) -> Floats:
-        """How even the stages can be made."""
-        return _guess_squares(self.ticks, front, ahead)
+    def guess(self, frontier: Frontier, ahead: Ahead) -> Floats:
+        """Return how even the stages can be made."""
+        return _guess_squares(self.ticks, frontier, ahead)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +86,7 @@ class Excess:
 
     A byte has another worth on each rank, so that a piece is worth about the same on all, however
     many microbatches they have in flight: `worth[k]` counts the first pieces at the least that
-    they are worth on any of the last k ranks of the way.
+    they are worth on any of the last k ranks of the sequence.
     """
 
     caps: tuple[int, ...]
@@ -97,7 +97,7 @@ class Excess:
 
     @classmethod
     def of(
-        cls, chain: Chain, caps: tuple[int, ...], room: Room, way: Way, *, floor: int
+        cls, chain: Chain, caps: tuple[int, ...], room: Room, sequence: CutSequence, *, floor: int
     ) -> "Excess":
         """Prepare the bounds for these caps."""
         taken, placement = np.diff(chain.bytes, axis=1), chain.placement
@@ -105,38 +105,38 @@ class Excess:
         least = np.array([taken[list(placement.stages(rank))].min(axis=0) for rank in ranks])
         mean = np.maximum(least.mean(axis=1), 1.0)
         byte_worth = np.maximum(np.rint(_MOST_WORTH * mean.min() / mean), 1).astype(np.int64)
-        from_last = (byte_worth[:, None] * least)[list(way.ranks[::-1])]
+        from_last = (byte_worth[:, None] * least)[list(sequence.ranks[::-1])]
         worth = np.minimum.accumulate(np.concatenate((from_last[:1], from_last)))
         return cls(caps, tuple(byte_worth.tolist()), add_up(worth), room.least_bytes, floor)
 
     @property
     def start(self) -> int:
-        """The value of nothing at all."""
+        """The value before the first stage."""
         return self.floor
 
-    def add(self, front: Front, ticks: Longs) -> Longs:  # noqa: ARG002  (a stage alone is no rank)
-        """A stage counts when its rank is complete."""
-        return front.value
+    def add(self, frontier: Frontier, ticks: Longs) -> Longs:  # noqa: ARG002  (a stage alone does not count)
+        """Return the values unchanged: a stage counts when its rank is complete."""
+        return frontier.value
 
-    def close(self, front: Front, rank: int) -> Longs:
-        """The larger of the value and the rank at hand."""
-        return np.maximum(front.value, front.bytes - self.caps[rank])
+    def close(self, frontier: Frontier, rank: int) -> Longs:
+        """Return the larger of the value and the current rank."""
+        return np.maximum(frontier.value, frontier.bytes - self.caps[rank])
 
-    def bound(self, front: Front, ahead: Ahead) -> Longs:
-        """The rank at hand, or what is left when all ranks that have to take it are as full."""
+    def bound(self, frontier: Frontier, ahead: Ahead) -> Longs:
+        """Return the current rank, or the rest if all remaining ranks are equally full."""
         if not ahead.ranks:
-            return front.value
-        left = _count_left(self.worth[len(ahead.ranks)], front, ahead)
-        left = left + front.bytes * self.byte_worth[ahead.ranks[0]]
+            return frontier.value
+        left = _count_left(self.worth[len(ahead.ranks)], frontier, ahead)
+        left = left + frontier.bytes * self.byte_worth[ahead.ranks[0]]
         room = sum(self.byte_worth[rank] * self.caps[rank] for rank in ahead.ranks)
         each = sum(self.byte_worth[rank] for rank in ahead.ranks)
         mean = -((min(room, UNLIMITED) - left) // each)
-        at_hand = front.bytes + int(self.least_bytes[list(ahead.later_stages)].sum())
-        return np.maximum(np.maximum(front.value, mean), at_hand - self.caps[ahead.ranks[0]])
+        at_hand = frontier.bytes + int(self.least_bytes[list(ahead.later_stages)].sum())
+        return np.maximum(np.maximum(frontier.value, mean), at_hand - self.caps[ahead.ranks[0]])
 
-    def guess(self, front: Front, ahead: Ahead) -> Floats:
-        """How much is left."""
-        return _count_left(self.worth[len(ahead.ranks)], front, ahead).astype(np.float64)
+    def guess(self, frontier: Frontier, ahead: Ahead) -> Floats:
+        """Return how much is left."""
+        return _count_left(self.worth[len(ahead.ranks)], frontier, ahead).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,10 +153,10 @@ class Evenness:
     start: int = 0
 
     @classmethod
-    def of(cls, chain: Chain, room: Room, way: Way) -> "Evenness":
-        """Prepare the bounds of all gaps on the way."""
+    def of(cls, chain: Chain, room: Room, sequence: CutSequence) -> "Evenness":
+        """Prepare the bounds of all gaps on the sequence."""
         begins: dict[int, int] = {}
-        for begin, end in way.gaps:
+        for begin, end in sequence.gaps:
             begins[end] = min(begin, begins.get(end, begin))
         tables: dict[Gap, Longs] = {}
         for end, begin in begins.items():
@@ -166,45 +166,45 @@ class Evenness:
                 table = tables[stage, end] = _put_before(table, chain, room, stage)
         return cls(tables, room.lowest, chain.ticks)
 
-    def add(self, front: Front, ticks: Longs) -> Longs:
-        """The values with the square of one more stage."""
-        return front.value + ticks * ticks
+    def add(self, frontier: Frontier, ticks: Longs) -> Longs:
+        """Return the values with the square of one more stage."""
+        return frontier.value + ticks * ticks
 
-    def close(self, front: Front, rank: int) -> Longs:  # noqa: ARG002  (stages count, not ranks)
-        """Ranks do not count."""
-        return front.value
+    def close(self, frontier: Frontier, rank: int) -> Longs:  # noqa: ARG002  (stages count, not ranks)
+        """Return the values unchanged: ranks do not count."""
+        return frontier.value
 
-    def bound(self, front: Front, ahead: Ahead) -> Longs:
-        """The values with every gap cut most evenly."""
-        value = front.value
+    def bound(self, frontier: Frontier, ahead: Ahead) -> Longs:
+        """Return the values with every gap cut most evenly."""
+        value = frontier.value
         for begin, end in ahead.gaps:
-            row = front.cuts[begin] - self.lowest[begin]
-            column = front.cuts[end] - self.lowest[end]
+            row = frontier.cuts[begin] - self.lowest[begin]
+            column = frontier.cuts[end] - self.lowest[end]
             value = np.minimum(value + self.tables[begin, end][row, column], UNLIMITED)
         return value
 
-    def guess(self, front: Front, ahead: Ahead) -> Floats:
-        """How even the stages can be made."""
-        return _guess_squares(self.ticks, front, ahead)
+    def guess(self, frontier: Frontier, ahead: Ahead) -> Floats:
+        """Return how even the stages can be made."""
+        return _guess_squares(self.ticks, frontier, ahead)
 
 
-def _count_left(total: Longs, front: Front, ahead: Ahead) -> Longs:
-    """What the pieces in all gaps come to, by the sums of the first pieces."""
-    parts = (total[front.cuts[end]] - total[front.cuts[begin]] for begin, end in ahead.gaps)
-    return sum(parts, np.zeros(len(front), dtype=np.int64))
+def _count_left(total: Longs, frontier: Frontier, ahead: Ahead) -> Longs:
+    """Return the sum over the pieces in all gaps, from cumulative sums."""
+    parts = (total[frontier.cuts[end]] - total[frontier.cuts[begin]] for begin, end in ahead.gaps)
+    return sum(parts, np.zeros(len(frontier), dtype=np.int64))
 
 
-def _guess_squares(ticks: Longs, front: Front, ahead: Ahead) -> Floats:
-    """The sum of the squares of all stages, if the gaps could be cut at any place."""
-    guess = front.spread
+def _guess_squares(ticks: Longs, frontier: Frontier, ahead: Ahead) -> Floats:
+    """Return the sum of the squares of all stages, if the gaps could be cut at any place."""
+    guess = frontier.spread
     for begin, end in ahead.gaps:
-        left = ticks[front.cuts[end]] - ticks[front.cuts[begin]]
+        left = ticks[frontier.cuts[end]] - ticks[frontier.cuts[begin]]
         guess = guess + np.square(left, dtype=np.float64) / (end - begin)
     return guess
 
 
 def _put_before(table: Longs, chain: Chain, room: Room, stage: int) -> Longs:
-    """The table of a gap that begins one stage earlier."""
+    """Return the table of a gap that begins one stage earlier."""
     begin = np.arange(room.lowest[stage], room.highest[stage] + 1)[:, None]
     end = np.arange(room.lowest[stage + 1], room.highest[stage + 1] + 1)[None, :]
     squares = (chain.ticks[end] - chain.ticks[begin]) ** 2

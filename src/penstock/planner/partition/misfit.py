@@ -1,4 +1,4 @@
-"""What to say when pieces do not fit: by how much, on which rank, and what would do."""
+"""The message for pieces that do not fit: by how much, on which rank, and what would fit."""
 
 from dataclasses import replace
 
@@ -11,9 +11,9 @@ __all__ = ["explain_misfit"]
 
 
 def explain_misfit(demand: Demand) -> str:
-    """By how much the pieces exceed the caps, on which rank, and what would fit.
+    """Return by how much the pieces exceed the caps, on which rank, and what would fit.
 
-    Where the proof would take too long, the numbers are those of the best cuts that were found.
+    Where a proof would take too long, the numbers are those of the best cuts found.
     """
     chain, caps = demand.chain, demand.caps
     closest = closest_cuts(chain, caps)
@@ -31,13 +31,13 @@ def _way_out(demand: Demand, closest: BestCuts) -> str:
     if len(set(caps)) > 1:
         return f"{more:,} bytes more on every rank would do"
     is_least = closest.is_proven and more == closest.value
-    verdict = "is the least that fits" if is_least else "would do"
+    advice = "is the least that fits" if is_least else "would do"
     ranks = _enough_ranks(demand)
-    return f"memory={caps[0] + more} {verdict}" + (f", or {ranks} ranks" if ranks else "")
+    return f"memory={caps[0] + more} {advice}" + (f", or {ranks} ranks" if ranks else "")
 
 
 def _enough_more(demand: Demand, more: int) -> int:
-    """So many bytes more, or what else it takes for the search to find cuts that fit."""
+    """Return these extra bytes, or more if the search finds no cuts that fit with them."""
     chain = demand.chain
     while isinstance(find_fit(chain, tuple(cap + more for cap in demand.caps)), NoCuts):
         more += more // 50 + 1
@@ -45,7 +45,7 @@ def _enough_more(demand: Demand, more: int) -> int:
 
 
 def _enough_ranks(demand: Demand) -> int | None:
-    """How many ranks fit with the same cap, microbatches in flight and stages per rank."""
+    """Return how many ranks fit with the same cap, microbatches in flight and stages per rank."""
     old = demand.placement
     per_rank = old.num_stages // old.num_ranks
     if len(set(demand.in_flight)) > 1 or old not in _regular(old.num_ranks, per_rank):

@@ -87,12 +87,12 @@ class Partition:
         return sum(self.stage_seconds) / (len(self.stage_seconds) * slowest) if slowest else 1.0
 
     def describe_stage(self, stage: int) -> str:
-        """The names of a stage's first and last piece."""
+        """Return the names of a stage's first and last piece."""
         held = self.stages[stage]
         return held[0].name if len(held) == 1 else f"{held[0].name} .. {held[-1].name}"
 
     def to_costs(self) -> Costs:
-        """What the stages cost, for `simulate`."""
+        """Return what the stages cost, for `simulate`."""
         return Costs(
             forward=self._per_stage(lambda piece: piece.forward),
             backward_input=self._per_stage(lambda piece: piece.backward_input),
@@ -167,7 +167,7 @@ def partition(
 
 
 def find_partition(demand: Demand) -> Partition | None:
-    """The best cuts for a demand, or nothing where no cuts keep the caps."""
+    """Return the best cuts for a demand, or None if no cuts keep the caps."""
     answer = best_cuts(demand.chain, demand.caps)
     if isinstance(answer, NoCuts):
         return None

@@ -1,4 +1,4 @@
-"""What a model is cut into stages from: a layer, or a piece of a graph, with what it costs."""
+"""Pieces of a model, such as layers or parts of a graph, with their costs."""
 
 from dataclasses import dataclass, fields
 
@@ -44,7 +44,7 @@ class Piece:
 
     @classmethod
     def of_weight(cls, name: str, weight: float) -> "Piece":
-        """A piece of which only its share of the work is known: a third each for F, I and W."""
+        """Return a piece known only by its share of the work: a third each for F, I and W."""
         return cls(name, forward=weight / 3, backward_input=weight / 3, backward_weight=weight / 3)
 
     @property

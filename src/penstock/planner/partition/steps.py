@@ -1,6 +1,6 @@
-"""In which order a search makes the cuts: rank after rank, stage after stage.
+"""The order in which a search makes the cuts: rank after rank, stage after stage.
 
-What is known when is the same for every state of a search, so it is worked out once.
+It is the same for every state of a search, so it is computed once.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from penstock.ir.placement import Placement
 
-__all__ = ["Ahead", "CutStep", "Gap", "NewCut", "Way", "plan_way"]
+__all__ = ["Ahead", "CutSequence", "CutStep", "Gap", "NewCut", "sequence_cuts"]
 
 # The stages from one cut that is made up to the next one.
 Gap = tuple[int, int]
@@ -17,9 +17,9 @@ Gap = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is left to do: gaps to fill, and the ranks that have pieces to take still.
+    """What is left to do: gaps to fill, and ranks that still take pieces.
 
-    Where the first of the ranks is at hand already, `later_stages` of it are to come.
+    If the first of the ranks is half done, its `later_stages` are still to come.
     """
 
     gaps: tuple[Gap, ...]
@@ -52,12 +52,12 @@ class CutStep:
 
     @property
     def is_last_of_rank(self) -> bool:
-        """Whether its rank is complete then."""
+        """Whether its rank is complete after it."""
         return not self.ahead.later_stages
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CutSequence:
     """The steps of a search over all stages, and what is ahead before the first."""
 
     ahead: Ahead
@@ -70,20 +70,20 @@ class Way:
 
     @property
     def gaps(self) -> tuple[Gap, ...]:
-        """All gaps that are there at some time."""
+        """All gaps that exist at some time."""
         later = (gap for step in self.steps for gap in step.ahead.gaps)
         return tuple(sorted({*self.ahead.gaps, *later}))
 
 
-def plan_way(placement: Placement, weight: Sequence[int]) -> Way:
-    """The way from the first rank to the last or back, from the end where the heavier rank is.
+def sequence_cuts(placement: Placement, weight: Sequence[int]) -> CutSequence:
+    """Return the steps from the first rank to the last or back, beginning at the heavier end.
 
-    What is tight is cut first, so that what leads nowhere is found out early.
+    The tightest rank is cut first, so that dead ends are found early.
     """
     ranks = tuple(range(placement.num_ranks))
     if weight[-1] > weight[0]:
         ranks = ranks[::-1]
-    return Way(Ahead(((0, placement.num_stages),), ranks), tuple(_walk(placement, ranks)))
+    return CutSequence(Ahead(((0, placement.num_stages),), ranks), tuple(_walk(placement, ranks)))
 
 
 def _walk(placement: Placement, order: tuple[int, ...]) -> Iterator[CutStep]:

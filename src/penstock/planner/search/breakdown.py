@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, so that two plans can be told apart.
+"""Where the seconds of a step go, so that two plans can be compared.
 
 |- work -|- recompute -|- imbalance -|- transfer -|- bubble -|- waiting -|
 
@@ -16,8 +16,8 @@ from penstock.sim.engine import simulate
 
 __all__ = ["Breakdown", "break_down", "step_seconds", "why_slower"]
 
-# Causes below this share of the difference are not worth a word.
-_WORTH_TELLING = 0.1
+# Causes below this share of the difference are not mentioned.
+_WORTH_MENTIONING = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Breakdown:
 
 
 def step_seconds(plan: Plan) -> float:
-    """What a step costs: ranks wait for the last before the optimizer step, or check it after."""
+    """Return the seconds of a step: to the end of the last rank, unless ranks check afterwards."""
     is_checked_after = plan.choices is not None and plan.choices.is_checked_after
     return plan.timeline.makespan if is_checked_after else plan.timeline.end_time
 
 
 def break_down(plan: Plan) -> Breakdown:
-    """Where the seconds of a plan's step go."""
+    """Return where the seconds of a plan's step go."""
     problem, timeline = plan.problem, plan.timeline
     busiest, mean = max(timeline.busy_seconds), sum(timeline.busy_seconds) / problem.ranks
     checkpointed = list(plan.choices.checkpointed) if plan.choices is not None else []
@@ -68,7 +68,7 @@ def break_down(plan: Plan) -> Breakdown:
 
 
 def why_slower(other: Breakdown, best: Breakdown) -> str:
-    """Why one plan is slower than another, with the shares of the other's step.
+    """Return why one plan is slower than another, with the shares of the other's step.
 
     >>> best = Breakdown(work=90, recompute=0, imbalance=2, transfer=1, bubble=7, waiting=0)
     >>> why_slower(replace(best, recompute=5, bubble=12, imbalance=1), best)
@@ -76,10 +76,10 @@ def why_slower(other: Breakdown, best: Breakdown) -> str:
     """
     lost = other.seconds - best.seconds
     more = {cause: other.by_cause[cause] - best.by_cause[cause] for cause in best.by_cause}
-    told = [
+    causes = [
         f"{cause} +{seconds / best.seconds:.1%}".replace("%", " %")
         for cause, seconds in sorted(more.items(), key=lambda item: -item[1])
-        if seconds > _WORTH_TELLING * lost
+        if seconds > _WORTH_MENTIONING * lost
     ]
     slower = f"slower by {lost / best.seconds:.1%}".replace("%", " %")
-    return f"{slower}: {', '.join(told)}" if lost > 0 and told else "as fast"
+    return f"{slower}: {', '.join(causes)}" if lost > 0 and causes else "as fast"

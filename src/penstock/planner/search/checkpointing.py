@@ -18,7 +18,7 @@ __all__ = ["checkpoint", "fewest_checkpoints", "is_worth_checkpointing"]
 
 
 def checkpoint(costs: Costs, stages: Collection[int], num_stages: int) -> Costs:
-    """The costs of a model of which these stages are checkpointed.
+    """Return the costs of a model with these stages checkpointed.
 
     What a stage takes in is its `message_bytes`; for the first that is a piece of the batch.
 
@@ -53,14 +53,14 @@ def checkpoint(costs: Costs, stages: Collection[int], num_stages: int) -> Costs:
 
 
 def is_worth_checkpointing(costs: Costs, num_stages: int) -> bool:
-    """Whether it is known what a checkpoint would hold, and whether that is less."""
+    """Return whether checkpoints are known to hold less than activations."""
     message = costs.per_stage("message_bytes", num_stages)
     activation = costs.per_stage("activation_bytes", num_stages)
     return bool(message.any() and (message < activation).any())
 
 
 def fewest_checkpoints(problem: SchedulingProblem, in_flight: Sequence[int]) -> tuple[int, ...]:
-    """Stages to checkpoint so that so many microbatches in flight per stage keep the limit.
+    """Return the fewest stages to checkpoint so that these microbatches in flight fit.
 
     On every rank the stages with most bytes saved per second of recomputation go first, until
     what is left fits; where nothing is enough, all of them go.
@@ -84,7 +84,7 @@ def _fewest_on_rank(problem: SchedulingProblem, rank: int, in_flight: Sequence[i
 
 
 def _worth(problem: SchedulingProblem, stage: int, in_flight: Sequence[int]) -> float:
-    """Bytes saved per second of recomputation."""
+    """Return the bytes saved per second of recomputation."""
     message = problem.costs.per_stage("message_bytes", problem.stages)[stage]
     saved = in_flight[stage] * (problem.activation[stage] - message)
     seconds = float(problem.costs.per_stage("forward", problem.stages)[stage])
@@ -94,11 +94,13 @@ def _worth(problem: SchedulingProblem, stage: int, in_flight: Sequence[int]) -> 
 def _held(
     problem: SchedulingProblem, rank: int, chosen: Sequence[int], in_flight: Sequence[int]
 ) -> float:
-    """The bytes of a rank with these stages checkpointed, each in flight as often as that."""
+    """Return the bytes of a rank with these stages checkpointed and microbatches in flight."""
     costs = checkpoint(problem.costs, chosen, problem.stages)
     changed = replace(problem, costs=costs)
-    flying = np.array(in_flight) * np.maximum(changed.activation, changed.stash)
-    return float(changed.resident[rank] + flying[list(problem.placement.stages(rank))].sum())
+    in_flight_bytes = np.array(in_flight) * np.maximum(changed.activation, changed.stash)
+    return float(
+        changed.resident[rank] + in_flight_bytes[list(problem.placement.stages(rank))].sum()
+    )
 
 
 def _tuple(values: Floats) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What a search has chosen for a plan, and a user must do so that the plan holds."""
+"""The choices of a search besides the order, which a user must follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,7 +11,7 @@ __all__ = ["Choices"]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a model is cut, what it recomputes, how large a microbatch is, when ranks wait.
+    """How a model is cut, what it recomputes, the microbatch size, and when ranks wait.
 
     `sizes` is how many layers each stage gets, as `split(model, layers=..., stages=sizes)` takes
     it; `checkpointed` names the stages that keep only their input and run forward again. With
@@ -29,45 +29,49 @@ class Choices:
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
-            raise PlanError(f"every stage has at least one layer (sizes: {quote(self.sizes)})")
+            raise PlanError(
+                f"every stage must have at least one layer (sizes: {quote(self.sizes)})"
+            )
         if not set(self.checkpointed) <= set(range(len(self.sizes))):
             raise PlanError(
-                f"checkpointed stages lie between 0 and {len(self.sizes) - 1} "
+                f"checkpointed stages must be from 0 to {len(self.sizes) - 1} "
                 f"(checkpointed: {quote(self.checkpointed)})"
             )
         if self.microbatch_size < 1:
-            raise PlanError(f"a microbatch has at least one row (got {self.microbatch_size})")
+            raise PlanError(f"microbatch_size must be at least 1 (got {self.microbatch_size})")
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, object]) -> "Choices":
-        """Choices from names and whole numbers, every one of them checked."""
+        """Return choices from names and whole numbers, every one of them checked."""
         names = [field.name for field in fields(cls)]
         if set(values) != set(names):
-            raise PlanError(f"choices are {', '.join(names)} (got {quote(list(values))})")
+            raise PlanError(f"choices must be {', '.join(names)} (got {quote(list(values))})")
         sizes, checkpointed = (_whole_numbers(name, values[name]) for name in names[:2])
         (microbatch_size,) = _whole_numbers("microbatch_size", [values["microbatch_size"]])
         is_checked_after = values["is_checked_after"]
         if not isinstance(is_checked_after, bool):
-            raise PlanError(f"is_checked_after is true or false (got {quote(is_checked_after)})")
+            raise PlanError(
+                f"is_checked_after must be true or false (got {quote(is_checked_after)})"
+            )
         return cls(sizes, checkpointed, microbatch_size, is_checked_after)
 
     def to_mapping(self) -> dict[str, object]:
-        """Names and plain values, of which `from_mapping` makes the same choices."""
+        """Return names and plain values, from which `from_mapping` makes the same choices."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
         listed = " ".join(map(str, self.checkpointed)) or "none"
-        told = [
+        lines = [
             f"layers per stage: {' '.join(map(str, self.sizes))}",
             f"checkpointed stages: {listed}",
             f"microbatches of {self.microbatch_size}",
         ]
         if self.is_checked_after:
-            told.append("optimizer step checked after the fact")
-        return "; ".join(told)
+            lines.append("optimizer step checked after the fact")
+        return "; ".join(lines)
 
 
 def _whole_numbers(name: str, value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise PlanError(f"{name} takes whole numbers (got {quote(value)})")
+        raise PlanError(f"{name} must be whole numbers (got {quote(value)})")
     return tuple(value)

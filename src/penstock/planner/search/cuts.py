@@ -1,4 +1,4 @@
-"""The cuts that a search looks at: the fastest, those that fit, and those for recomputation."""
+"""The cuts that a search considers: the fastest, those that fit, those for recomputation."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -17,18 +17,18 @@ def cuts_for(
     memory: Sequence[float],
     in_flight: tuple[int, ...],
 ) -> list[Partition]:
-    """The fastest cut, and where it does not fit, those that do.
+    """Return the fastest cut, and where it does not fit, those that do.
 
-    To fit is to have room for so many microbatches in flight per stage, or for fewer, down to one;
+    To fit is to have room for these microbatches in flight per stage, or for fewer, down to one;
     or for none, since a checkpointed stage holds little.
     """
     fastest = _fastest(pieces, placement)
     room = max(piece.workspace_bytes + 2 * piece.message_bytes for piece in pieces)
     caps = tuple(max(0.0, limit - room) for limit in memory)
     bare = tuple(replace(piece, activation_bytes=0.0) for piece in pieces)
-    wishes = [(pieces, counts) for counts in _fewer_and_fewer(in_flight)]
+    targets = [(pieces, counts) for counts in _fewer_and_fewer(in_flight)]
     found = [fastest]
-    for held, counts in [*wishes, (bare, wishes[-1][1])]:
+    for held, counts in [*targets, (bare, targets[-1][1])]:
         needed = replace(fastest, pieces=held, in_flight=counts).rank_bytes
         if any(bytes_ > cap for bytes_, cap in zip(needed, caps, strict=True)):
             other = find_partition(Demand.of(held, placement, caps, counts))
@@ -37,7 +37,7 @@ def cuts_for(
 
 
 def _fewer_and_fewer(in_flight: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """So many microbatches per stage, and at most half of the most, and so on down to one.
+    """Return these microbatches per stage, then at most half of the most, and so on down to one.
 
     >>> _fewer_and_fewer((5, 3, 1))
     [(5, 3, 1), (2, 2, 1), (1, 1, 1)]
@@ -50,7 +50,7 @@ def _fewer_and_fewer(in_flight: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def rebalance(cut: Partition, checkpointed: Collection[int]) -> Partition:
-    """The cut again, with less to do for the stages that run their forwards twice."""
+    """Return the cut with less work for the stages that run their forwards twice."""
     heavier = tuple(
         replace(piece, backward_input=piece.backward_input + piece.forward)
         if stage in checkpointed

@@ -1,4 +1,4 @@
-"""What a search has found: the best plans side by side, and why the others lost."""
+"""The result of a search: the best plans side by side, and why the others are slower."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ _HEADINGS = (
     "layers",
     "checkpointed",
     "order",
-    "verdict",
+    "comparison",
 )
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A plan with the choices that it stands on, and where the seconds of its step go."""
+    """A plan with its choices, and where the seconds of its step go."""
 
     plan: Plan
 
     @property
     def choices(self) -> Choices:
-        """What was chosen to get there."""
+        """The choices of the search."""
         assert self.plan.choices is not None, "a search has made the plan"
         return self.plan.choices
 
@@ -68,34 +68,34 @@ class Findings:
         return self.found[0].plan
 
     @property
-    def verdicts(self) -> tuple[str, ...]:
-        """For every plan, why it is not the best, with the seconds by cause."""
+    def comparisons(self) -> tuple[str, ...]:
+        """For every plan, why it is not the best, with the causes."""
         best = self.found[0]
         others = [why_slower(other.causes, best.causes) for other in self.found[1:]]
         return ("fastest", *others)
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """What the cells of a row are."""
+        """The headings of the table."""
         return _HEADINGS
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """The plans as a table of text."""
-        pairs = zip(self.found, self.verdicts, strict=True)
-        return tuple((*_cells(finding), verdict) for finding, verdict in pairs)
+        pairs = zip(self.found, self.comparisons, strict=True)
+        return tuple((*_cells(finding), comparison) for finding, comparison in pairs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What else there was to choose, and why it is not in the table."""
-        told = []
+        """The candidates that are not in the table, and why."""
+        remarks = []
         if self.num_slower:
-            told.append(f"proven to be slower, and not solved: {self.num_slower}")
+            remarks.append(f"proven to be slower, and not solved: {self.num_slower}")
         if self.refused:
-            told.append(f"over the limit, whatever the order: {len(self.refused)}, such as")
+            remarks.append(f"over the limit, whatever the order: {len(self.refused)}, such as")
             tempting = sorted(self.refused, key=lambda one: float(one.problem.work.max()))
-            told += [f"  {describe_refusal(one)}" for one in tempting[:3]]
-        return tuple(told)
+            remarks += [f"  {describe_refusal(one)}" for one in tempting[:3]]
+        return tuple(remarks)
 
     def __repr__(self) -> str:
         return (
@@ -111,7 +111,7 @@ class Findings:
 
 
 def describe_refusal(candidate: Candidate) -> str:
-    """Choices that do not fit, with by how much and where."""
+    """Return choices that do not fit, with the missing bytes and the rank."""
     choices = candidate.choices
     return (
         f"{describe_placement(candidate.problem.placement)}, microbatches of "
@@ -136,7 +136,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def _count_runs(sizes: Iterable[int]) -> str:
-    """Equal neighbours told once.
+    """Return equal neighbours once, with their number.
 
     >>> _count_runs((3, 4, 4, 4, 2))
     '3 3x4 2'
@@ -146,13 +146,13 @@ def _count_runs(sizes: Iterable[int]) -> str:
 
 
 def _join_runs(stages: Sequence[int]) -> str:
-    """Neighbouring stages told by the first and the last.
+    """Return neighbouring stages as ranges.
 
     >>> _join_runs((0, 1, 2, 5)), _join_runs(())
     ('0-2 5', 'none')
     """
-    told = []
+    ranges = []
     for _, run in groupby(enumerate(stages), key=lambda item: item[1] - item[0]):
         held = [stage for _, stage in run]
-        told.append(f"{held[0]}-{held[-1]}" if len(held) > 1 else f"{held[0]}")
-    return " ".join(told) or "none"
+        ranges.append(f"{held[0]}-{held[-1]}" if len(held) > 1 else f"{held[0]}")
+    return " ".join(ranges) or "none"

@@ -1,4 +1,4 @@
-"""How many microbatches a schedule keeps in flight in each stage."""
+"""The number of microbatches that a schedule keeps in flight in each stage."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ __all__ = ["count_in_flight"]
 
 
 def count_in_flight(schedule: Schedule) -> tuple[int, ...]:
-    """Per stage, the most microbatches held at once, each from its F to its B or W.
+    """Return, per stage, the most microbatches held at once, each from its F to its B or W.
 
-    The stages of a rank need not be at their most at one time, so a rank never holds more than
-    its stages' numbers together.
+    The stages of a rank need not peak at the same time, so a rank holds at most the sum of its
+    stages' numbers.
 
     >>> count_in_flight(Schedule.from_orders([["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0"]]))
     (2, 1)

@@ -1,4 +1,4 @@
-"""Files that say what the layers of a model cost, for `search`: TOML or JSON.
+"""Files with the costs of a model's layers, for `search`: TOML or JSON.
 
 transfer = 0.001                a list of layers is for microbatches of one row
 
@@ -29,7 +29,7 @@ from penstock.untrusted import clean_name, quote, read_table
 __all__ = ["LayerCosts", "read_layers", "write_layers"]
 
 _KNOWN = {field.name for field in fields(Piece)} | {"repeat"}
-# More layers than any model has; a file that says otherwise has a slip of the pen.
+# More layers than any model has; a file with more has a typing error.
 _MOST_LAYERS = 100_000
 
 
@@ -66,7 +66,7 @@ def write_layers(path: Path | str, costs: LayerCosts) -> None:
 def _read(values: object) -> LayerCosts:
     found = _table("the file", values, {"layers", "sizes", "transfer"})
     if ("layers" in found) == ("sizes" in found):
-        raise CostsError("write a list of layers, or sizes that have one each")
+        raise CostsError("the file must have either layers or sizes")
     if "layers" in found:
         return LayerCosts({1: _layers(found["layers"])}, {1: _transfer(found)})
     layers, transfer = {}, {}
@@ -75,7 +75,7 @@ def _read(values: object) -> LayerCosts:
         size = table.get("microbatch_size")
         if type(size) is not int or size < 1 or size in layers:
             raise CostsError(
-                f"every size has its own microbatch_size, from 1 up (got {quote(size)})"
+                f"every size must have its own microbatch_size, from 1 up (got {quote(size)})"
             )
         layers[size] = _layers(table.get("layers"))
         transfer[size] = _transfer(found | table)
@@ -88,13 +88,15 @@ def _layers(value: object) -> tuple[Piece, ...]:
         table = _table(f"layer {number}", entry, _KNOWN)
         name, repeat = table.pop("name", None), table.pop("repeat", 1)
         if not isinstance(name, str):
-            raise CostsError(f"layer {number} needs a name (got {quote(name)})")
+            raise CostsError(f"layer {number} must have a name (got {quote(name)})")
         if type(repeat) is not int or repeat < 1:
             raise CostsError(
-                f"repeat of layer {quote(name)} counts from 1 up (got {quote(repeat)})"
+                f"repeat of layer {quote(name)} must be at least 1 (got {quote(repeat)})"
             )
         if len(found) + repeat > _MOST_LAYERS:
-            raise CostsError(f"layer {quote(name)} is beyond {_MOST_LAYERS:,} layers in all")
+            raise CostsError(
+                f"a model must have at most {_MOST_LAYERS:,} layers ({quote(name)} is beyond)"
+            )
         name = clean_name(name)
         names = [f"{name}.{copy}" for copy in range(repeat)] if repeat > 1 else [name]
         found += [Piece(one, **table) for one in names]  # type: ignore[arg-type]  # it checks
@@ -102,21 +104,22 @@ def _layers(value: object) -> tuple[Piece, ...]:
 
 
 def _transfer(table: Mapping[str, object]) -> PerLink:
-    """The transfer seconds of a table, checked as those of `Costs` are."""
+    """Return the transfer seconds of a table, checked as those of `Costs` are."""
     return Costs.from_mapping({"transfer": table.get("transfer", 0.0)}).transfer
 
 
 def _table(what: str, value: object, known: set[str]) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise CostsError(f"{what} is a table of names and values (got {quote(value)})")
+        raise CostsError(f"{what} must be a table of names and values (got {quote(value)})")
     if unknown := sorted(set(value) - known):
         raise CostsError(
-            f"{what} has no {quote(unknown[0])}; known are {', '.join(sorted(known))}"
+            f"{what} has an unknown field {quote(unknown[0])}; "
+            f"known are {', '.join(sorted(known))}"
         )
     return dict(value)
 
 
 def _list(what: str, value: object) -> list[object]:
     if not isinstance(value, list) or not value:
-        raise CostsError(f"{what} is a list of tables, with at least one (got {quote(value)})")
+        raise CostsError(f"{what} must be a list of at least one table (got {quote(value)})")
     return value

@@ -1,4 +1,4 @@
-"""Which placements there are to choose from."""
+"""The placements to choose from."""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -22,13 +22,13 @@ _MOST_PER_RANK = {"loop": 3, "v": 4}
 
 
 def find_placement(layout: Placement | str, ranks: int, costs: Costs) -> Placement:
-    """The placement that a user has named, with as many stages as the costs tell.
+    """Return the placement that a user has named, with the number of stages of the costs.
 
     "loop" is one stage per rank; "interleaved" and "v" are two, unless costs are per stage.
     """
     if isinstance(layout, Placement):
         if layout.num_ranks != ranks:
-            raise SizeError(f"the placement has {layout.num_ranks} ranks, but ranks is {ranks}")
+            raise SizeError(f"the placement must have {ranks} ranks (got {layout.num_ranks})")
         return layout
     per_rank = max(2, _stages_given(costs) // ranks)
     match layout:
@@ -40,15 +40,15 @@ def find_placement(layout: Placement | str, ranks: int, costs: Costs) -> Placeme
             return Placement.v(ranks, per_rank)
         case _:
             raise ArgumentError(
-                f"placement is 'loop', 'interleaved', 'v' or a Placement (got {layout!r})"
+                f"placement must be 'loop', 'interleaved', 'v' or a Placement (got {layout!r})"
             )
 
 
 def placements_for(costs: Costs, ranks: int) -> tuple[Placement, ...]:
-    """The regular placements of a model with these costs.
+    """Return the regular placements of a model with these costs.
 
     Costs per stage leave the number of stages as it is; single numbers are a share of a model
-    that may be cut as one likes.
+    that may be cut in any way.
     """
     stages = _stages_given(costs)
     if not stages:
@@ -63,7 +63,7 @@ def placements_for(costs: Costs, ranks: int) -> tuple[Placement, ...]:
 
 
 def regular_placements(ranks: int, most_stages: int) -> tuple[Placement, ...]:
-    """Loops of up to three stages per rank and Vs of two and four, the simplest first."""
+    """Return loops of up to three stages per rank and Vs of two and four, the simplest first."""
     loops = [Placement.loop(ranks, turns) for turns in range(1, _MOST_PER_RANK["loop"] + 1)]
     vees = [Placement.v(ranks, turns) for turns in range(2, _MOST_PER_RANK["v"] + 1, 2)]
     found = sorted([*loops, *vees], key=lambda placement: placement.num_stages)
@@ -71,7 +71,7 @@ def regular_placements(ranks: int, most_stages: int) -> tuple[Placement, ...]:
 
 
 def describe_placement(placement: Placement) -> str:
-    """The placement in a word, with the stages per rank where they are not the usual ones.
+    """Return a word for a placement, with the stages per rank where they are unusual.
 
     >>> describe_placement(Placement.v(4)), describe_placement(Placement.loop(4, 3))
     ('v', 'interleaved x3')
@@ -85,18 +85,18 @@ def describe_placement(placement: Placement) -> str:
 
 
 def _stages_given(costs: Costs) -> int:
-    """How many stages the costs are for; 0 where single numbers are for any."""
+    """Return the number of stages of the costs; 0 where single numbers are for any."""
     lengths = {
         name: len(value)
         for name, value in costs.to_mapping().items()
         if name != "transfer" and isinstance(value, Sequence)
     }
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        raise SizeError(f"costs per stage are for one number of stages (got {told})")
+        given = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise SizeError(f"costs per stage must be for one number of stages (got {given})")
     return next(iter(lengths.values()), 0)
 
 
 def _distinct(placements: Sequence[Placement]) -> tuple[Placement, ...]:
-    """Each once: on one rank, or with one stage per rank, a loop and a V are the same."""
+    """Drop repeats: on one rank, or with one stage per rank, a loop and a V are the same."""
     return tuple(dict.fromkeys(placements))

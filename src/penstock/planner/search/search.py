@@ -23,13 +23,13 @@ from penstock.planner.search.space import Candidate, Space
 
 __all__ = ["search"]
 
-# So many of the most promising candidates are solved for a short while, so many of these for
-# longer, and so many of the neighbours of the best; and how the time is shared.
+# How many of the most promising candidates are solved briefly, how many of these for longer, and
+# how many neighbours of the best; each with its share of the time.
 _MOST_TRIED, _SHARE_TO_TRY = 24, 0.4
 _MOST_SOLVED, _SHARE_TO_SOLVE = 4, 0.35
 _MOST_NEIGHBOURS, _SHARE_FOR_NEIGHBOURS = 3, 0.25
-# So many plans are told of.
-_MOST_TOLD = 10
+# The number of plans in the result.
+_MOST_REPORTED = 10
 
 
 def search(
@@ -43,12 +43,12 @@ def search(
     seconds: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
-    """Find the fastest way to train a model of these layers, on so many ranks of so many bytes.
+    """Find the fastest way to train a model of these layers on these ranks.
 
     `layers` has what one microbatch costs in every layer: one list, for microbatches of one row,
-    or a list for every microbatch size that there is to choose; `transfer` likewise. `batch` is
-    how many rows a step takes. Chosen are the size of a microbatch, the placement, the stages per
-    rank, which layers make which stage, which stages are checkpointed, and the order.
+    or a list for every microbatch size to choose from; `transfer` likewise. `batch` is the rows of
+    a step, `memory` the bytes per rank. Chosen are the microbatch size, the placement, the stages
+    per rank, which layers make which stage, which stages are checkpointed, and the order.
 
     A step lasts until the last rank is done, since ranks wait for each other before the optimizer
     step; with `is_checked_after` they do not, and what would forbid the step is found afterwards.
@@ -68,15 +68,15 @@ def search(
     found = [*solved, *near, *tried[_MOST_SOLVED:], *promising[_MOST_TRIED:]]
     plans = [one.known for one in _best_first(found) if one.known is not None]
     return Findings(
-        found=tuple(map(Finding, plans[:_MOST_TOLD])),
+        found=tuple(map(Finding, plans[:_MOST_REPORTED])),
         refused=refused,
         num_slower=len(candidates) - len(refused) - len(promising),
     )
 
 
 @dataclass(frozen=True)
-class _Promise:
-    """A candidate with the least that it could take, and its best order, if one is known."""
+class _Evaluated:
+    """A candidate with its lower bound, and its best order, if one is known."""
 
     candidate: Candidate
     lower_bound: float
@@ -88,27 +88,27 @@ class _Promise:
         return inf if self.known is None else step_seconds(self.known)
 
 
-def _best_first(promises: Sequence[_Promise]) -> list[_Promise]:
-    return sorted(promises, key=lambda one: (one.seconds, one.lower_bound))
+def _best_first(evaluated: Sequence[_Evaluated]) -> list[_Evaluated]:
+    return sorted(evaluated, key=lambda one: (one.seconds, one.lower_bound))
 
 
-def _screen(candidates: Sequence[Candidate], best: float) -> list[_Promise]:
-    """Those that fit and could be faster than the best known, the most promising first."""
-    kept: list[_Promise] = []
+def _screen(candidates: Sequence[Candidate], best: float) -> list[_Evaluated]:
+    """Return those that fit and could beat the best known, the most promising first."""
+    kept: list[_Evaluated] = []
     fitting = [one for one in candidates if one.missing_bytes <= 0]
     for candidate in sorted(fitting, key=lambda one: float(one.problem.work.max())):
         if float(candidate.problem.work.max()) >= best:
             break
         bound = lower_bound(candidate.problem)
         if bound < best:
-            kept.append(_Promise(candidate, bound, _best_family(candidate, bound)))
+            kept.append(_Evaluated(candidate, bound, _best_family(candidate, bound)))
             best = min(best, kept[-1].seconds)
     promising = [one for one in kept if one.lower_bound < best or one.seconds == best]
     return sorted(promising, key=lambda one: (one.lower_bound, one.seconds))
 
 
 def _best_family(candidate: Candidate, bound: float) -> Plan | None:
-    """The fastest family that keeps the limit."""
+    """Return the fastest family that keeps the limit."""
     plans = [
         Plan(candidate.problem, schedule, bound, candidate.choices)
         for schedule in fixed_schedules(candidate.problem)
@@ -118,31 +118,31 @@ def _best_family(candidate: Candidate, bound: float) -> Plan | None:
 
 @dataclass(frozen=True)
 class _Work:
-    """Solves for so many seconds in all."""
+    """The solving of candidates within a number of seconds in all."""
 
     seconds: float
     progress: Callable[[Progress], None] | None
 
-    def solve(self, promises: Sequence[_Promise], share: float) -> list[_Promise]:
+    def solve(self, evaluated: Sequence[_Evaluated], share: float) -> list[_Evaluated]:
         """Solve each, unless it is proven to be slower than another; the best first."""
         end = perf_counter() + share * self.seconds
-        best = min((one.seconds for one in promises), default=inf)
+        best = min((one.seconds for one in evaluated), default=inf)
         solved = []
-        for number, one in enumerate(promises):
-            left = max(0.0, end - perf_counter()) / (len(promises) - number)
+        for number, one in enumerate(evaluated):
+            left = max(0.0, end - perf_counter()) / (len(evaluated) - number)
             solved.append(self._solve(one, left) if one.lower_bound < best else one)
             best = min(best, solved[-1].seconds)
         return _best_first(solved)
 
-    def _solve(self, promise: _Promise, seconds: float) -> _Promise:
-        """The better of what the solver finds and of what is known."""
-        candidate = promise.candidate
+    def _solve(self, one: _Evaluated, seconds: float) -> _Evaluated:
+        """Return the better of what the solver finds and of what is known."""
+        candidate = one.candidate
         found = solve(candidate.problem, seconds=seconds, progress=self.progress)
-        bound = max(found.lower_bound, promise.lower_bound)
+        bound = max(found.lower_bound, one.lower_bound)
         plans = [replace(found, choices=candidate.choices)]
-        plans += [] if promise.known is None else [promise.known]
+        plans += [] if one.known is None else [one.known]
         best = replace(min(plans, key=step_seconds), lower_bound=bound)
-        return replace(promise, lower_bound=bound, known=best)
+        return replace(one, lower_bound=bound, known=best)
 
 
 def _nothing_fits(refused: Sequence[Candidate]) -> str:

@@ -1,4 +1,4 @@
-"""What there is to choose from: microbatch size, placement, cuts and checkpointed stages.
+"""The search space: microbatch size, placement, cuts and checkpointed stages.
 
 size -> placement -> cuts -> checkpointed stages -> a problem that a schedule can solve, or not
 """
@@ -34,7 +34,7 @@ __all__ = ["Candidate", "Space"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A problem and the choices that have led to it."""
+    """A problem and the choices that lead to it."""
 
     problem: SchedulingProblem
     choices: Choices
@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """All that a search may choose: layers by microbatch size, for one batch on so many ranks."""
+    """All that a search may choose: layers by microbatch size, for one batch on some ranks."""
 
     layers: Mapping[int, tuple[Piece, ...]]
     transfer: Mapping[int, PerLink]
@@ -71,7 +71,7 @@ class Space:
         transfer: PerLink | Mapping[int, PerLink],
         is_checked_after: bool,
     ) -> "Space":
-        """The space of what a user gives, checked; a list of layers is for one row each."""
+        """Return the space of what a user gives, checked; a list of layers is for one row each."""
         by_size = dict(layers) if isinstance(layers, Mapping) else {1: layers}
         links = (
             dict(transfer) if isinstance(transfer, Mapping) else dict.fromkeys(by_size, transfer)
@@ -80,7 +80,7 @@ class Space:
         limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
         if limits.ndim and limits.shape != (ranks,):
             raise SizeError(
-                f"one memory limit, or one per rank (ranks: {ranks}, got {limits.size})"
+                f"memory must be one limit, or one per rank (ranks: {ranks}, got {limits.size})"
             )
         return cls(
             layers={size: tuple(pieces) for size, pieces in sorted(by_size.items())},
@@ -96,10 +96,10 @@ class Space:
         for size, layers in self.layers.items():
             for placement in regular_placements(self.ranks, most_stages=len(layers)):
                 if self.batch % size == 0:
-                    yield from _Corner(self, size, placement).candidates()
+                    yield from _Subspace(self, size, placement).candidates()
 
     def candidate(self, placement: Placement, choices: Choices) -> Candidate:
-        """The problem that choices lead to, whether or not it fits."""
+        """Return the problem that choices lead to, whether or not it fits."""
         size, stages = choices.microbatch_size, placement.num_stages
         cut = Partition(
             pieces=self.layers[size],
@@ -116,7 +116,7 @@ class Space:
         )
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates in which one stage more or less is checkpointed."""
+        """Return the candidates in which one stage more or less is checkpointed."""
         placement, chosen = candidate.problem.placement, set(candidate.choices.checkpointed)
         if not self.can_checkpoint(candidate):
             return []
@@ -127,7 +127,7 @@ class Space:
         ]
 
     def can_checkpoint(self, candidate: Candidate) -> bool:
-        """Whether there is a limit, and it is known that checkpoints save bytes."""
+        """Return whether there is a limit, and it is known that checkpoints save bytes."""
         plain = self.candidate(
             candidate.problem.placement, replace(candidate.choices, checkpointed=())
         )
@@ -136,7 +136,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class _Corner:
+class _Subspace:
     """The part of a space with one microbatch size and one placement."""
 
     space: Space
@@ -163,7 +163,7 @@ class _Corner:
         return sorted(found, key=lambda counts: (sum(counts), counts))
 
     def _checkpoints(self, cut: Partition) -> list[tuple[int, ...]]:
-        """Which stages to checkpoint: none, all, and as few as some family needs."""
+        """Return which stages to checkpoint: none, all, and as few as some family needs."""
         plain = self.space.candidate(self.placement, self._choices(cut, ()))
         if not self.space.can_checkpoint(plain):
             return [()]
@@ -180,10 +180,10 @@ def _check(
     if ranks < 1 or batch < 1:
         raise SizeError(f"ranks and batch must be at least 1 (ranks: {ranks}, batch: {batch})")
     if set(layers) != set(links):
-        raise ArgumentError("give transfer as one value, or for the same sizes as the layers")
+        raise ArgumentError("transfer must be one value, or have the same sizes as the layers")
     names = {size: [piece.name for piece in pieces] for size, pieces in layers.items()}
     if not layers or any(named != next(iter(names.values())) for named in names.values()):
-        raise ArgumentError("give the same layers, by name, for every microbatch size")
+        raise ArgumentError("every microbatch size must have the same layers, by name")
     fewest = min(map(len, names.values()))
     if fewest < ranks:
         raise SizeError(
@@ -191,7 +191,9 @@ def _check(
             "fewer, or finer layers"
         )
     if any(type(size) is not int or size < 1 for size in layers):
-        raise ArgumentError(f"microbatch sizes count rows (got {', '.join(map(str, layers))})")
+        raise ArgumentError(
+            f"microbatch sizes must be whole numbers of rows (got {', '.join(map(str, layers))})"
+        )
     if all(batch % size for size in layers):
         sizes = ", ".join(map(str, sorted(layers)))
         raise SizeError(

@@ -20,5 +20,7 @@ def findings_view(findings: Findings) -> RenderableType:
         table.add_column(heading, justify="right" if heading in _RIGHT else "left")
     for number, row in enumerate(findings.rows, 1):
         table.add_row(str(number), *row[:-1])
-    reasons = [f"{number}: {reason}" for number, reason in enumerate(findings.verdicts, 1)]
-    return Group(table, Text(), Text("\n".join([*reasons, *findings.remarks])))
+    lines = [
+        f"{number}: {comparison}" for number, comparison in enumerate(findings.comparisons, 1)
+    ]
+    return Group(table, Text(), Text("\n".join([*lines, *findings.remarks])))
