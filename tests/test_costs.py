@@ -74,7 +74,7 @@ def test_full_backward_is_the_sum_of_its_halves_unless_given() -> None:
         ),
     ],
 )
-def test_what_is_no_cost_is_refused(name: str, value: object, message: str) -> None:
+def test_invalid_cost_is_refused(name: str, value: object, message: str) -> None:
     with pytest.raises(CostsError) as caught:
         Costs.from_mapping({name: value})
     assert str(caught.value) == message

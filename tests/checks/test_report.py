@@ -8,7 +8,7 @@ from penstock.errors import DeadlockError, ScheduleError
 from tests.tables import read_schedule
 
 
-def test_problem_is_told_by_place_action_rule_and_neighbourhood() -> None:
+def test_problem_names_place_action_rule_and_neighbourhood() -> None:
     (problem,) = find_problems(read_schedule("0F0 0F0 0B0"))
     assert problem == Problem(
         rule="once",
@@ -34,7 +34,7 @@ def test_check_says_nothing_about_a_schedule_that_is_fine() -> None:
     check(read_schedule("0F0 0B0\n1F0 1B0"))
 
 
-def test_no_more_problems_are_told_than_asked_for() -> None:
+def test_at_most_limit_problems_are_returned() -> None:
     schedule = read_schedule("0F0 " + " ".join(f"0B{microbatch}" for microbatch in range(40)))
     assert len(find_problems(schedule)) == 20
     assert len(find_problems(schedule, limit=3)) == 3

@@ -79,9 +79,7 @@ def test_a_file_written_by_hand_is_read(tmp_path: Path) -> None:
         ({"end": [[1, 4], [2, 1.5]]}, "rank 1, position 1, 1B0 ends before it starts"),
     ],
 )
-def test_what_is_no_timeline_is_refused(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_invalid_timeline_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     file.write_text(json.dumps(GOOD | change))
     with pytest.raises(ParseError) as caught:

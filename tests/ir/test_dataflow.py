@@ -44,7 +44,7 @@ def test_copies_are_chains_side_by_side_that_run_the_same_parts() -> None:
     assert not copies.is_chain
 
 
-def test_stages_that_are_no_copies_are_all_in_one_stream() -> None:
+def test_stages_that_are_not_copies_are_all_in_one_stream() -> None:
     # Two encoders that feed one stage: no edge joins 0 and 1, yet both see every microbatch.
     assert Dataflow(3, [(0, 2), (1, 2)]).stream_of_stage == (0, 0, 0)
 

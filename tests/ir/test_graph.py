@@ -148,7 +148,7 @@ def test_need_that_is_not_there_is_an_error_that_names_who_waits(
     assert str(caught.value) == message
 
 
-def test_action_for_a_microbatch_that_there_is_not_is_refused() -> None:
+def test_action_for_an_unknown_microbatch_is_refused() -> None:
     orders = [["0F0", "0SEND_F7", "0B0"], ["1RECV_F0", "1F0", "1B0"]]
     with pytest.raises(ScheduleError) as caught:
         build_graph(Schedule.from_orders(orders))

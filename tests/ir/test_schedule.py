@@ -215,7 +215,7 @@ def test_few_actions_that_name_a_huge_grid_are_refused() -> None:
     )
 
 
-def test_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_binary_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "picture.csv"
     file.write_bytes(b"\x89PNG\r\n\x1a\n")
     with pytest.raises(ParseError) as caught:

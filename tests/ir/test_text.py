@@ -92,7 +92,7 @@ def test_text_is_read(text: str, work: Work) -> None:
         "((0F0;1B0)OVERLAP_F_B;2F0)OVERLAP_F_B",
     ],
 )
-def test_what_is_no_action_is_refused(text: str) -> None:
+def test_invalid_action_is_refused(text: str) -> None:
     with pytest.raises(ParseError) as caught:
         parse_work(text)
     expected = f"not a valid action: {text!r} (expected STAGE KIND MICROBATCH, e.g. 2F0)"
@@ -143,7 +143,7 @@ def test_csv_reads_back_as_what_was_written(orders: list[list[Work]]) -> None:
     assert parse_csv(format_csv(orders, Dataflow.chain(2))) == (orders, None)
 
 
-def test_dataflow_that_is_no_chain_goes_into_the_first_line() -> None:
+def test_dataflow_other_than_a_chain_goes_into_the_first_line() -> None:
     orders = [[Action(Kind.FORWARD, stage, 0)] for stage in range(3)]
     skip = Dataflow(3, [(0, 1), (1, 2), (0, 2)])
     text = format_csv(orders, skip)
@@ -179,7 +179,7 @@ def test_dataflow_that_is_no_chain_goes_into_the_first_line() -> None:
         ),
     ],
 )
-def test_first_line_that_is_no_dataflow_is_refused(line: str, message: str) -> None:
+def test_first_line_with_an_invalid_dataflow_is_refused(line: str, message: str) -> None:
     with pytest.raises(ParseError) as caught:
         parse_csv(f"{line}\n0F0\n1F0\n")
     assert str(caught.value) == message

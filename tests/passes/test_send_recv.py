@@ -28,7 +28,7 @@ PASSES: dict[str, Pass] = {
 }
 
 
-def test_receive_stands_where_its_rank_is_when_the_send_is_reached() -> None:
+def test_receive_goes_where_its_rank_is_when_the_send_is_reached() -> None:
     schedule = read_schedule("""
         0F0 0F1 0F2 0B0 0B1 0B2
         1F0 1B0 1F1 1B1 1F2 1B2
@@ -40,7 +40,7 @@ def test_receive_stands_where_its_rank_is_when_the_send_is_reached() -> None:
     assert orders_of(add_send_recv(schedule)) == read_orders(expected)
 
 
-def test_late_receive_stands_before_its_use_but_past_no_send() -> None:
+def test_late_receive_goes_right_before_its_use_but_not_past_a_send() -> None:
     schedule = read_schedule("""
         0F0 0F1 0F2 0B0 0B1 0B2
         1F0 1B0 1F1 1B1 1F2 1B2
@@ -80,7 +80,7 @@ def test_late_receive_stands_before_its_use_but_past_no_send() -> None:
         ),
     ],
 )
-def test_receive_by_cost_stands_before_the_work_during_which_its_send_happens(
+def test_receive_by_cost_goes_before_the_work_during_which_its_send_happens(
     costs: Costs, expected: str
 ) -> None:
     schedule = read_schedule("""

@@ -68,7 +68,7 @@ def test_plans_keep_the_limit_pass_the_checks_and_beat_the_families(
     assert found.timeline.makespan <= fastest * (1 + 1e-9)
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     told: list[Progress] = []
     plan(COSTS, ranks=2, microbatches=4, seconds=QUICK, progress=told.append)
     assert told
@@ -105,7 +105,7 @@ def test_limit_that_checkpointing_keeps_says_so() -> None:
         ({"memory": [1, 2, 3]}, SizeError, "memory must be one limit, or one per rank"),
     ],
 )
-def test_wishes_that_mean_nothing_are_refused(
+def test_invalid_arguments_are_refused(
     changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
     wishes = {"ranks": 2, "microbatches": 4} | changes

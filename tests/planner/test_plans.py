@@ -45,7 +45,7 @@ def test_plan_of_work_that_takes_no_time_has_no_gap() -> None:
     assert Plan(SchedulingProblem.of(costs, schedule.placement, 1), schedule, 0.0).gap == 0
 
 
-def test_plan_tells_itself_in_a_few_lines() -> None:
+def test_plan_prints_as_a_few_lines() -> None:
     plan = make_plan()
     plan = Plan(plan.problem, plan.schedule, 18.0, Choices((2, 2, 1, 3), (1,), 4))
     assert str(plan) == (
@@ -170,7 +170,9 @@ def test_bad_file_names_itself_and_the_field(
         (b"\xff\xfe", "not a text file: byte 0 is not UTF-8"),
     ],
 )
-def test_file_that_is_no_plan_is_refused(text: str | bytes, message: str, tmp_path: Path) -> None:
+def test_file_other_than_a_plan_is_refused(
+    text: str | bytes, message: str, tmp_path: Path
+) -> None:
     file = tmp_path / "plan.json"
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(PlanError) as caught:

@@ -35,7 +35,7 @@ def test_what_was_simulated_comes_back(family: str, transfer: float | list[list[
     assert again.end == pytest.approx(timeline.end)
 
 
-def test_links_are_told_apart_and_those_without_messages_are_like_the_others() -> None:
+def test_each_link_has_its_transfer_and_links_without_messages_get_the_mean() -> None:
     timeline = simulate(
         lower(build("1F1B", ranks=3, microbatches=6)),
         Costs(transfer=[[0, 0.125, 9], [0.25, 0, 0.375], [9, 0.5, 0]]),

@@ -56,7 +56,7 @@ def test_lowered_schedule_has_the_same_reasons() -> None:
     ]
 
 
-def test_wait_inside_an_overlap_is_told_once() -> None:
+def test_wait_inside_an_overlap_is_listed_once() -> None:
     schedule = read_schedule("""
         0F0 (0F1;0B0)OVERLAP_F_B 0B1
         1F0 1B0 1F1 1B1

@@ -18,7 +18,7 @@ GUESS = Costs(forward=[1, 2], backward_input=[1, 1], backward_weight=1)
 TRUTH = Costs(forward=[1, 3], backward_input=[1, 2], backward_weight=[0.5, 1])
 
 
-def test_every_kind_of_every_stage_is_told_apart() -> None:
+def test_every_kind_of_every_stage_has_its_own_cost() -> None:
     schedule = build("ZB-H1", ranks=2, microbatches=4)
     predicted, recorded = simulate(schedule, GUESS), simulate(lower(schedule), TRUTH)
     found = review(predicted, recorded)

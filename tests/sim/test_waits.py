@@ -32,7 +32,7 @@ def gaps_of(waits: Waits) -> list[tuple[int, float, float, str, str, float]]:
 
 
 @given(st.data())
-def test_a_simulated_timeline_tells_what_its_costs_explain(data: st.DataObject) -> None:
+def test_waits_of_a_simulated_timeline_match_its_explanation(data: st.DataObject) -> None:
     # Eighths of a second, and no two transfers of different length on the way to one action.
     schedule = data.draw(strategies.schedules(max_ranks=5, max_microbatches=6))
     costs = data.draw(strategies.costs(schedule))

@@ -45,7 +45,7 @@ def compile_loop(loop: Callable[..., Any], *parts: Callable[..., Any]) -> Callab
 def _compile_filled() -> None:
     from numba.extending import overload
 
-    @overload(filled)  # type: ignore[untyped-decorator]  # numba has no types
+    @overload(filled)
     def _make_filled(size: Any, value: Any) -> Any:  # noqa: ARG001  (numba gives the types)
         def fill(size: Any, value: Any) -> Any:
             return np.full(size, value)

@@ -85,7 +85,7 @@ def test_a_log_knows_who_wrote_it(tmp_path: Path) -> None:
     assert last_action(log, time.time()) == "nothing yet"
 
 
-def test_signs_of_life_are_told(tmp_path: Path) -> None:
+def test_signs_of_life_are_read_back(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.beat()
     writer.close(keep=True)
@@ -104,7 +104,7 @@ def test_a_record_that_is_not_kept_is_removed(tmp_path: Path) -> None:
     writer.close(keep=False)
 
 
-def test_waits_are_told_until_they_end(tmp_path: Path) -> None:
+def test_waits_are_recorded_until_they_end(tmp_path: Path) -> None:
     writer = writer_of(tmp_path)
     writer.start(writer.encode(action("2F0")))
     writer.wait(writer.encode(action("2RECV_F0")))
@@ -135,7 +135,9 @@ def test_waits_are_told_until_they_end(tmp_path: Path) -> None:
         (FlightRecord(7, Phase.OUTCOME, 1.0), "the meeting after the step of step 7, since 1.5 s"),
     ],
 )
-def test_the_last_action_is_told_in_words(record: FlightRecord, told: str, tmp_path: Path) -> None:
+def test_last_action_is_described_in_words(
+    record: FlightRecord, told: str, tmp_path: Path
+) -> None:
     log = read_flight(write_file(tmp_path, 2, [record], placement=LOOP))
     assert last_action(log, BEGAN + 2.5) == told
 
@@ -247,7 +249,7 @@ def test_a_time_cut_off_in_the_newest_record_has_not_come(tmp_path: Path) -> Non
         ((HEAD + 72, b"\xff" * 7 + b"\x7f"), "9223372036854775807 is not a valid record number"),
     ],
 )
-def test_what_is_no_flight_record_is_refused(
+def test_invalid_flight_record_is_refused(
     change: tuple[int, bytes], message: str, tmp_path: Path
 ) -> None:
     record = FlightRecord(1, action("2F0"), 1.0, action("2RECV_F0"), 1.5, 2.0, 3.0)
@@ -278,7 +280,7 @@ FUZZING = settings(deadline=None, suppress_health_check=[HealthCheck.function_sc
 
 @given(changes=CHANGES, num_records=st.integers(0, 10))
 @settings(FUZZING, max_examples=500)
-def test_a_changed_file_is_refused_or_tells_possible_things(
+def test_changed_file_is_refused_or_gives_possible_records(
     changes: list[tuple[int, bytes]], num_records: int, tmp_path: Path
 ) -> None:
     read_changed(changes, num_records, tmp_path)
@@ -287,7 +289,7 @@ def test_a_changed_file_is_refused_or_tells_possible_things(
 @pytest.mark.slow
 @given(changes=CHANGES, num_records=st.integers(0, 10))
 @settings(FUZZING, max_examples=10_000)
-def test_ten_thousand_changed_files_are_refused_or_tell_possible_things(
+def test_ten_thousand_changed_files_are_refused_or_give_possible_records(
     changes: list[tuple[int, bytes]], num_records: int, tmp_path: Path
 ) -> None:
     read_changed(changes, num_records, tmp_path)

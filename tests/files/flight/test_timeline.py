@@ -98,7 +98,7 @@ def test_backwards_whose_forwards_were_written_over_are_left_out(tmp_path: Path)
     assert [text for text, *_ in spans(recorded(tmp_path))[0]] == ["0F2", "0B2"]
 
 
-def test_without_any_computing_there_is_no_step(tmp_path: Path) -> None:
+def test_records_without_compute_give_no_step(tmp_path: Path) -> None:
     write_file(tmp_path, 0, [FlightRecord(0, Phase.AGREEMENT, 1.0)], placement=LOOP)
     write_file(tmp_path, 1, [], placement=LOOP)
     assert last_recorded_step(read_flights([tmp_path])) is None

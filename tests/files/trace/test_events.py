@@ -50,7 +50,7 @@ def test_long_events_are_read_whole(tmp_path: Path) -> None:
     assert pieces_of(json.dumps([fields, {}]), tmp_path) == [Event(0, fields), Event(1, {})]
 
 
-def test_compressed_files_are_told_by_their_content(tmp_path: Path) -> None:
+def test_compressed_files_are_recognised_by_their_content(tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_bytes(gzip.compress(b'[{"ph": "X"}]'))
     assert list(read_pieces(file)) == [Event(0, {"ph": "X"})]
@@ -80,7 +80,7 @@ def test_compressed_files_are_told_by_their_content(tmp_path: Path) -> None:
         ('[{"a": -Infinity}]', "not readable as JSON in event 0: -Infinity is not a valid number"),
     ],
 )
-def test_what_is_no_trace_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_file_other_than_a_trace_is_refused(text: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ParseError) as caught:
         pieces_of(text, tmp_path)
     assert str(caught.value) == message
@@ -104,7 +104,7 @@ def test_files_made_to_exhaust_us_are_refused(text: str, tmp_path: Path) -> None
         gzip.compress(b"[]", mtime=0) + b"junk",
     ],
 )
-def test_what_is_no_text_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_undecodable_file_is_refused(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
     file.write_bytes(content)
     with pytest.raises(ParseError, match="not readable as text: "):

@@ -138,7 +138,7 @@ def test_kernels_of_one_launch_belong_together(tmp_path: Path) -> None:
     assert table(read_trace(write(tmp_path / "step.json", events))) == [[("0F0", 0, 7)]]
 
 
-def test_steps_on_a_device_are_told_apart_by_their_launches(tmp_path: Path) -> None:
+def test_steps_on_a_device_are_separated_by_their_launches(tmp_path: Path) -> None:
     events = [
         host("0F0", 0, 1),
         host("0F0", 2, 1),

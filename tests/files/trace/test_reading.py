@@ -169,7 +169,7 @@ Change = Callable[[dict[str, Any], dict[str, Any]], object]
         (lambda d, _: d.update(otherData=d.pop("otherData")), "the trace has no events after"),
     ],
 )
-def test_what_is_no_trace_of_ours_is_refused(change: Change, message: str, tmp_path: Path) -> None:
+def test_damaged_trace_of_ours_is_refused(change: Change, message: str, tmp_path: Path) -> None:
     document = json.loads("".join(trace_lines(SMALL)))
     first = document["traceEvents"][10]
     assert (first["ph"], first["name"]) == ("X", "0F0")

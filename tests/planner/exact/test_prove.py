@@ -61,7 +61,7 @@ def test_a_shorter_whole_backward_is_used_where_it_helps(room: float | None) -> 
         assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
 
 
-def test_a_whole_backward_is_used_where_there_is_no_room_for_a_stash() -> None:
+def test_whole_backward_is_used_without_room_for_a_stash() -> None:
     # Beside another activation there is no room for what I leaves, so the best is to do B.
     prices = Costs(activation_bytes=1, weight_stash_bytes=(3, 1))
     problem = SchedulingProblem.of(prices, Placement.loop(2), 2, memory=3)
@@ -71,7 +71,7 @@ def test_a_whole_backward_is_used_where_there_is_no_room_for_a_stash() -> None:
     assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
 
 
-def test_seconds_that_are_no_whole_ticks_are_rounded_safely() -> None:
+def test_seconds_between_whole_ticks_are_rounded_safely() -> None:
     prices = Costs(
         forward=(1 / 3, 0.7), backward_input=(0.1, 2 / 7), backward_weight=0.3, transfer=0.05
     )
@@ -108,7 +108,7 @@ def test_the_same_problem_gets_the_same_answer() -> None:
     assert first.is_optimal
 
 
-def test_progress_is_told_of_every_better_schedule() -> None:
+def test_every_better_schedule_is_reported_to_progress() -> None:
     problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
     told: list[tuple[float, float]] = []
     exact = prove(problem, progress=lambda makespan, bound: told.append((makespan, bound)))

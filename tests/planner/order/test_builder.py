@@ -119,7 +119,7 @@ def test_a_patient_rank_waits_for_what_is_more_urgent() -> None:
     assert begins == ["0F0 0F1 0F2 0I0", "0F0 0F1 0F2 0F3"]
 
 
-def test_an_order_that_cannot_fit_is_no_order() -> None:
+def test_order_that_cannot_fit_is_not_built() -> None:
     # All forwards first need room for all of them, whatever overtakes what.
     costs = Costs(activation_bytes=1)
     problem = SchedulingProblem(costs, Placement.loop(1), 3, (0.5,))

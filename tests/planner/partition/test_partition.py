@@ -144,7 +144,7 @@ def test_pieces_without_any_cost_can_be_cut() -> None:
     assert (found.sizes, found.balance) == ((1, 1, 1), 1.0)
 
 
-def test_what_a_partition_tells() -> None:
+def test_properties_of_a_partition() -> None:
     pieces = [
         Piece(name, forward=1, backward_input=2, backward_weight=0.5, parameter_bytes=8)
         for name in "abc"
@@ -292,12 +292,12 @@ def test_the_cap_that_is_named_fits_and_one_byte_less_does_not(
     ("memory", "in_flight", "message"),
     [
         ([1, 2, 3], 1, "memory has 3 values for 2 ranks; give one number, or one per rank"),
-        (-1, 1, "memory must be numbers from 0 up \\(got -1\\)"),
+        (-1, 1, "memory must be numbers from 0 up (got -1)"),
         (9, [1], "in_flight has 1 values for 2 stages; give one number, or one per stage"),
         (9, 1.5, "in_flight must be whole numbers of microbatches (got 1.5)"),
     ],
 )
-def test_refuses_numbers_that_mean_nothing(memory: float, in_flight: int, message: str) -> None:
+def test_invalid_numbers_are_refused(memory: float, in_flight: int, message: str) -> None:
     with pytest.raises(ArgumentError) as error:
         partition(weighed(1, 1), Placement.loop(2), memory=memory, in_flight=in_flight)
     assert str(error.value) == message

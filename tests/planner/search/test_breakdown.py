@@ -50,7 +50,7 @@ def test_every_cause_is_found() -> None:
     assert found == Breakdown(work=8, recompute=1, imbalance=1, transfer=1, bubble=4, waiting=0)
 
 
-def test_causes_that_matter_are_told_largest_first() -> None:
+def test_causes_that_matter_are_listed_largest_first() -> None:
     best = Breakdown(work=90, recompute=0, imbalance=0, transfer=2, bubble=8, waiting=0)
     other = replace(best, recompute=0.3, bubble=11, transfer=1, imbalance=3.5)
     assert why_slower(other, best) == "slower by 5.8 %: imbalance +3.5 %, bubble +3.0 %"

@@ -58,7 +58,7 @@ def test_finding_knows_where_its_seconds_go() -> None:
         assert finding.causes.seconds == finding.seconds == finding.plan.timeline.end_time
 
 
-def test_neighbouring_stages_are_told_together() -> None:
+def test_neighbouring_stages_are_joined_to_ranges() -> None:
     problem = SchedulingProblem(Costs(activation_bytes=2), Placement.loop(2, 3), 3, (1.0, 4.0))
     candidate = Candidate(problem, Choices((1,) * 6, (0, 1, 2, 5)))
     assert describe_refusal(candidate) == (

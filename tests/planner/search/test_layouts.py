@@ -24,7 +24,7 @@ def test_names_mean_placements() -> None:
     assert find_placement(Placement.v(3), 3, Costs()) == Placement.v(3)
 
 
-def test_placement_that_is_none_is_refused() -> None:
+def test_unknown_placement_is_refused() -> None:
     with pytest.raises(ArgumentError) as caught:
         find_placement("w", 4, Costs())
     assert str(caught.value) == (
@@ -68,7 +68,7 @@ def test_regular_placements_are_those_for_which_there_are_layers() -> None:
     assert regular_placements(2, most_stages=99) == known
 
 
-def test_placements_are_told_in_a_word() -> None:
+def test_placements_are_described_in_a_word() -> None:
     told = [
         describe_placement(placement)
         for placement in (

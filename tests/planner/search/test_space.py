@@ -110,7 +110,7 @@ def test_neighbours_checkpoint_one_stage_more_or_less() -> None:
     assert all(n == space.candidate(Placement.v(2), n.choices) for n in found)
 
 
-def test_without_a_limit_there_are_no_neighbours() -> None:
+def test_candidates_without_a_limit_have_no_neighbours() -> None:
     space = Space.of(LAYERS, 2, 4, None, 0.0, is_checked_after=False)
     assert space.neighbours(next(space.candidates())) == []
 
@@ -163,7 +163,7 @@ def test_models_without_message_sizes_are_not_checkpointed() -> None:
         ),
     ],
 )
-def test_wishes_that_mean_nothing_are_refused(
+def test_invalid_arguments_are_refused(
     changes: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error) as caught:
