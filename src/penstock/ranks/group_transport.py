@@ -62,9 +62,9 @@ class _Incoming:
 class GroupTransport:
     """One rank of the schedule, talking to the others through a process group.
 
-    With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests. The
-    `control` of the same ranks shares its connections with the transport, which opens one if none
-    is given.
+    With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests. At most
+    `sends_ahead` sends of a channel are in flight: the next one waits for the oldest. The `control`
+    of the same ranks shares its connections with the transport, which opens one if none is given.
     """
 
     def __init__(
@@ -74,8 +74,10 @@ class GroupTransport:
         *,
         by_order: bool = False,
         control: GroupControl | None = None,
+        sends_ahead: float = _SENDS_AHEAD,
     ) -> None:
         self._device = device
+        self._sends_ahead = sends_ahead
         self.control = GroupControl(group) if control is None else control
         self._rank, self.num_ranks = self.control.rank, self.control.size
         self.ranks = (self._rank,)
@@ -101,6 +103,11 @@ class GroupTransport:
         All ranks give the same pairs in the same order.
         """
         self._channels.open(self._rank, pairs)
+
+    @property
+    def knows_shapes(self) -> bool:
+        """Whether the shapes of the present step were known before it began."""
+        return self._known is not None
 
     def abort(self) -> None:
         """End all communication and every wait for it; any thread may call this."""
@@ -316,7 +323,7 @@ class GroupTransport:
         channel = self._outgoing.setdefault(message.destination, deque())
         channel.append((works, buffers))
         # A receiver that learns or compares does so late, and then no send may be waited for.
-        while self._is_steady and len(channel) > _SENDS_AHEAD:
+        while self._is_steady and len(channel) > self._sends_ahead:
             _wait(channel.popleft()[0])
 
     def _outbound(self, tensor: torch.Tensor) -> torch.Tensor:

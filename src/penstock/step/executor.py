@@ -93,7 +93,10 @@ def order_for_one_process(schedule: Schedule) -> list[int]:
 
 
 class Executor:
-    """The rows of a lowered schedule that this process runs, bound to its stages."""
+    """The rows of a lowered schedule that this process runs, bound to its stages.
+
+    Whether gradients are recorded is the caller's to say.
+    """
 
     def __init__(
         self,
@@ -135,11 +138,13 @@ class Executor:
         if self._program:
             self._drain(self._program[0])
 
-    def profile(self, batch: Microbatches, results: Results) -> None:
-        """Run every action once, each visible in the profiler under its text."""
+    def profile(
+        self, batch: Microbatches, results: Results, name: Callable[[Action], str] = str
+    ) -> None:
+        """Run every action once, each visible in the profiler under its name."""
         with self._step(batch, results):
             for entry in self._program:
-                with torch.profiler.record_function(str(entry.action)):
+                with torch.profiler.record_function(name(entry.action)):
                     self._call(entry)
 
     def record(self, batch: Microbatches, results: Results, clock: Clock) -> StepRecording:
@@ -162,8 +167,7 @@ class Executor:
     def _step(self, batch: Microbatches, results: Results) -> Iterator[None]:
         self._batch, self._results = batch, results
         try:
-            with torch.set_grad_enabled(self._is_training):
-                yield
+            yield
         finally:
             self._batch, self._results, self._clock = None, Results(), NoClock()
             self._held.clear()
@@ -202,9 +206,9 @@ class Executor:
         for message in entry.takes:
             self._transport.discard(message)
         if entry.action.kind in (Kind.RECV_F, Kind.RECV_B):
-            self._transport.post_receive(self._message_of(entry.action))
+            self._transport.post_receive(self.message_of(entry.action))
         elif entry.action.kind in (Kind.SEND_F, Kind.SEND_B):
-            self._send_what_there_is(self._message_of(entry.action))
+            self._send_what_there_is(self.message_of(entry.action))
 
     def _send_what_there_is(self, message: Message) -> None:
         if message not in self._held:
@@ -220,16 +224,16 @@ class Executor:
 
     def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> _Entry:
         call = self._find_call(action)
-        takes = [m for m in self._takes(action) if m.source != m.destination]
+        takes = [m for m in self.takes(action) if m.source != m.destination]
         self._notes.update((message, self._note_of(message)) for message in takes)
         is_send = action.kind in (Kind.SEND_F, Kind.SEND_B)
-        note = Note.of(action, self._message_of(action).destination if is_send else None)
+        note = Note.of(action, self.message_of(action).destination if is_send else None)
         if action.kind in around:
             call = partial(around[action.kind], action, call)
         return _Entry(row, action, note, call, takes)
 
-    def _takes(self, action: Action) -> list[Message]:
-        """The messages that an action uses up."""
+    def takes(self, action: Action) -> list[Message]:
+        """Return the messages that an action uses up, also those from stages of its own rank."""
         flow, stage, microbatch = self._schedule.dataflow, action.stage, action.microbatch or 0
         match action.kind:
             case Kind.FORWARD:
@@ -265,7 +269,7 @@ class Executor:
 
     def _bind_forward(self, stage: Stage, microbatch: int) -> Callable[[], None]:
         flow = self._schedule.dataflow
-        incoming = self._takes(Action(Kind.FORWARD, stage.index, microbatch))
+        incoming = self.takes(Action(Kind.FORWARD, stage.index, microbatch))
         outgoing = [
             self._message(True, stage.index, consumer, microbatch)
             for consumer in flow.consumers(stage.index)
@@ -275,7 +279,7 @@ class Executor:
 
         def forward() -> None:
             batch = self._current()
-            received = [self._take(message) for message in incoming]
+            received = [self.take(message) for message in incoming]
             self._started = self._clock.mark()
             args = () if incoming else batch.args[microbatch]
             kwargs = batch.kwargs[stage.index][microbatch]
@@ -355,14 +359,14 @@ class Executor:
         microbatch: int,
     ) -> Callable[[], None]:
         flow = self._schedule.dataflow
-        incoming = self._takes(Action(Kind.FULL_BACKWARD, stage.index, microbatch))
+        incoming = self.takes(Action(Kind.FULL_BACKWARD, stage.index, microbatch))
         outgoing = [
             self._message(False, producer, stage.index, microbatch)
             for producer in flow.producers(stage.index)
         ]
 
         def backward() -> None:
-            gradients = [self._take(message).tensors for message in incoming]
+            gradients = [self.take(message).tensors for message in incoming]
             self._started = self._clock.mark()
             answers = run(microbatch, gradients)
             for message, tensors in zip(outgoing, answers, strict=True):
@@ -371,14 +375,19 @@ class Executor:
         return backward
 
     def _bind_send(self, action: Action) -> Callable[[], None]:
-        message = self._message_of(action)
+        message = self.message_of(action)
         return lambda: self._transport.send(message, self._held.pop(message))
 
     def _bind_receive(self, action: Action) -> Callable[[], None]:
-        message = self._message_of(action)
+        message = self.message_of(action)
         return lambda: self._transport.post_receive(message)
 
-    def _take(self, message: Message) -> Packet:
+    def hold(self, message: Message, packet: Packet) -> None:
+        """Keep what its send, or a stage of the same rank, will take."""
+        self._held[message] = packet
+
+    def take(self, message: Message) -> Packet:
+        """Wait for a message, and take it."""
         if message.source == message.destination:
             return self._held.pop(message)
         self._log.wait(self._notes[message])
@@ -395,7 +404,8 @@ class Executor:
             receive = Action(Kind.RECV_B, producer, message.microbatch, consumer)
         return Note.of(receive, message.source)
 
-    def _message_of(self, action: Action) -> Message:
+    def message_of(self, action: Action) -> Message:
+        """Return the message that a send or a receive is for."""
         is_forward = action.kind in (Kind.SEND_F, Kind.RECV_F)
         ends = (action.stage, action.peer or 0)
         producer, consumer = min(ends), max(ends)

@@ -1,7 +1,7 @@
 """One stage of the model at work: its module, and what it holds for each microbatch in flight."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -56,12 +56,23 @@ class _Enter(torch.autograd.Function):
 
 
 class Stage:
-    """Runs one stage's module forward and backward, microbatch by microbatch."""
+    """Runs one stage's module forward and backward, microbatch by microbatch.
 
-    def __init__(self, index: int, module: nn.Module, replica: Replica) -> None:
+    `call` is called in the module's place, with the same arguments.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        replica: Replica,
+        *,
+        call: Callable[..., Any] | None = None,
+    ) -> None:
         self.index = index
         self.module = module
         self.replica = replica
+        self._call = module if call is None else call
         self.peak_flights = 0
         self._flights: dict[int, _Flight] = {}
         self._waiting: dict[int, list[DeferredWork]] = {}
@@ -125,7 +136,7 @@ class Stage:
         """Run the module without keeping a graph."""
         values = [self._unpack(packet.structure, packet.tensors) for packet in received]
         with torch.no_grad(), self._draw(microbatch, is_training=False):
-            return self.module(*as_arguments(values), *args, **kwargs)
+            return self._call(*as_arguments(values), *args, **kwargs)
 
     def forward(
         self,
@@ -213,7 +224,7 @@ class Stage:
     ) -> Any:
         if self._checkpointed is not None:
             return self._checkpointed.run((*arguments, *args), kwargs)
-        return self.module(*arguments, *args, **kwargs)
+        return self._call(*arguments, *args, **kwargs)
 
     def _record(self) -> AbstractContextManager[None]:
         return nullcontext() if self._recorder is None else self._recorder.record()
@@ -257,8 +268,15 @@ class Stage:
         if edge is None and loss.requires_grad:
             edge = get_gradient_edge(loss)
         if edge is not None and weight != 0:
-            gradient = _constant(weight, loss.dtype, loss.device)
-            self._flights[microbatch].roots.append((edge, gradient))
+            self.add_gradient(microbatch, edge, _constant(weight, loss.dtype, loss.device))
+
+    def add_gradient(self, microbatch: int, edge: GradientEdge, gradient: torch.Tensor) -> None:
+        """Let the backward of this microbatch start here too, with this gradient."""
+        self._flights[microbatch].roots.append((edge, gradient))
+
+    def release(self, microbatch: int) -> None:
+        """Let go of a microbatch whose backward somebody else has run, or nobody will run."""
+        self._flights.pop(microbatch, None)
 
     def mark_gradients(self, microbatch: int) -> GradientMarks | None:
         """Note what gradients hold before a loss runs; nothing where none can come from afar."""

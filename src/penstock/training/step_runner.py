@@ -122,7 +122,8 @@ class StepRunner:
         results, recording, merged, failure = Results(), None, None, None
         try:
             batch = self._split(request, agreed, executor)
-            recording = self._execute(executor, batch, results, request)
+            with torch.set_grad_enabled(request.is_training):
+                recording = self._execute(executor, batch, results, request)
             self._check_weights(batch)
             merged = self._merge_outputs(results)
         except StepFailedError as error:
