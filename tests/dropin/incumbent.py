@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from penstock.assembly import build
-from penstock.dropin._actions import _Action
-from penstock.dropin._lists import Order
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.lists import Order
 
 __all__ = [
     "FAMILIES",

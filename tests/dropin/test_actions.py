@@ -3,8 +3,8 @@ from itertools import product
 
 import pytest
 
-from penstock.dropin import _actions
-from penstock.dropin._actions import (
+from penstock.dropin.names import actions as _actions
+from penstock.dropin.names.actions import (
     OVERLAP_F_B,
     RESHARD,
     SEND_B,

@@ -1,8 +1,8 @@
 import pytest
 from hypothesis import given
 
-from penstock.dropin._actions import UNSHARD, F, _Action
-from penstock.dropin._columns import to_actions, to_rows
+from penstock.dropin.names.actions import UNSHARD, F, _Action
+from penstock.dropin.names.columns import to_actions, to_rows
 from penstock.errors import ScheduleError
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule

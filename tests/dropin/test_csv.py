@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dropin._actions import ActionTextError
-from penstock.dropin._csv import read_order, write_order
-from penstock.dropin._orders import build_order
-from penstock.dropin._passes import lower_order
+from penstock.dropin.names.actions import ActionTextError
+from penstock.dropin.names.csv_files import read_order, write_order
+from penstock.dropin.names.passes import lower_order
+from penstock.dropin.orders.tables import build_order
 from penstock.ir.schedule import Schedule
 from tests.dropin.incumbent import FAMILIES, rank_of_stage, to_torch
 from tests.dropin.incumbent import read_order as read_lines

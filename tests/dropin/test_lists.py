@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.dropin._lists import (
+from penstock.dropin.names.lists import (
     OrderError,
     apply_to_rank,
     fill_slots,

@@ -6,8 +6,9 @@ from itertools import product
 import pytest
 
 from penstock.assembly import build
-from penstock.dropin._lists import OrderError
-from penstock.dropin._orders import (
+from penstock.dropin.names.lists import OrderError
+from penstock.dropin.names.validation import _validate_schedule
+from penstock.dropin.orders.tables import (
     _get_1f1b_rank_ops,
     _get_warmup_ops,
     add_bubbles,
@@ -20,7 +21,6 @@ from penstock.dropin._orders import (
     one_f_one_b_order,
     zbv_order,
 )
-from penstock.dropin._validation import _validate_schedule
 from penstock.errors import ScheduleError, ScheduleNameError, SizeError
 from tests.dropin.incumbent import (
     FAMILIES,

@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from penstock.dropin._p2p import Outgoing, ReceiveQueue
+from penstock.dropin.run.p2p import Outgoing, ReceiveQueue
 
 
 class Work:

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.assembly import build
 from penstock.checks.report import find_problems
-from penstock.dropin._actions import B, I, W, _Action, _ComputationType
-from penstock.dropin._lists import Order, OrderError
-from penstock.dropin._passes import (
+from penstock.dropin.names.actions import B, I, W, _Action, _ComputationType
+from penstock.dropin.names.lists import Order, OrderError
+from penstock.dropin.names.passes import (
     _add_reduce_grad,
     _add_send_recv,
     _add_unshard_reshard,

@@ -5,10 +5,6 @@ from typing import Any
 import pytest
 
 from penstock.assembly import build, lower
-from penstock.dropin._actions import F, _Action, _ComputationType
-from penstock.dropin._lists import Order, Slots
-from penstock.dropin._orders import build_order
-from penstock.dropin._passes import defer_receives
 from penstock.dropin._schedule_visualizer import (
     OpKey,
     StagesPerRankError,
@@ -18,6 +14,10 @@ from penstock.dropin._schedule_visualizer import (
     get_schedule_ops,
     visualize_schedule,
 )
+from penstock.dropin.names.actions import F, _Action, _ComputationType
+from penstock.dropin.names.lists import Order, Slots
+from penstock.dropin.names.passes import defer_receives
+from penstock.dropin.orders.tables import build_order
 from penstock.dropin.schedules import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,

@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.dropin._orders import build_order
-from penstock.dropin._passes import _add_send_recv, _defer_recv_ops, lower_order
-from penstock.dropin._simulation import (
+from penstock.dropin.names.passes import _add_send_recv, _defer_recv_ops, lower_order
+from penstock.dropin.orders.simulation import (
     _dump_chrometrace,
     _format_pipeline_order,
     _simulate_comms_compute,
 )
+from penstock.dropin.orders.tables import build_order
 from penstock.errors import DeadlockError, ScheduleError
 from tests.dropin.incumbent import (
     FAMILIES,

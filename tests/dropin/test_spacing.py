@@ -1,9 +1,9 @@
 import pytest
 
 from penstock.assembly import build
-from penstock.dropin._actions import _Action
-from penstock.dropin._lists import Slots
 from penstock.dropin._schedule_visualizer import add_schedule_op_spacing, get_schedule_ops
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.lists import Slots
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.text import parse_work

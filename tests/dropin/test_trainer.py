@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.dropin._csv import write_order
-from penstock.dropin._orders import build_order
+from penstock.dropin.names.csv_files import write_order
+from penstock.dropin.orders.tables import build_order
 
 SCRIPT = Path(__file__).with_name("trainer.py")
 LIMIT_SECONDS = 150

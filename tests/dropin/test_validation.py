@@ -1,9 +1,9 @@
 import pytest
 
-from penstock.dropin._actions import _Action
-from penstock.dropin._lists import OrderError
-from penstock.dropin._passes import _defer_recv_ops, lower_order
-from penstock.dropin._validation import _validate_schedule
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.lists import OrderError
+from penstock.dropin.names.passes import _defer_recv_ops, lower_order
+from penstock.dropin.names.validation import _validate_schedule
 from penstock.errors import ScheduleError
 from tests.dropin.incumbent import (
     FAMILIES,

@@ -6,18 +6,18 @@ from typing import Any
 from torch import fx, nn
 
 from penstock.dropin._backward import _null_coalesce_accumulate
-from penstock.dropin._graph_edits import (
+from penstock.dropin.pipe.graph_edits import (
     _modify_graph_op_device,
     _move_placeholders_to_front,
     _recursive_getattr_with_parent,
 )
-from penstock.dropin._loss import (
+from penstock.dropin.pipe.loss import (
     LossWrapper,
     TrivialLossWrapper,
     _find_loss_from_output_and_spec,
     _find_loss_output,
 )
-from penstock.dropin._marking import (
+from penstock.dropin.pipe.marking import (
     PipeSequential,
     PipeSplitWrapper,
     _pipe_split,
@@ -27,20 +27,20 @@ from penstock.dropin._marking import (
     aten_pipe_split_alias,
     check_split_points,
 )
-from penstock.dropin._pipe import (
+from penstock.dropin.pipe.pipe import (
     DetachExecutor,
     MultiUseParameterConfig,
     MultiUseParamSpec,
     Pipe,
 )
-from penstock.dropin._serialization import (
+from penstock.dropin.pipe.serialization import (
     _direct_serialization_deserialize,
     _direct_serialization_reduce,
     _LinearNodeList,
     _NodeReference,
 )
-from penstock.dropin._submod_names import PP_SUBMOD_PREFIX, get_submod_name
-from penstock.dropin._symbolic_backward import _insert_stage_symbolic_backward
+from penstock.dropin.pipe.submod_names import PP_SUBMOD_PREFIX, get_submod_name
+from penstock.dropin.pipe.symbolic_backward import _insert_stage_symbolic_backward
 from penstock.errors import ArgumentError
 from penstock.splitting.marks import SplitPoint, pipe_split
 

@@ -7,7 +7,7 @@ whole program with `python -m penstock.dropin`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.dropin._install import install, uninstall
+from penstock.dropin.installing import install, uninstall
 
 if TYPE_CHECKING:
     from penstock.dropin._IR import Pipe, SplitPoint, pipe_split, pipeline

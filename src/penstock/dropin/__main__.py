@@ -14,7 +14,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from penstock.dropin._install import install
+from penstock.dropin.installing import install
 
 _USAGE = "usage: python -m penstock.dropin [-m module | script.py] [arguments]"
 

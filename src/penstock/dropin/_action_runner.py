@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import torch
 from torch.profiler import record_function
 
-from penstock.dropin._actions import (
+from penstock.dropin.names.actions import (
     _Action,
     _ComputationType,
     _get_profiler_function_name,
 )
-from penstock.dropin._lists import OrderError, members
-from penstock.dropin._p2p import Outgoing, ReceiveQueue, _batch_p2p, _wait_batch_p2p
-from penstock.dropin._stage_base import _PipelineStageBase
+from penstock.dropin.names.lists import OrderError, members
+from penstock.dropin.run.p2p import Outgoing, ReceiveQueue, _batch_p2p, _wait_batch_p2p
+from penstock.dropin.stages.base import _PipelineStageBase
 
 __all__ = ["ActionRunner", "StepBatch"]
 

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from penstock.dropin._debug import map_debug_info
-from penstock.dropin._split_graph import Group, find_groups
+from penstock.dropin.stages.split_graph import Group, find_groups
 from penstock.errors import ModelError, PipelineError
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten
 
 from penstock.dropin._headers import Channel
-from penstock.dropin._metadata import PipeliningMetadataError, TensorMeta, _DTensorMeta
+from penstock.dropin.stages.metadata import PipeliningMetadataError, TensorMeta, _DTensorMeta
 
 __all__ = ["Announcement", "Link", "Metas", "describe_call", "describe_module"]
 

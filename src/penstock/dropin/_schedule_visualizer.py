@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from penstock.assembly import build, lower
-from penstock.dropin._actions import _Action, _ComputationType, to_works
-from penstock.dropin._columns import to_actions
-from penstock.dropin._lists import Order, Slots
-from penstock.dropin._orders import build_order
-from penstock.dropin._passes import defer_receives
-from penstock.dropin._spacing import (
+from penstock.dropin.names.actions import _Action, _ComputationType, to_works
+from penstock.dropin.names.columns import to_actions
+from penstock.dropin.names.lists import Order, Slots
+from penstock.dropin.names.passes import defer_receives
+from penstock.dropin.orders.spacing import (
     _ComputationTypeVisual,
     action_type_to_color_mapping,
     read_timeline,
     space,
 )
+from penstock.dropin.orders.tables import build_order
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow

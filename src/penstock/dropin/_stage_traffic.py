@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.distributed.tensor import DTensor
 
 from penstock.dropin._boundaries import Boundary
-from penstock.dropin._metadata import (
+from penstock.dropin.stages.metadata import (
     PipeliningMetadataError,
     TensorMeta,
     _derive_grad_metas,
@@ -30,8 +30,8 @@ from penstock.dropin._metadata import (
     put_together,
     to_local_if_dtensor,
 )
-from penstock.dropin._recv_info import _RecvInfo
-from penstock.dropin._told import compare_with_told, insist
+from penstock.dropin.stages.recv_info import _RecvInfo
+from penstock.dropin.stages.told import compare_with_told, insist
 from penstock.errors import ArgumentError, PipelineError
 from penstock.tensors.plain import plain_value
 

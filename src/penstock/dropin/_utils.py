@@ -10,7 +10,7 @@ from torch import fx
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from penstock.dropin._metadata import (
+from penstock.dropin.stages.metadata import (
     GetMeshCallback,
     InferenceMode,
     MeshCacheKey,

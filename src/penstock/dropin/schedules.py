@@ -4,7 +4,29 @@ from typing import Any
 
 import torch.distributed as dist
 
-from penstock.dropin._actions import (
+from penstock.dropin.classes.base import (
+    _TARGET_CHUNK_SPEC,
+    _CustomFunctionProtocol,
+    _PipelineContext,
+    _PipelineSchedule,
+)
+from penstock.dropin.classes.families import (
+    ScheduleDualPipeV,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+    ScheduleZBVZeroBubble,
+    _check_torch_compile_compatibility,
+)
+from penstock.dropin.classes.multi import PipelineScheduleMulti
+from penstock.dropin.classes.runtime import _PipelineScheduleRuntime
+from penstock.dropin.classes.single import (
+    PipelineScheduleSingle,
+    Schedule1F1B,
+    ScheduleGPipe,
+    _ScheduleForwardOnly,
+)
+from penstock.dropin.names.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
@@ -25,17 +47,7 @@ from penstock.dropin._actions import (
     _ComputationType,
     _get_profiler_function_name,
 )
-from penstock.dropin._families import (
-    ScheduleDualPipeV,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleLoopedBFS,
-    ScheduleZBVZeroBubble,
-    _check_torch_compile_compatibility,
-)
-from penstock.dropin._orders import _get_1f1b_rank_ops, _get_warmup_ops
-from penstock.dropin._p2p import _batch_p2p, _sorted_batch_p2p, _wait_batch_p2p
-from penstock.dropin._passes import (
+from penstock.dropin.names.passes import (
     _add_reduce_grad,
     _add_send_recv,
     _add_unshard_reshard,
@@ -43,26 +55,14 @@ from penstock.dropin._passes import (
     _merge_bw,
     _requires_reduce_grad,
 )
-from penstock.dropin._schedule_base import (
-    _TARGET_CHUNK_SPEC,
-    _CustomFunctionProtocol,
-    _PipelineContext,
-    _PipelineSchedule,
-)
-from penstock.dropin._schedule_multi import PipelineScheduleMulti
-from penstock.dropin._schedule_runtime import _PipelineScheduleRuntime
-from penstock.dropin._schedule_single import (
-    PipelineScheduleSingle,
-    Schedule1F1B,
-    ScheduleGPipe,
-    _ScheduleForwardOnly,
-)
-from penstock.dropin._simulation import (
+from penstock.dropin.names.validation import _validate_schedule
+from penstock.dropin.orders.simulation import (
     _dump_chrometrace,
     _format_pipeline_order,
     _simulate_comms_compute,
 )
-from penstock.dropin._validation import _validate_schedule
+from penstock.dropin.orders.tables import _get_1f1b_rank_ops, _get_warmup_ops
+from penstock.dropin.run.p2p import _batch_p2p, _sorted_batch_p2p, _wait_batch_p2p
 from penstock.errors import ScheduleNameError
 
 __all__ = [

@@ -8,7 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
-from penstock.dropin._metadata import (
+from penstock.dropin._stage_traffic import as_tuple
+from penstock.dropin._utils import (
+    PipeInfo,
+    validate_and_normalize_to_tuple,
+    validate_static_arg_grad_correspondence,
+)
+from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.dropin.stages.metadata import (
     GetMeshCallback,
     InferenceMode,
     PipeliningMetadataError,
@@ -16,14 +23,7 @@ from penstock.dropin._metadata import (
     _StageMeta,
     extract_tensor_metas,
 )
-from penstock.dropin._recv_info import _RecvInfo
-from penstock.dropin._stage_base import _PipelineStageBase
-from penstock.dropin._stage_traffic import as_tuple
-from penstock.dropin._utils import (
-    PipeInfo,
-    validate_and_normalize_to_tuple,
-    validate_static_arg_grad_correspondence,
-)
+from penstock.dropin.stages.recv_info import _RecvInfo
 
 __all__ = [
     "PipelineStage",

@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from penstock.dropin._install import install
+from penstock.dropin.installing import install
 
 _HERE = str(Path(__file__).parent)
 

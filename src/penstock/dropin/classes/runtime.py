@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from penstock.dropin._actions import (
+from penstock.dropin.classes.base import _CustomFunctionProtocol
+from penstock.dropin.classes.multi import Format, PipelineScheduleMulti, UnknownFormatError
+from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.dropin.names.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
@@ -19,13 +22,10 @@ from penstock.dropin._actions import (
     _Action,
     _ComputationType,
 )
-from penstock.dropin._csv import read_order, write_order
-from penstock.dropin._lists import Order, OrderError
-from penstock.dropin._schedule_base import _CustomFunctionProtocol
-from penstock.dropin._schedule_multi import Format, PipelineScheduleMulti, UnknownFormatError
-from penstock.dropin._simulation import _simulate_comms_compute
-from penstock.dropin._stage_base import _PipelineStageBase
-from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.dropin.names.csv_files import read_order, write_order
+from penstock.dropin.names.lists import Order, OrderError
+from penstock.dropin.orders.simulation import _simulate_comms_compute
+from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ArgumentError, ScheduleError
 
 __all__ = ["_PipelineScheduleRuntime"]

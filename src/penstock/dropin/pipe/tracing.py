@@ -7,7 +7,7 @@ from typing import Any
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from penstock.dropin._cut_form import CutForm, give_form
+from penstock.dropin.pipe.cut_form import CutForm, give_form
 from penstock.errors import ModelError, PipelineError
 from penstock.splitting.by_tracing.capture.capture import Capture, capture
 from penstock.splitting.by_tracing.cut.assignment import is_scalar

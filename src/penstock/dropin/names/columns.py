@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.dropin._actions import KIND_OF_TYPE, TYPE_OF_KIND, _Action, overlap, to_work
+from penstock.dropin.names.actions import KIND_OF_TYPE, TYPE_OF_KIND, _Action, overlap, to_work
 from penstock.ir.actions import Kind, chain_peer
 from penstock.ir.rows import ABSENT, Rows
 

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from penstock.dropin._submod_names import get_submod_name
+from penstock.dropin.pipe.submod_names import get_submod_name
 from penstock.ir.dataflow import Dataflow
 from penstock.splitting.by_tracing.capture.capture import Capture
 from penstock.splitting.by_tracing.capture.entry import Entry, TracedInput

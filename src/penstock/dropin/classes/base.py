@@ -8,16 +8,16 @@ from typing import Any, Protocol
 import torch
 
 from penstock.dropin._action_runner import ActionRunner, StepBatch
-from penstock.dropin._actions import _Action
 from penstock.dropin._announcer import Announcer
-from penstock.dropin._stage_base import _PipelineStageBase
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
     merge_chunks,
     split_args_kwargs_into_chunks,
 )
+from penstock.dropin.names.actions import _Action
 from penstock.dropin.stage import PipelineStage, _PipelineStage
+from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import BatchError, PipelineError
 
 __all__ = [

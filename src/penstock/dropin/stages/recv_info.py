@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import torch
 
-from penstock.dropin._metadata import TensorMeta
+from penstock.dropin.stages.metadata import TensorMeta
 
 __all__ = ["_RecvInfo"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from penstock.dropin._actions import (
+from penstock.dropin.names.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
@@ -24,7 +24,7 @@ from penstock.dropin._actions import (
     _ComputationType,
     to_work,
 )
-from penstock.dropin._lists import (
+from penstock.dropin.names.lists import (
     OrderError,
     apply_to_rank,
     from_schedule,

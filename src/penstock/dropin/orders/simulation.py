@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.atomic_files import write_atomically
-from penstock.dropin._actions import _Action
-from penstock.dropin._lists import Order, fill_slots, to_schedule
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.lists import Order, fill_slots, to_schedule
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.clock import Run, find_cycle, run_in_order
 from penstock.ir.graph import NeedList, build_graph, join_needs
@@ -110,4 +109,4 @@ def _dump_chrometrace(
         for slot, action in enumerate(schedule[rank])
         if action is not None
     ]
-    write_atomically(filename, json.dumps({"traceEvents": events}))
+    Path(filename).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")

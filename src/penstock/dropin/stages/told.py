@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.dropin._metadata import TensorMeta
 from penstock.dropin._utils import validate_metadata, validate_tensors_metadata
+from penstock.dropin.stages.metadata import TensorMeta
 
 __all__ = ["compare_with_told", "insist"]
 

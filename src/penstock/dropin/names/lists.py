@@ -11,8 +11,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.dropin._actions import _Action
-from penstock.dropin._columns import to_actions, to_rows
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.columns import to_actions, to_rows
 from penstock.errors import ScheduleError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement

@@ -13,11 +13,11 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_map_only
 
 from penstock.dropin._backward import stage_backward
-from penstock.dropin._loss import _find_loss_output
-from penstock.dropin._submod_names import PP_SUBMOD_PREFIX, get_submod_name
-from penstock.dropin._symbolic_backward import _insert_stage_symbolic_backward
-from penstock.dropin._tracing import Traced, trace_and_cut
 from penstock.dropin._utils import PipeInfo
+from penstock.dropin.pipe.loss import _find_loss_output
+from penstock.dropin.pipe.submod_names import PP_SUBMOD_PREFIX, get_submod_name
+from penstock.dropin.pipe.symbolic_backward import _insert_stage_symbolic_backward
+from penstock.dropin.pipe.tracing import Traced, trace_and_cut
 from penstock.dropin.stage import _PipelineStage, build_stage
 from penstock.errors import ArgumentError, ModelError, PipelineError
 from penstock.splitting.marks import SplitPoint

@@ -8,15 +8,15 @@ from typing import Any, Literal
 import torch
 
 from penstock.dropin._action_runner import StepBatch
-from penstock.dropin._actions import _Action
-from penstock.dropin._csv import read_order, write_order
-from penstock.dropin._lists import Order
-from penstock.dropin._passes import lower_order
-from penstock.dropin._schedule_base import _PipelineContext, _PipelineSchedule
-from penstock.dropin._stage_base import _PipelineStageBase
 from penstock.dropin._utils import generate_stage_to_rank_mapping
-from penstock.dropin._validation import _validate_schedule
+from penstock.dropin.classes.base import _PipelineContext, _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.csv_files import read_order, write_order
+from penstock.dropin.names.lists import Order
+from penstock.dropin.names.passes import lower_order
+from penstock.dropin.names.validation import _validate_schedule
+from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ArgumentError, ScheduleError
 
 __all__ = ["Format", "PipelineScheduleMulti", "UnknownFormatError"]

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.dropin._actions import (
+from penstock.dropin.names.actions import (
     OVERLAP_F_B,
     _Action,
     _ComputationType,
     to_works,
 )
-from penstock.dropin._columns import to_actions
-from penstock.dropin._lists import Slots, members
+from penstock.dropin.names.columns import to_actions
+from penstock.dropin.names.lists import Slots, members
 from penstock.errors import DeadlockError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle, run_in_order

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch._dynamo import OptimizedModule
 
-from penstock.dropin._lists import Order, Slots
-from penstock.dropin._orders import (
+from penstock.dropin.classes.runtime import _PipelineScheduleRuntime
+from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.dropin.names.lists import Order, Slots
+from penstock.dropin.orders.tables import (
     add_bubbles,
     dualpipe_v_order,
     interleaved_one_f_one_b_order,
@@ -16,9 +18,7 @@ from penstock.dropin._orders import (
     looped_bfs_order,
     zbv_order,
 )
-from penstock.dropin._schedule_runtime import _PipelineScheduleRuntime
-from penstock.dropin._stage_base import _PipelineStageBase
-from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ModelError, SizeError
 
 __all__ = [

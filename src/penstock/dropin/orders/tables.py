@@ -12,9 +12,9 @@ from functools import lru_cache
 import numpy as np
 
 from penstock.assembly import build
-from penstock.dropin._actions import _Action
-from penstock.dropin._columns import to_actions
-from penstock.dropin._lists import Order, Slots, fill_slots, read_stage_ranks, to_schedule
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.columns import to_actions
+from penstock.dropin.names.lists import Order, Slots, fill_slots, read_stage_ranks, to_schedule
 from penstock.errors import DeadlockError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import run_in_order

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from penstock.dropin._action_runner import StepBatch
-from penstock.dropin._actions import FORWARD, _Action
-from penstock.dropin._lists import Order
-from penstock.dropin._orders import gpipe_order, one_f_one_b_order
-from penstock.dropin._passes import lower_order
-from penstock.dropin._schedule_base import _PipelineContext, _PipelineSchedule
-from penstock.dropin._stage_base import _PipelineStageBase
+from penstock.dropin.classes.base import _PipelineContext, _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
+from penstock.dropin.names.actions import FORWARD, _Action
+from penstock.dropin.names.lists import Order
+from penstock.dropin.names.passes import lower_order
+from penstock.dropin.orders.tables import gpipe_order, one_f_one_b_order
+from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import PipelineError, SizeError
 
 __all__ = ["PipelineScheduleSingle", "Schedule1F1B", "ScheduleGPipe", "_ScheduleForwardOnly"]

@@ -6,9 +6,9 @@ from penstock.checks.complete import find_incomplete, find_misplaced
 from penstock.checks.deadlock import find_deadlock
 from penstock.checks.lowered import find_message_problems
 from penstock.checks.problem import Problem
-from penstock.dropin._actions import _Action
-from penstock.dropin._columns import to_rows
-from penstock.dropin._lists import OrderError, read_stage_ranks
+from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.columns import to_rows
+from penstock.dropin.names.lists import OrderError, read_stage_ranks
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement

@@ -1,0 +1,1 @@
+"""Torch's schedule classes: an order bound to the stages of this rank."""

@@ -1,0 +1,1 @@
+"""Actions and orders of actions under torch's names: text, files, passes, checks."""

@@ -1,0 +1,1 @@
+"""Orders of torch's schedules: the tables themselves, with idle slots, and dry runs of them."""

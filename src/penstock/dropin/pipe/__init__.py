@@ -1,0 +1,1 @@
+"""Traced models in the form that torch gives them."""

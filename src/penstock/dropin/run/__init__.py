@@ -1,0 +1,1 @@
+"""A step of torch's classes on the one executor and transport."""

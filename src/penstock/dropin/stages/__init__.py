@@ -1,0 +1,1 @@
+"""A stage under torch's names, over the stage of the runtime."""
