@@ -14,11 +14,16 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from penstock.dropin._debug import map_debug_info
-from penstock.dropin.stages.split_graph import Group, find_groups
+from penstock.dropin.stages.split_graph import Group, find_groups, join_nodes
 from penstock.errors import ModelError, PipelineError
 
 __all__ = [
+    "_autograd_grad_for_inputs",
+    "_get_grad_fn_or_grad_acc",
     "_null_coalesce_accumulate",
+    "construct_reverse_graph",
+    "get_param_groups",
+    "reverse_closure",
     "stage_backward",
     "stage_backward_input",
     "stage_backward_weight",
@@ -128,6 +133,76 @@ def _null_coalesce_accumulate(
     if lhs is None or rhs is None:
         return rhs if lhs is None else lhs
     return lhs + rhs
+
+
+def _autograd_grad_for_inputs(
+    outputs: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
+    grad_outputs: Sequence[torch.Tensor | None] | None = None,
+    retain_graph: bool = False,
+    allow_unused: bool = False,
+) -> Gradients:
+    """Return the gradients of the inputs that take one, and None for the others."""
+    wanted = [value for value in inputs if _requires_gradient(value)]
+    grads = [None] * len(outputs) if grad_outputs is None else grad_outputs
+    pairs = [pair for pair in zip(outputs, grads, strict=True) if _requires_gradient(pair[0])]
+    found: Iterable[torch.Tensor | None] = [None] * len(wanted)
+    if wanted and pairs:
+        roots, starts = zip(*pairs, strict=True)
+        found = torch.autograd.grad(
+            roots, wanted, starts, retain_graph=retain_graph, allow_unused=allow_unused
+        )
+    rest = iter(found)
+    return tuple(next(rest) if _requires_gradient(value) else None for value in inputs)
+
+
+def _get_grad_fn_or_grad_acc(t: torch.Tensor) -> Node | None:
+    """Return the node that a tensor's gradient enters by, if it takes one."""
+    return _edge(t).node if _requires_gradient(t) else None
+
+
+def construct_reverse_graph(roots: list[Node]) -> dict[Node, list[Node]]:
+    """Return, for every node behind the roots, the nodes that lead to it."""
+    reverse: dict[Node, list[Node]] = {}
+    waiting, seen = list(roots), set(roots)
+    while waiting:
+        node = waiting.pop()
+        for after, _ in node.next_functions:
+            if after is not None:
+                reverse.setdefault(after, []).append(node)
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+    return reverse
+
+
+def reverse_closure(
+    roots: list[Node], target_nodes: set[Node], reverse_edges_dict: dict[Node, list[Node]]
+) -> tuple[set[Node], set[Node]]:
+    """Return all nodes that lead to the roots, up to target nodes, and the target nodes met."""
+    found, met = set(roots), set()
+    waiting = list(roots)
+    while waiting:
+        for before in reverse_edges_dict.get(waiting.pop(), ()):
+            if before in target_nodes:
+                met.add(before)
+            elif before not in found:
+                waiting.append(before)
+            found.add(before)
+    return found, met
+
+
+def get_param_groups(
+    inputs: list[Node], params: list[Node], reverse_edges_dict: dict[Node, list[Node]]
+) -> list[dict[str, Any]]:
+    """Return parameters together with the nodes where their ways part from those of the inputs."""
+    on_the_way, _ = reverse_closure(inputs, set(), reverse_edges_dict)
+    starts: dict[Node, set[Node]] = {}
+    for param in params:
+        _, nodes = reverse_closure([param], on_the_way, reverse_edges_dict)
+        for node in nodes:
+            starts.setdefault(node, set()).add(param)
+    return [{"params": g.weights, "intermediates": set(g.nodes)} for g in join_nodes(starts)]
 
 
 def _pair_up(output: Any, grad: Any) -> Iterable[tuple[Root, torch.Tensor | None]]:

@@ -39,6 +39,8 @@ __all__ = [
     "TensorMeta",
     "_DTensorMeta",
     "_MeshCache",
+    "_StageBackwardMeta",
+    "_StageForwardMeta",
     "_StageMeta",
     "_TensorMeta",
     "_derive_grad_metas",
@@ -58,6 +60,20 @@ __all__ = [
 
 # The name that the error had up to torch 2.11.
 PipeliningShapeError = PipeliningMetadataError
+
+
+@dataclass(frozen=True, slots=True)
+class _StageForwardMeta:
+    """What a stage would tell the next one of its outputs; ranks here learn it from tensors."""
+
+    forward_metas: tuple[TensorMeta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _StageBackwardMeta:
+    """The same of gradients, for the stage before."""
+
+    backward_metas: tuple[TensorMeta | None, ...]
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ __all__ = [
     "_CustomReducer",
     "_LossReducer",
     "_Replicate",
+    "_shard_dict_of_args",
     "_split_block_mask",
     "_split_tensor",
     "merge_chunks",
@@ -104,6 +105,16 @@ def split_args_kwargs_into_chunks(
         [tuple(chunk) for chunk in _split_tree(args, positional, num_chunks)],
         _split_tree(kwargs, by_name, num_chunks),
     )
+
+
+def _shard_dict_of_args(
+    args_dict: Mapping[Any, Any], args_chunk_spec: Mapping[Any, Any], num_chunks: int
+) -> list[dict[Any, Any]]:
+    """Split the values of a dict, as many times as asked for or as rows allow."""
+    chunks = split_args_kwargs_into_chunks(
+        (), dict(args_dict), num_chunks, None, dict(args_chunk_spec)
+    )
+    return chunks[1]
 
 
 def _is_mask(value: object) -> bool:

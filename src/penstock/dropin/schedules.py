@@ -4,6 +4,11 @@ from typing import Any
 
 import torch.distributed as dist
 
+from penstock.dropin._utils import (
+    InferenceMode,
+    generate_rank_to_stage_mapping,
+    generate_stage_to_rank_mapping,
+)
 from penstock.dropin.classes.base import (
     _TARGET_CHUNK_SPEC,
     _CustomFunctionProtocol,
@@ -26,6 +31,12 @@ from penstock.dropin.classes.single import (
     ScheduleGPipe,
     _ScheduleForwardOnly,
 )
+from penstock.dropin.microbatch import (
+    TensorChunkSpec,
+    _split_tensor,
+    merge_chunks,
+    split_args_kwargs_into_chunks,
+)
 from penstock.dropin.names.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -39,11 +50,14 @@ from penstock.dropin.names.actions import (
     SEND_B,
     SEND_F,
     UNSHARD,
+    WAIT_SEND_B,
+    WAIT_SEND_F,
     B,
     F,
     I,
     W,
     _Action,
+    _action_regex,
     _ComputationType,
     _get_profiler_function_name,
 )
@@ -63,6 +77,7 @@ from penstock.dropin.orders.simulation import (
 )
 from penstock.dropin.orders.tables import _get_1f1b_rank_ops, _get_warmup_ops
 from penstock.dropin.run.p2p import _batch_p2p, _sorted_batch_p2p, _wait_batch_p2p
+from penstock.dropin.stage import PipelineStage, _PipelineStageBase, _RecvInfo
 from penstock.errors import ScheduleNameError
 
 __all__ = [
@@ -78,12 +93,16 @@ __all__ = [
     "SEND_B",
     "SEND_F",
     "UNSHARD",
+    "WAIT_SEND_B",
+    "WAIT_SEND_F",
     "_TARGET_CHUNK_SPEC",
     "B",
     "F",
     "I",
+    "InferenceMode",
     "PipelineScheduleMulti",
     "PipelineScheduleSingle",
+    "PipelineStage",
     "Schedule1F1B",
     "ScheduleDualPipeV",
     "ScheduleGPipe",
@@ -91,6 +110,7 @@ __all__ = [
     "ScheduleInterleavedZeroBubble",
     "ScheduleLoopedBFS",
     "ScheduleZBVZeroBubble",
+    "TensorChunkSpec",
     "W",
     "_Action",
     "_ComputationType",
@@ -98,7 +118,10 @@ __all__ = [
     "_PipelineContext",
     "_PipelineSchedule",
     "_PipelineScheduleRuntime",
+    "_PipelineStageBase",
+    "_RecvInfo",
     "_ScheduleForwardOnly",
+    "_action_regex",
     "_add_reduce_grad",
     "_add_send_recv",
     "_add_unshard_reshard",
@@ -114,10 +137,15 @@ __all__ = [
     "_requires_reduce_grad",
     "_simulate_comms_compute",
     "_sorted_batch_p2p",
+    "_split_tensor",
     "_validate_schedule",
     "_wait_batch_p2p",
     "dist",
+    "generate_rank_to_stage_mapping",
+    "generate_stage_to_rank_mapping",
     "get_schedule_class",
+    "merge_chunks",
+    "split_args_kwargs_into_chunks",
 ]
 
 _CLASSES: dict[str, type[Any]] = {

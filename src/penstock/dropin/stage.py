@@ -8,30 +8,74 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 
-from penstock.dropin._stage_traffic import as_tuple
+from penstock.dropin._backward import (
+    _autograd_grad_for_inputs,
+    stage_backward,
+    stage_backward_input,
+    stage_backward_weight,
+)
+from penstock.dropin._debug import map_debug_info
 from penstock.dropin._utils import (
     PipeInfo,
+    _StageBackwardMeta,
+    _StageForwardMeta,
+    flatten_args,
     validate_and_normalize_to_tuple,
     validate_static_arg_grad_correspondence,
+    validate_tensors_metadata,
 )
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.dropin.stages.metadata import (
     GetMeshCallback,
     InferenceMode,
     PipeliningMetadataError,
+    TensorMeta,
+    _derive_grad_metas,
+    _DTensorMeta,
+    _make_tensor_from_meta,
     _MeshCache,
     _StageMeta,
+    _TensorMeta,
+    extract_tensor_meta,
     extract_tensor_metas,
+    to_local_if_dtensor,
 )
 from penstock.dropin.stages.recv_info import _RecvInfo
+from penstock.dropin.stages.values import as_tuple
 
+# With what torch's module has from its others, since programs import it from here or replace it.
 __all__ = [
+    "GetMeshCallback",
+    "InferenceMode",
+    "PipeInfo",
     "PipelineStage",
+    "PipeliningMetadataError",
+    "TensorMeta",
+    "_DTensorMeta",
+    "_MeshCache",
     "_PipelineStage",
     "_PipelineStageBase",
     "_RecvInfo",
+    "_StageBackwardMeta",
+    "_StageForwardMeta",
+    "_StageMeta",
+    "_TensorMeta",
+    "_autograd_grad_for_inputs",
+    "_derive_grad_metas",
+    "_make_tensor_from_meta",
     "_normalize_model_output_as_tuple",
     "build_stage",
+    "extract_tensor_meta",
+    "extract_tensor_metas",
+    "flatten_args",
+    "map_debug_info",
+    "stage_backward",
+    "stage_backward_input",
+    "stage_backward_weight",
+    "to_local_if_dtensor",
+    "validate_and_normalize_to_tuple",
+    "validate_static_arg_grad_correspondence",
+    "validate_tensors_metadata",
 ]
 
 # Runners of other people's import it from here.
@@ -91,10 +135,11 @@ class PipelineStage(_PipelineStageBase):
     ) -> None:
         self.chunks = num_microbatches
         self._stage_meta = _StageMeta()
+        self._setup_forward_recv_info(num_microbatches, has_backward)
         needs_more = InferenceMode.needs_dynamic(self._user_meta, has_backward)
         self._inference_mode = InferenceMode.DYNAMIC if needs_more else InferenceMode.STATIC
         if self.is_first:
-            self._note("inputs", args)
+            self.note("inputs", args)
 
     def _prepare_backward_infra(
         self,
@@ -104,7 +149,7 @@ class PipelineStage(_PipelineStageBase):
         received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
         loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
     ) -> None:
-        self.chunks = num_microbatches
+        self._setup_backward_recv_info(num_microbatches)
 
     def _create_grad_recv_info(
         self, act_send_info: dict[int, Sequence[int | None]]
@@ -136,11 +181,15 @@ class _PipelineStage(_PipelineStageBase):
         # The names of the module's arguments, for a trainer may wrap it.
         placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
         self._names = [str(node.target) for node in placeholders]
-        if not any(parameter.is_meta for parameter in stage_module.parameters()):
-            stage_module.to(device)
+        self._move_submod_to_device()
+
+    def _move_submod_to_device(self) -> None:
+        """Move the module, unless it has parameters without values."""
+        if not any(parameter.is_meta for parameter in self.submod.parameters()):
+            self.submod.to(self.device)
 
     def get_stage_index_of_submod(self, submod_name: str) -> int:
-        """Which stage runs a module of the pipe's graph."""
+        """Return which stage runs a module of the pipe's graph."""
         if submod_name not in self.submod_to_stage_index:
             raise PipeliningMetadataError(
                 f"no stage runs {submod_name!r}; there are {list(self.submod_to_stage_index)}"
@@ -156,11 +205,8 @@ class _PipelineStage(_PipelineStageBase):
     ) -> None:
         self.chunks = num_microbatches
         self._stage_meta = _StageMeta()
-        num_outputs = max(self._destinations(), default=-1) + 1
-        self.act_send_info = self._create_act_send_info(num_outputs)
-        self.args_recv_info[0] = tuple(
-            _RecvInfo(f"from stage {source}", source) for source, _ in self._inputs()
-        )
+        self.act_send_info = self._create_act_send_info()
+        self.args_recv_info[0] = self._create_act_recv_info()
 
     def _prepare_backward_infra(
         self,
@@ -170,11 +216,11 @@ class _PipelineStage(_PipelineStageBase):
         received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
         loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
     ) -> None:
-        self.chunks = num_microbatches
+        self._setup_backward_recv_info(num_microbatches)
 
-    def _inputs(self) -> list[tuple[int, int]]:
-        """Each received argument, in the module's order: a stage, and which of its outputs."""
-        nodes = [node for node in self.node.args if isinstance(node, fx.Node)]
+    def _inputs(self, user: fx.Node | None = None) -> list[tuple[int, int]]:
+        """Return each received argument of a module: a stage, and which of its outputs."""
+        nodes = [node for node in (user or self.node).args if isinstance(node, fx.Node)]
         return [self._origin(node) for node in nodes if not _is_root(node)]
 
     def _origin(self, node: fx.Node) -> tuple[int, int]:
@@ -184,7 +230,7 @@ class _PipelineStage(_PipelineStageBase):
         return self.get_stage_index_of_submod(node.name), number
 
     def _destinations(self) -> dict[int, list[int]]:
-        """The stages that each output goes to."""
+        """Return the stages that each output goes to."""
         found: dict[int, list[int]] = {}
         for user in self.node.users:
             is_item = user.target is operator.getitem
@@ -199,28 +245,21 @@ class _PipelineStage(_PipelineStageBase):
         return found
 
     def find_sources(self) -> Sequence[int]:
-        """The stages that this one receives from."""
+        """Return the stages that this one receives from."""
         return sorted({stage for stage, _ in self._inputs()})
 
     def find_destinations(self) -> Sequence[int]:
-        """The stages that this one sends to."""
+        """Return the stages that this one sends to."""
         return sorted({stage for stages in self._destinations().values() for stage in stages})
 
-    def _expect_activations(self, microbatch: int) -> tuple[_RecvInfo, ...]:
-        assert self.boundary is not None, "somebody sends them"
-        metas = {
-            source: iter(self.boundary.expect_activations(source, microbatch))
-            for source in self.find_sources()
-        }
-        # Each stage sends its outputs in their order.
-        return tuple(
-            _RecvInfo(f"output {number} of stage {source}", source, None, next(metas[source]))
-            for source, number in sorted(self._inputs())
+    def find_edges(self) -> list[tuple[int, int]]:
+        """Return which stage feeds which in the whole pipe."""
+        nodes = [node for node in self.pipe_info.graph.nodes if node.op == "call_module"]
+        return sorted(
+            {(source, index) for index, n in enumerate(nodes) for source, _ in self._inputs(n)}
         )
 
-    def _arrange(
-        self, received: tuple[torch.Tensor, ...]
-    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         inputs = self._inputs()
         by_origin = dict(zip(sorted(inputs), received, strict=True))
         values = tuple(by_origin[origin] for origin in inputs)
@@ -231,9 +270,23 @@ class _PipelineStage(_PipelineStageBase):
         names = [name for name, given in zip(self._names, is_given, strict=True) if not given]
         return (), dict(zip(names, values, strict=True))
 
-    def _create_act_send_info(self, num_outputs: int) -> dict[int, Sequence[int | None]]:
+    def _create_act_send_info(self) -> dict[int, Sequence[int | None]]:
         destinations = self._destinations()
-        return {number: destinations.get(number, []) for number in range(num_outputs)}
+        known = len(self._stage_meta.outputs or ())
+        count = max(known, max(destinations, default=-1) + 1)
+        return {number: destinations.get(number, []) for number in range(count)}
+
+    def _create_act_recv_info(self) -> tuple[_RecvInfo, ...]:
+        return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._inputs())
+
+    def find_dst_rank(self, user: fx.Node) -> int | None:
+        """Return the stage that uses an output, if it is one."""
+        return self.submod_to_stage_index.get(user.name)
+
+    def _get_output_node(self) -> fx.Node:
+        (node,) = self.submod.graph.find_nodes(op="output")  # type: ignore[operator,union-attr]  # a traced module
+        output: fx.Node = node
+        return output
 
     def _create_grad_recv_info(
         self, act_send_info: dict[int, Sequence[int | None]]
@@ -260,5 +313,5 @@ def build_stage(
     device: torch.device,
     group: dist.ProcessGroup | None = None,
 ) -> _PipelineStage:
-    """A stage of a traced pipe, on this rank; `pipe.info()` says how the stages depend."""
+    """Return a stage of a traced pipe on this rank; `pipe.info()` says how the stages depend."""
     return _PipelineStage(stage_module, stage_index, pipe_info, device, group)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from penstock.errors import BoundaryError
 from penstock.tensors.tree import Structure
 
-__all__ = ["Meshes", "as_whole", "take_local_parts"]
+__all__ = ["Meshes", "as_whole", "read_placement", "take_local_parts", "write_placement"]
 
 # The names of a mesh's dimensions, the placement on each, and the whole shape and strides.
 Layout: TypeAlias = tuple[list[str], list[str], list[int], list[int]]
@@ -62,7 +62,7 @@ class Meshes:
         return DTensor.from_local(
             part,
             self._find(tuple(names)),
-            [_read_placement(text) for text in placements],
+            [read_placement(text) for text in placements],
             shape=torch.Size(shape),
             stride=tuple(stride),
         )
@@ -94,11 +94,12 @@ def _layout(tensor: DTensor) -> Layout:
             "a tensor that crosses a boundary must be on a mesh with named dimensions (got no "
             "names); give init_device_mesh(mesh_dim_names=...)"
         )
-    placements = [_write_placement(placement) for placement in tensor.placements]
+    placements = [write_placement(placement) for placement in tensor.placements]
     return list(names), placements, list(tensor.shape), list(tensor.stride())
 
 
-def _write_placement(placement: Placement) -> str:
+def write_placement(placement: Placement) -> str:
+    """Return how a tensor is placed over one dimension of a mesh, as text for another rank."""
     if type(placement) is Replicate:
         return "replicate"
     if type(placement) is Shard:
@@ -110,7 +111,8 @@ def _write_placement(placement: Placement) -> str:
     )
 
 
-def _read_placement(text: str) -> Placement:
+def read_placement(text: str) -> Placement:
+    """Return the placement that another rank has written."""
     match text.split():
         case ["replicate"]:
             return Replicate()

@@ -1,14 +1,14 @@
-"""What all schedules do around their actions: split a batch, learn shapes, losses, outputs."""
+"""What all schedules do around their actions: split a batch, prepare stages, losses, outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from penstock.dropin._action_runner import ActionRunner, StepBatch
-from penstock.dropin._announcer import Announcer
+from penstock.alive.timeouts import DEFAULT_WATCH
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
@@ -16,9 +16,15 @@ from penstock.dropin.microbatch import (
     split_args_kwargs_into_chunks,
 )
 from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.replaced import find_replaced
+from penstock.dropin.run.facts import count_rows, describe_calls
+from penstock.dropin.run.lowered import Lowered
+from penstock.dropin.run.runner import StepRunner
+from penstock.dropin.run.step_actions import StepBatch
 from penstock.dropin.stage import PipelineStage, _PipelineStage
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import BatchError, PipelineError
+from penstock.ranks.faults import StepFailedError
 
 __all__ = [
     "_TARGET_CHUNK_SPEC",
@@ -54,7 +60,11 @@ class _CustomFunctionProtocol(Protocol):
 
 
 class _PipelineSchedule(ABC):
-    """A schedule bound to the stages of this rank."""
+    """A schedule bound to the stages of this rank.
+
+    `watch` says how long the ranks wait for one that does not answer; it is read when they first
+    meet, which is in the first step.
+    """
 
     def __init__(
         self,
@@ -71,10 +81,12 @@ class _PipelineSchedule(ABC):
         self._kwargs_chunk_spec = kwargs_chunk_spec
         self._output_merge_spec = output_merge_spec
         self.scale_grads = scale_grads
+        self.watch = DEFAULT_WATCH
         self._has_backward = loss_fn is not None
         self._internal_losses: list[Any] = []
-        self._runner = ActionRunner()
-        self._announcer = Announcer()
+        self._runner = StepRunner()
+        self._is_inside = False
+        self._p2p_done = False
 
     # ------------------------------------------------------------------ what users call
 
@@ -86,9 +98,12 @@ class _PipelineSchedule(ABC):
         losses: list[Any] | None = None,
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run one step on a whole batch; the outputs, on the rank of the last stage.
+        """Run one step on a whole batch, or on microbatches; return outputs on the last rank.
 
         Only the first stage takes `args`, only the last one `target`; `kwargs` are each stage's
         own. `losses` is filled on the rank of the last stage, one per microbatch.
@@ -118,28 +133,100 @@ class _PipelineSchedule(ABC):
     ) -> None:
         """Run one step on microbatches."""
 
+    @abstractmethod
+    def _find_lowered(self) -> Lowered:
+        """Return what the ranks run; the same object as long as that stays the same."""
+
     def _run_step(
         self,
         stages: Sequence[_PipelineStageBase],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         target: Any,
+        microbatches: tuple[list[Any] | None, list[Any] | None, list[Any] | None],
         losses: list[Any] | None,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Split a batch, run its microbatches, and merge their outputs."""
+        """Split a batch unless it comes as microbatches, run these, and merge their outputs."""
         for stage in stages:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
-        arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
-        target_mbs = None if target is None else self._split_target(target)
-        extra = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
-        self._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **extra)
-        for stage in stages:
-            if stage.is_last and return_outputs:
-                return self._merge_outputs(stage.output_chunks)
+        with self._call(stages):
+            self._check_grad_mode()
+            parts = self._split_step(args, kwargs, target, microbatches)
+            extra = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
+            self._step_microbatches(*parts, losses, return_outputs, **extra)
+            for stage in stages:
+                if stage.is_last and return_outputs:
+                    return self._merge_outputs(stage.output_chunks)
         return None
+
+    def _split_step(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: Any,
+        microbatches: tuple[list[Any] | None, list[Any] | None, list[Any] | None],
+    ) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
+        if all(items is None for items in microbatches):
+            arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
+            return arg_mbs, kwarg_mbs, None if target is None else self._split_target(target)
+        if args or kwargs or target is not None:
+            raise BatchError(
+                "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
+                "kwarg_mbs and target_mbs, or everything else"
+            )
+        return microbatches
+
+    @contextmanager
+    def _call(self, stages: Sequence[_PipelineStageBase]) -> Iterator[None]:
+        """Be around a step, once: what fails on one rank is raised by all."""
+        real = _real_stages(stages)
+        if self._is_inside or not real:
+            yield
+            return
+        failure: StepFailedError | None = None
+        self._is_inside = True
+        try:
+            session = self._runner.open(self._find_lowered(), real, self.watch)
+            insists = all(stage._runtime_validate for stage in real)
+            with session.call(is_watched=not (insists and self._is_prepared)):
+                yield
+        except StepFailedError as error:
+            failure = error
+        finally:
+            self._is_inside = False
+            self._internal_losses.clear()
+        if failure is not None:
+            raise self._runner.own_error(failure)
+
+    def _run_stages(
+        self,
+        stages: Sequence[_PipelineStageBase],
+        batch: StepBatch,
+        context: _PipelineContext,
+    ) -> None:
+        """Run this rank's actions, if it has stages that run; tests may hand in others."""
+        real = _real_stages(stages)
+        if real:
+            self._runner.run(
+                self,
+                real,
+                batch,
+                given=self._describe(real, batch),
+                rows=count_rows(batch.arg_mbs, self._args_chunk_spec)
+                if real[0].is_first
+                else None,
+                has_backward=self._has_backward,
+                context=context,
+            )
+
+    def _describe(self, stages: Sequence[_PipelineStageBase], batch: StepBatch) -> str:
+        if stages[0].group_size == 1:
+            return ""
+        args = batch.arg_mbs if any(stage.is_first for stage in stages) else ()
+        return f"{torch.is_grad_enabled()}{describe_calls(args, batch.kwarg_mbs)}"
 
     def _check_grad_mode(self) -> None:
         if self._has_backward and not torch.is_grad_enabled():
@@ -153,22 +240,27 @@ class _PipelineSchedule(ABC):
     def _split_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """A batch as microbatches; ranks that are given nothing have empty ones."""
+        """Return a batch as microbatches; ranks that are given nothing have empty ones."""
         if not args and not kwargs:
             return [()] * self._n_microbatches, [{}] * self._n_microbatches
-        return split_args_kwargs_into_chunks(
+        split = find_replaced(
+            "schedules", "split_args_kwargs_into_chunks", split_args_kwargs_into_chunks
+        )
+        return split(
             args, kwargs, self._n_microbatches, self._args_chunk_spec, self._kwargs_chunk_spec
         )
 
     def _split_target(self, target: Any) -> list[Any]:
         if isinstance(target, torch.Tensor):
-            return list(_split_tensor(target, _TARGET_CHUNK_SPEC, self._n_microbatches))
+            split = find_replaced("schedules", "_split_tensor", _split_tensor)
+            return list(split(target, _TARGET_CHUNK_SPEC, self._n_microbatches))
         chunks, _ = split_args_kwargs_into_chunks((target,), None, self._n_microbatches)
         return [chunk for (chunk,) in chunks]
 
     def _merge_outputs(self, output_chunks: list[Any]) -> Any:
-        """The outputs of all microbatches together."""
-        return merge_chunks(output_chunks, self._output_merge_spec)
+        """Return the outputs of all microbatches together."""
+        merge = find_replaced("schedules", "merge_chunks", merge_chunks)
+        return merge(output_chunks, self._output_merge_spec)
 
     def _check_inputs(
         self,
@@ -177,27 +269,20 @@ class _PipelineSchedule(ABC):
         target_mbs: list[Any] | None = None,
         losses: list[Any] | None = None,
     ) -> tuple[list[Any], list[Any]]:
-        """Refuse what is not one item per microbatch; note what this step looks like."""
-        for name, items in (("arg_mbs", arg_mbs), ("kwarg_mbs", kwarg_mbs)):
-            self._check_count(name, items)
-        self._check_count("target_mbs", target_mbs)
-        if losses is not None and not isinstance(losses, list):
-            raise LossesTypeError(f"losses must be a list (got {type(losses).__name__})")
+        """Refuse what is not one item per microbatch."""
+        given = {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
+        for name, items in (given | {"losses": losses}).items():
+            if items is not None and not isinstance(items, list):
+                raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
+        for name, items in given.items():
+            if items is not None and len(items) != self._n_microbatches:
+                raise BatchError(
+                    f"Expecting {self._n_microbatches} {name} but got {len(items)}; a batch has "
+                    "at least one row per microbatch"
+                )
         args = [()] * self._n_microbatches if arg_mbs is None else arg_mbs
         kwargs = [{}] * self._n_microbatches if kwarg_mbs is None else kwarg_mbs
-        self._announcer.look_at(args, kwargs, self._args_chunk_spec)
         return args, kwargs
-
-    def _check_count(self, name: str, items: list[Any] | None) -> None:
-        if items is None:
-            return
-        if not isinstance(items, list):
-            raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
-        if len(items) != self._n_microbatches:
-            raise BatchError(
-                f"Expecting {self._n_microbatches} {name} but got {len(items)}; a batch has at "
-                "least one row per microbatch"
-            )
 
     # ------------------------------------------------------------------ losses
 
@@ -215,7 +300,7 @@ class _PipelineSchedule(ABC):
         mb_index: int,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """The loss of a microbatch, if this is the last stage and there is a loss to compute."""
+        """Compute the loss of a microbatch, if this is the last stage and there is one."""
         if not stage.is_last or self._loss_fn is None:
             return
         if target_mbs is None:
@@ -223,14 +308,14 @@ class _PipelineSchedule(ABC):
                 raise BatchError("the rank of the last stage got no target; pass step(target=...)")
             return
         if not self._internal_losses:
-            self._check_rows(stage, target_mbs)
+            self._check_rows(target_mbs)
         loss = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
         self._internal_losses.extend([None] * (mb_index + 1 - len(self._internal_losses)))
         self._internal_losses[mb_index] = loss
 
-    def _check_rows(self, stage: Any, target_mbs: Sequence[Any]) -> None:
-        """Refuse a target that has not as many rows as the batch, or a multiple of them."""
-        rows = self._announcer.find_rows(stage)
+    def _check_rows(self, target_mbs: Sequence[Any]) -> None:
+        """Refuse a target whose rows are neither those of the batch nor a multiple of them."""
+        rows = self._runner.rows
         are_split = all(isinstance(t, torch.Tensor) and t.dim() > 0 for t in target_mbs)
         if rows is not None and are_split:
             found = sum(target.shape[0] for target in target_mbs)
@@ -241,7 +326,7 @@ class _PipelineSchedule(ABC):
                 )
 
     def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
-        """The loss of a microbatch on the last stage, for its backward."""
+        """Return the loss of a microbatch on the last stage, for its backward."""
         if not stage.is_last or self._loss_fn is None or not self._internal_losses:
             return None
         is_there = 0 <= mb_index < len(self._internal_losses)
@@ -265,11 +350,16 @@ class _PipelineSchedule(ABC):
             losses[:] = found
         self._internal_losses.clear()
 
-    # ------------------------------------------------------------------ a step begins and ends
+    # ------------------------------------------------------------------ stages
+
+    @property
+    @abstractmethod
+    def _is_prepared(self) -> bool:
+        """Whether the stages were prepared for a step of this mode."""
 
     def _initialize_pp_stages(
         self,
-        stages: Sequence[_PipelineStageBase],
+        stages: list[_PipelineStageBase],
         args: Any,
         kwargs: dict[str, Any] | None,
         target: Any,
@@ -278,58 +368,28 @@ class _PipelineSchedule(ABC):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> tuple[bool, bool]:
         """Prepare the stages for the first step, and for the first one of another mode."""
-        is_known = fwd_initialized and bwd_initialized == self._has_backward
-        if not is_known:
-            given = args
+        mode = self._has_backward
+        if not (fwd_initialized and bwd_initialized == mode):
+            self._warmup_p2p(stages, mode, self._p2p_done)
+            count, passed = self._n_microbatches, args
             for stage in stages:
-                given = stage._prepare_forward_infra(
-                    self._n_microbatches,
-                    args if stage.is_first else given,
-                    kwargs,
-                    has_backward=self._has_backward,
+                own = args if stage.is_first else passed
+                passed = stage._prepare_forward_infra(count, own, kwargs, has_backward=mode)
+            passed = None
+            for stage in reversed(stages if mode else []):
+                passed = stage._prepare_backward_infra(
+                    count, self._loss_fn, target, passed, loss_kwargs
                 )
-            grads = None
-            for stage in reversed(stages) if self._has_backward else ():
-                grads = stage._prepare_backward_infra(
-                    self._n_microbatches,
-                    loss_fn=self._loss_fn,
-                    target=target,
-                    received_grad_meta=grads,
-                    loss_kwargs=loss_kwargs,
-                )
-        self._announcer.announce(
-            _real_stages(stages), self._n_microbatches, self._has_backward, is_known=is_known
-        )
-        return True, self._has_backward
+        return True, mode
 
-    def _run_actions(
-        self,
-        stages: Sequence[_PipelineStageBase],
-        actions: Iterable[_Action | None],
-        batch: StepBatch,
-        *,
-        context: _PipelineContext,
-        sends_may_wait: bool,
+    def _warmup_p2p(
+        self, stages: list[_PipelineStageBase], has_backward: bool, p2p_done: bool
     ) -> None:
-        """Run this rank's actions, with what must be done before and after."""
-        real = _real_stages(stages)
-        factor = self._n_microbatches if self.scale_grads else 1
-        for stage in real if self._has_backward else ():
-            stage.begin_training(factor)
-        try:
-            self._runner.run(
-                self, stages, list(actions), batch, context=context, sends_may_wait=sends_may_wait
-            )
-        except BaseException:
-            self._internal_losses.clear()
-            self._announcer.abandon_step()
-            raise
-        finally:
-            for stage in real:
-                stage.end_training()
-        self._announcer.end_step()
+        """Do nothing but note it: the ranks are connected before their first step."""
+        del stages, has_backward, p2p_done
+        self._p2p_done = True
 
 
-def _real_stages(stages: Sequence[Any]) -> list[PipelineStage | _PipelineStage]:
-    """The stages that run; tests may hand in others."""
+def _real_stages(stages: Sequence[Any]) -> list[_PipelineStageBase]:
+    """Return the stages that run; tests may hand in others."""
     return [stage for stage in stages if isinstance(stage, PipelineStage | _PipelineStage)]

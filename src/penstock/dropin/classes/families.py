@@ -49,19 +49,18 @@ class _Family(_PipelineScheduleRuntime):
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
+        *,
+        max_active_stages: int = 3,
+        unshard_lookahead: Any = "auto",
     ) -> None:
         self._check_stages(stages)
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads=scale_grads,
-            backward_requires_autograd=backward_requires_autograd,
-            defer_pp_recv=defer_pp_recv,
-        )
+        specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
+        rest = (None, scale_grads, backward_requires_autograd, defer_pp_recv)
+        gathers: dict[str, Any] = {
+            "max_active_stages": max_active_stages,
+            "unshard_lookahead": unshard_lookahead,
+        }
+        super().__init__(stages, n_microbatches, loss_fn, *specs, *rest, **gathers)
         self.n_local_stages = len(stages)
         self.num_stages = self._num_stages
         self.number_of_rounds = max(1, n_microbatches // self.pp_group_size)
@@ -102,18 +101,11 @@ class ScheduleLoopedBFS(_Family):
         *,
         args_chunk_spec: tuple[TensorChunkSpec, ...] | None = None,
         kwargs_chunk_spec: dict[str, TensorChunkSpec] | None = None,
+        **gathers: Any,
     ) -> None:
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads,
-            backward_requires_autograd,
-            defer_pp_recv,
-        )
+        specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
+        rest = (scale_grads, backward_requires_autograd, defer_pp_recv)
+        super().__init__(stages, n_microbatches, loss_fn, *specs, *rest, **gathers)
 
     def _calculate_single_rank_operations(self, rank: int) -> Slots:
         return looped_bfs_order(rank, *self._sizes)

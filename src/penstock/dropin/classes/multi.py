@@ -1,13 +1,12 @@
 """Schedules with several stages per rank, run from an order of compute."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from penstock.dropin._action_runner import StepBatch
 from penstock.dropin._utils import generate_stage_to_rank_mapping
 from penstock.dropin.classes.base import _PipelineContext, _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
@@ -16,6 +15,8 @@ from penstock.dropin.names.csv_files import read_order, write_order
 from penstock.dropin.names.lists import Order
 from penstock.dropin.names.passes import lower_order
 from penstock.dropin.names.validation import _validate_schedule
+from penstock.dropin.run.lowered import Lowered, read_lowered
+from penstock.dropin.run.step_actions import StepBatch
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ArgumentError, ScheduleError
 
@@ -53,14 +54,8 @@ class PipelineScheduleMulti(_PipelineSchedule):
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
     ) -> None:
-        super().__init__(
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            scale_grads,
-        )
+        specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
+        super().__init__(n_microbatches, loss_fn, *specs, scale_grads)
         if use_full_backward is not None:
             _logger.warning("use_full_backward has no effect any more; leave it out")
         self._stages = stages
@@ -74,8 +69,8 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._stages_backward_initialized = False
         self._backward_requires_autograd = backward_requires_autograd
         self.pipeline_order: Order = {}
-        # What the actions of this rank were made from, and what they became.
-        self._lowered: tuple[Order, list[_Action]] | None = None
+        # What was last run, and the order that it was made from.
+        self._lowered: tuple[Order, Lowered] | None = None
 
     def _set_stage_mapping(self, mapping: dict[int, int]) -> None:
         self.stage_index_to_group_rank = mapping
@@ -100,6 +95,11 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._validate_and_set_stage_mapping(order)
         self.pipeline_order = order
 
+    @property
+    def _is_prepared(self) -> bool:
+        is_trained = self._stages_backward_initialized
+        return self._stages_forward_initialized and is_trained == self._has_backward
+
     def _initialize_stages(
         self,
         args: Any,
@@ -107,16 +107,9 @@ class PipelineScheduleMulti(_PipelineSchedule):
         target: Any = None,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        done = (self._stages_forward_initialized, self._stages_backward_initialized)
         self._stages_forward_initialized, self._stages_backward_initialized = (
-            self._initialize_pp_stages(
-                self._stages,
-                args,
-                kwargs,
-                target,
-                self._stages_forward_initialized,
-                self._stages_backward_initialized,
-                loss_kwargs=loss_kwargs,
-            )
+            self._initialize_pp_stages(self._stages, args, kwargs, target, *done, loss_kwargs)
         )
         self._validate_adjacent_stage_communication()
 
@@ -141,14 +134,20 @@ class PipelineScheduleMulti(_PipelineSchedule):
         losses: list[Any] | None = None,
         return_outputs: bool = True,
         loss_kwargs: dict[str, Any] | None = None,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run one step on a whole batch; the outputs, on the rank of the last stage."""
-        if self._backward_requires_autograd:
-            self._check_grad_mode()
+        """Run one step on a whole batch, or on microbatches; return outputs on the last rank."""
+        parts = (arg_mbs, kwarg_mbs, target_mbs)
         return self._run_step(
-            self._stages, args, kwargs, target, losses, return_outputs, loss_kwargs
+            self._stages, args, kwargs, target, parts, losses, return_outputs, loss_kwargs
         )
+
+    def _check_grad_mode(self) -> None:
+        if self._backward_requires_autograd:
+            super()._check_grad_mode()
 
     def _step_microbatches(
         self,
@@ -160,35 +159,34 @@ class PipelineScheduleMulti(_PipelineSchedule):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Run one step on microbatches."""
-        args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-        target = None if target_mbs is None else target_mbs[0]
-        self._initialize_stages(args[0], kwargs[0], target, loss_kwargs)
-        self._run_actions(
-            self._stages,
-            self._find_actions(),
-            StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs),
-            context=_PipelineContext(self, args, kwargs, target_mbs, losses),
-            sends_may_wait=self._sends_may_wait(),
-        )
-        self._update_losses(self._stages, losses)
+        with self._call(self._stages):
+            args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+            target = None if target_mbs is None else target_mbs[0]
+            self._initialize_stages(args[0], kwargs[0], target, loss_kwargs)
+            batch = StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs)
+            context = _PipelineContext(self, args, kwargs, target_mbs, losses)
+            self._run_stages(self._stages, batch, context)
+            self._update_losses(self._stages, losses)
 
-    def _find_actions(self) -> Sequence[_Action]:
-        """What this rank runs; the order may have been set or changed at any time."""
-        if self._lowered is None or self._lowered[0] != self.pipeline_order:
-            order = {rank: list(actions) for rank, actions in self.pipeline_order.items()}
-            self._lowered = order, self._lower(order)[self.rank]
+    def _find_lowered(self) -> Lowered:
+        """Return what this schedule runs; the order may have been set or changed at any time."""
+        return self._read(self.pipeline_order, self._lower, sends_may_wait=True)
+
+    def _read(
+        self,
+        order: Order,
+        lower: Callable[[Order], dict[int, list[_Action]]],
+        *,
+        sends_may_wait: bool,
+    ) -> Lowered:
+        """Return what an order says, made anew if it is not the one that was run before."""
+        if self._lowered is None or self._lowered[0] != order:
+            kept = {rank: list(actions) for rank, actions in order.items()}
+            holder, count = self.stage_index_to_group_rank, self._n_microbatches
+            lowered = read_lowered(lower(kept), holder, count, sends_may_wait=sends_may_wait)
+            self._lowered = kept, lowered
         return self._lowered[1]
 
-    def _lower(self, order: Order, *, defer_pp_recv: bool = False) -> dict[int, list[_Action]]:
+    def _lower(self, order: Order) -> dict[int, list[_Action]]:
         holder = self.stage_index_to_group_rank
-        return lower_order(
-            order,
-            holder.__getitem__,
-            self._num_stages,
-            self._n_microbatches,
-            defer_pp_recv=defer_pp_recv,
-        )
-
-    def _sends_may_wait(self) -> bool:
-        """Whether every message is received in the order in which it is sent."""
-        return True
+        return lower_order(order, holder.__getitem__, self._num_stages, self._n_microbatches)

@@ -1,7 +1,7 @@
 """Schedules that are run from an order with all communication in it."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from penstock.dropin.names.actions import (
 )
 from penstock.dropin.names.csv_files import read_order, write_order
 from penstock.dropin.names.lists import Order, OrderError
+from penstock.dropin.names.passes import lower_order
 from penstock.dropin.orders.simulation import _simulate_comms_compute
+from penstock.dropin.run.lowered import Lowered
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ArgumentError, ScheduleError
 
@@ -48,7 +50,8 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
     """A schedule that is run from `pipeline_order_with_comms`.
 
     Subclass it and set that, or an order of compute through `_prepare_schedule_with_comms`; or
-    load either from a file.
+    load either from a file. At most `max_active_stages` of a rank are gathered at once; how far
+    ahead gathers begin follows from that, so `unshard_lookahead` changes nothing.
     """
 
     def __init__(
@@ -63,28 +66,28 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
+        *,
+        max_active_stages: int = 3,
+        unshard_lookahead: Any = "auto",
     ) -> None:
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            args_chunk_spec,
-            kwargs_chunk_spec,
-            output_merge_spec,
-            use_full_backward,
-            scale_grads,
-            backward_requires_autograd,
-        )
+        specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
+        rest = (use_full_backward, scale_grads, backward_requires_autograd)
+        super().__init__(stages, n_microbatches, loss_fn, *specs, *rest)
+        del unshard_lookahead
+        if max_active_stages < 1:
+            raise ArgumentError(f"max_active_stages must be 1 or more (got {max_active_stages})")
+        self._max_active_stages = max_active_stages
         self._defer_pp_recv = defer_pp_recv
         self.pipeline_order_with_comms: dict[int, list[_Action]] = {}
         # An order that was lowered here, where sends may wait for their receives.
         self._safe_order: dict[int, list[_Action]] | None = None
-        self.backward_counter = self._runner.backward_counter
-        self.fwd_recv_ops = self._runner.fwd_recv_ops
-        self.bwd_recv_ops = self._runner.bwd_recv_ops
-        self.unshard_ops = self._runner.unshard_ops
-        self.unsharded_stages = self._runner.unsharded_stages
-        self._comp_type_to_function_map = self._runner.custom_functions
+        under_way = self._runner.actions
+        self.backward_counter = under_way.backward_counter
+        self.fwd_recv_ops = under_way.fwd_recv_ops
+        self.bwd_recv_ops = under_way.bwd_recv_ops
+        self.unshard_ops = under_way.unshard_ops
+        self.unsharded_stages = under_way.unsharded_stages
+        self._comp_type_to_function_map = under_way.custom_functions
 
     def register_custom_function(
         self, computation_type: _ComputationType, custom_function: _CustomFunctionProtocol
@@ -112,9 +115,7 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
             case "compute_only":
                 _check_compute_only(actions)
                 self._validate_and_set_stage_mapping(actions)
-                self.pipeline_order_with_comms = self._lower(
-                    actions, defer_pp_recv=self._defer_pp_recv
-                )
+                self.pipeline_order_with_comms = self._lower(actions)
                 if not self._defer_pp_recv:
                     self._safe_order = self.pipeline_order_with_comms
             case "compute_comms":
@@ -124,6 +125,16 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
                 raise UnknownFormatError(
                     f'an order has the format "compute_only" or "compute_comms" (got {format!r})'
                 )
+
+    def _lower(self, order: Order) -> dict[int, list[_Action]]:
+        return lower_order(
+            order,
+            self.stage_index_to_group_rank.__getitem__,
+            self._num_stages,
+            self._n_microbatches,
+            defer_pp_recv=self._defer_pp_recv,
+            max_active_stages=self._max_active_stages,
+        )
 
     def _load_csv(self, filename: Path | str, format: Format = "compute_only") -> None:  # noqa: A002  # torch's name
         """Read an order from a file and take it."""
@@ -143,7 +154,7 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
                 raise UnknownFormatError(f"an order has no format {format!r}")
 
     def _simulate(self) -> Order:
-        """The order as it would run in slots of one action each."""
+        """Return the order as it would run in slots of one action each."""
         holder = self.stage_index_to_group_rank
         return _simulate_comms_compute(
             self.pipeline_order_with_comms, holder.__getitem__, self._num_stages
@@ -151,15 +162,13 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
 
     def _assert_unsharded(self, stage: _PipelineStageBase) -> None:
         """Wait until the parameters of a stage are gathered."""
-        self._runner.assert_unsharded(stage)
+        self._runner.actions.assert_unsharded(stage)
 
-    def _find_actions(self) -> Sequence[_Action]:
+    def _find_lowered(self) -> Lowered:
         if not self.pipeline_order_with_comms:
             self._prepare_schedule_with_comms(self.pipeline_order)
-        return self.pipeline_order_with_comms[self.rank]
-
-    def _sends_may_wait(self) -> bool:
-        return self.pipeline_order_with_comms is self._safe_order
+        order: Any = self.pipeline_order_with_comms
+        return self._read(order, lambda same: same, sends_may_wait=order is self._safe_order)  # type: ignore[arg-type,return-value]  # it has no idle slots
 
 
 def _check_compute_only(actions: Order) -> None:

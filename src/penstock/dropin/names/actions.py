@@ -7,6 +7,7 @@
 An order is a list of actions, where `None` is an idle slot. Torch is not needed.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -31,6 +32,9 @@ __all__ = [
     "SEND_F",
     "TYPE_OF_KIND",
     "UNSHARD",
+    "WAITS",
+    "WAIT_SEND_B",
+    "WAIT_SEND_F",
     "ActionTextError",
     "B",
     "F",
@@ -38,6 +42,7 @@ __all__ = [
     "W",
     "_Action",
     "_ComputationType",
+    "_action_regex",
     "_get_profiler_function_name",
     "from_work",
     "overlap",
@@ -65,6 +70,9 @@ class _ComputationType(str, Enum):  # noqa: UP042  # as in torch, str() gives th
     FULL_BACKWARD = "B"
     OVERLAP_F_B = "OVERLAP_F_B"
     REDUCE_GRAD = "REDUCE_GRAD"
+    # Newer versions of torch say where a send is waited for; here the transport knows.
+    WAIT_SEND_F = "WAIT_SEND_F"
+    WAIT_SEND_B = "WAIT_SEND_B"
 
     @staticmethod
     def from_str(action: str) -> "_ComputationType":
@@ -88,10 +96,19 @@ SEND_B = _ComputationType.SEND_B
 RECV_B = _ComputationType.RECV_B
 OVERLAP_F_B = _ComputationType.OVERLAP_F_B
 REDUCE_GRAD = _ComputationType.REDUCE_GRAD
+WAIT_SEND_F = _ComputationType.WAIT_SEND_F
+WAIT_SEND_B = _ComputationType.WAIT_SEND_B
 
+WAITS = frozenset((WAIT_SEND_F, WAIT_SEND_B))
 _COMPUTE = frozenset((F, I, W, B, OVERLAP_F_B))
 TYPE_OF_KIND = {kind: _ComputationType[kind.name] for kind in Kind}
 KIND_OF_TYPE = {computation_type: kind for kind, computation_type in TYPE_OF_KIND.items()}
+
+# The text of an action that is not an overlap: stage, kind, microbatch.
+_action_regex = re.compile(
+    rf"(\d+)({'|'.join(kind.value for kind in _ComputationType if kind is not OVERLAP_F_B)})(\d*)"
+)
+_WAIT_TEXT = re.compile(r"(\d+)(WAIT_SEND_[FB])(\d+)", re.ASCII)
 
 # What the stage field of an overlap says: its stages are those of its sub-actions.
 _NO_STAGE = -1
@@ -128,8 +145,11 @@ class _Action(NamedTuple):
     @staticmethod
     def from_str(action_string: str) -> "_Action | None":
         """Read an action from its text; blank text is an idle slot, `None`."""
-        if not action_string.strip():
+        text = action_string.strip()
+        if not text:
             return None
+        if wait := _WAIT_TEXT.fullmatch(text):
+            return _Action(int(wait[1]), _ComputationType(wait[2]), int(wait[3]))
         try:
             return from_work(parse_work(action_string))
         except ParseError as error:
@@ -164,8 +184,8 @@ def to_work(action: _Action) -> Work:
 
 
 def to_works(actions: "Iterable[_Action | None]") -> list[Work]:
-    """Our form of a rank's order; idle slots are dropped, since time is a result here."""
-    return [to_work(action) for action in actions if action is not None]
+    """Our form of a rank's order; idle slots and waits are dropped, as time is a result here."""
+    return [to_work(a) for a in actions if a is not None and a.computation_type not in WAITS]
 
 
 def _to_action(action: _Action) -> Action:

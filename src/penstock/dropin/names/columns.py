@@ -7,7 +7,14 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from penstock.dropin.names.actions import KIND_OF_TYPE, TYPE_OF_KIND, _Action, overlap, to_work
+from penstock.dropin.names.actions import (
+    KIND_OF_TYPE,
+    TYPE_OF_KIND,
+    WAITS,
+    _Action,
+    overlap,
+    to_work,
+)
 from penstock.ir.actions import Kind, chain_peer
 from penstock.ir.rows import ABSENT, Rows
 
@@ -21,7 +28,7 @@ _PEER_OF_STAGE_0 = np.array([chain_peer(kind, 0) for kind in Kind])
 def to_rows(
     lists: Sequence[Sequence[_Action | None]], idle_stages: Sequence[int] | None = None
 ) -> Rows:
-    """The rows of every rank's list.
+    """The rows of every rank's list, without waits for sends, which the transport knows.
 
     An idle slot becomes a RESHARD of the stage that `idle_stages` has for its rank, or is left
     out where there are no such stages.
@@ -33,7 +40,7 @@ def to_rows(
             if action is None:
                 if idle_stages is not None:
                     cells.append((Kind.RESHARD, idle_stages[rank], ABSENT, False))
-            else:
+            elif action.computation_type not in WAITS:
                 cells += _encode(action)
         ends.append(len(cells))
     columns = np.array(cells, dtype=np.int32).reshape(len(cells), 4).T

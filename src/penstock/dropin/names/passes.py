@@ -110,10 +110,11 @@ def lower_order(
     n_microbatches: int,
     *,
     defer_pp_recv: bool = False,
+    max_active_stages: int = 3,
 ) -> dict[int, list[_Action]]:
     """All passes one after the other: what a runtime needs to run an order of compute."""
     actions = {
-        rank: _add_reduce_grad(_add_unshard_reshard(order), n_microbatches)
+        rank: _add_reduce_grad(_add_unshard_reshard(order, max_active_stages), n_microbatches)
         for rank, order in compute_actions.items()
     }
     lowered = _add_send_recv(actions, stage_to_rank, num_stages)

@@ -42,7 +42,7 @@ class DetachExecutor(fx.Interpreter):
     What a stage is given are leaves; the backwards in the graph, if there are any, get these.
     """
 
-    def __init__(self, module: nn.Module, garbage_collect_values: bool = False) -> None:
+    def __init__(self, module: nn.Module, garbage_collect_values: bool = True) -> None:
         super().__init__(module, garbage_collect_values)
         self._leaves: dict[torch.Tensor, torch.Tensor] = {}
 

@@ -1,6 +1,10 @@
-"""What all stages do: run their module on what they receive, forward and backward."""
+"""A stage under torch's names: thin methods over a stage of the runtime.
 
-from abc import abstractmethod
+The graph, the weight work that waits and data parallelism are the runtime stage's. A trainer may
+put another module into a stage, or wrap it, at any time between steps; so the runtime stage is
+made for the module that is there when it runs.
+"""
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -8,20 +12,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import tree_map_only
+from torch.autograd.graph import GradientEdge
 
-from penstock.deferred.work import DeferredWork, add_weight_gradients
+from penstock.dropin._backward import (
+    stage_backward,
+    stage_backward_input,
+    stage_backward_weight,
+)
 from penstock.dropin._debug import map_debug_info
-from penstock.dropin._module_runner import ModuleRunner
-from penstock.dropin._stage_traffic import StageTraffic, StageUseError, as_tuple, find_edge
+from penstock.dropin.names.replaced import find_replaced
+from penstock.dropin.stages.boundary import StageBoundary
+from penstock.dropin.stages.values import (
+    StageUseError,
+    as_tuple,
+    cut_off,
+    find_edge,
+    local_gradient,
+    put_in_place,
+)
 from penstock.errors import PipelineError
-from penstock.step.backward import Root
+from penstock.parallel.ddp import ReplicatedStage
+from penstock.parallel.fsdp import ShardedStage
+from penstock.parallel.replica import replica_of
+from penstock.step.stage import Packet, Stage
 
 __all__ = ["_PipelineStageBase"]
 
 
-class _PipelineStageBase(StageTraffic):
+class _PipelineStageBase(StageBoundary):
     """A stage of a pipeline on this rank.
 
     A stand-in may leave out `__init__` and have `submod`, `num_stages`, `group_size`, `group_rank`
@@ -41,32 +59,44 @@ class _PipelineStageBase(StageTraffic):
         self.dw_builder = dw_builder
         # By microbatch, the weight work that waits.
         self.dw_runner: dict[int, Callable[..., Any]] = {}
-        self._runner = ModuleRunner()
+        self._stage: Stage | None = None
+        self._type: type | None = None
+        self._splits = False
+        self._is_reduced = True
         self._scale_to_undo = 1
 
-    @abstractmethod
-    def _prepare_forward_infra(
-        self,
-        num_microbatches: int,
-        args: Any,
-        kwargs: dict[str, Any] | None = None,
-        has_backward: bool = False,
-    ) -> Any:
-        """Before the first step, and before the first one of another mode."""
+    # ------------------------------------------------------------------ the runtime stage
 
-    @abstractmethod
-    def _prepare_backward_infra(
-        self,
-        num_microbatches: int,
-        loss_fn: Callable[..., torch.Tensor] | None = None,
-        target: Any = None,
-        received_grad_meta: Any = None,
-        loss_kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """The same for the backwards."""
+    @property
+    def runtime(self) -> Stage:
+        """The stage of the runtime that runs this one's module as it is now."""
+        module = self.submod
+        stage = self._stage
+        # `fully_shard` changes the type of a module.
+        if stage is None or stage.module is not module or self._type is not type(module):
+            call = self._call_module
+            stage = Stage(self.stage_index, module, replica_of(module), call=call)
+            self._stage, self._type = stage, type(module)
+            if self._splits:
+                stage.prepare_split()
+        return stage
+
+    def expect_halves(self) -> None:
+        """From now on let forwards leave what a backward in two halves needs."""
+        if not self._splits:
+            self._splits = True
+            self.runtime.prepare_split()
+
+    def _call_module(self, *values: Any, **kwargs: Any) -> Any:
+        arguments, named = (values, {}) if self.is_first else self._arrange(values)
+        return self.forward_maybe_with_nosync(*arguments, **named, **kwargs)
+
+    def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what was received as positional and as named arguments of the module."""
+        return received, {}
 
     def begin_training(self, grad_scale_factor: int) -> None:
-        """Before the first forward of a training step.
+        """Begin a training step, before its first forward.
 
         At its end all gradients are divided. So what they hold now is multiplied first.
         """
@@ -75,38 +105,30 @@ class _PipelineStageBase(StageTraffic):
             for parameter in self.submod.parameters():
                 if parameter.grad is not None:
                     parameter.grad.mul_(grad_scale_factor)
-        self._runner.begin_step(self.submod)
+        self.runtime.replica.begin_step()
+        self._is_reduced = False
 
-    def end_training(self) -> None:
-        """After a step: if nobody has divided the gradients, they are as they were."""
+    def end_training(self, *, has_failed: bool = False) -> None:
+        """End a step: if nobody has divided the gradients, they are as they were."""
+        if has_failed:
+            self.clear_runtime_states()
+            self.runtime.clear()
         self.scale_grads(self._scale_to_undo)
 
     def clear_runtime_states(self) -> None:
         """Let go of everything that a step has left."""
-        for held in (self.fwd_cache, self.bwd_cache, self.dw_runner, self._output_metas):
+        for held in (self.fwd_cache, self.bwd_cache, self.dw_runner, self.output_metas):
             held.clear()
-        if self.boundary is not None:
-            self.args_recv_info.clear()
-            self.grad_recv_info.clear()
+        self.args_recv_info.clear()
+        self.grad_recv_info.clear()
         self.output_chunks.clear()
-        self._runner.clear()
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether parameters have to be gathered before the module runs."""
-        return self._runner.is_sharded(self.submod)
-
-    def unshard(self) -> None:
-        """Start to gather the parameters."""
-        self._runner.look_at(self.submod).unshard()
-
-    def reshard(self) -> None:
-        """Let go of gathered parameters."""
-        self._runner.look_at(self.submod).reshard()
+    # ------------------------------------------------------------------ forward
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, without a reduction of gradients in its backward."""
-        return self._runner.call(self.submod, args, kwargs)
+        with self.runtime.replica.forward_context():
+            return self.submod(*args, **kwargs)
 
     def forward_one_chunk(
         self,
@@ -120,40 +142,48 @@ class _PipelineStageBase(StageTraffic):
         `args` are the first stage's; the others take what they have received. `kwargs` are this
         stage's own.
         """
+        given = tuple(args) if self.is_first else ()
         received = () if self.is_first else self._retrieve_recv_activations(fwd_chunk_id)
-        arguments, named = (args, {}) if self.is_first else self._arrange(received)
-        self._note("inputs", args if self.is_first else received)
+        self.note("inputs", given or received)
         try:
-            with self._runner.record(fwd_chunk_id, self.submod, self.has_backward):
-                output = self.forward_maybe_with_nosync(*arguments, **named, **(kwargs or {}))
+            output = self._run_forward(fwd_chunk_id, received, given, kwargs or {})
         except Exception as error:
             raise PipelineError(
                 f"{self.log_prefix} failed to run forward for microbatch {fwd_chunk_id} (args: "
-                f"{map_debug_info(tuple(arguments))}, kwargs: {map_debug_info(kwargs or {})}): "
+                f"{map_debug_info(given or received)}, kwargs: {map_debug_info(kwargs or {})}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if self.is_last:
-            if save_forward_output:
-                _put(self.output_chunks, fwd_chunk_id, self._as_result(output))
-            if self.has_backward:
-                self.fwd_cache[fwd_chunk_id] = (), list(received)
-        else:
-            self._keep_output(fwd_chunk_id, as_tuple(output), received)
+        if not self.is_last:
+            self.keep_output(fwd_chunk_id, as_tuple(output), received)
+            return output
+        if save_forward_output:
+            # What a backward starts from must not hold its graph for the user's sake.
+            kept = cut_off(output) if self.has_backward else output
+            put_in_place(self.output_chunks, fwd_chunk_id, kept)
+        if self.has_backward:
+            self.fwd_cache[fwd_chunk_id] = (), list(received)
         return output
 
-    def _arrange(
-        self, received: tuple[torch.Tensor, ...]
-    ) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-        """What was received, as positional and as named arguments of the module."""
-        return received, {}
-
-    def _as_result(self, output: Any) -> Any:
-        """An output for the user; one that a backward starts from must not hold its graph."""
+    def _run_forward(
+        self,
+        microbatch: int,
+        received: Sequence[torch.Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        stage = self.runtime
+        packets = [Packet(["t", ["T"] * len(received)], list(received))] if received else []
+        if not (self.has_backward or torch.is_grad_enabled()):
+            return stage.evaluate(microbatch, packets, args, kwargs)
+        output, losses = stage.forward(microbatch, packets, args, kwargs)
         if not self.has_backward:
-            return output
-        if isinstance(output, torch.Tensor):
-            return output.detach()
-        return tree_map_only(torch.Tensor, torch.Tensor.detach, output)
+            stage.release(microbatch)
+        else:
+            for loss in losses:
+                stage.add_root(microbatch, loss, 1.0)
+        return output
+
+    # ------------------------------------------------------------------ backward
 
     def backward_one_chunk(
         self,
@@ -170,38 +200,36 @@ class _PipelineStageBase(StageTraffic):
             return
         self._check_chunk_id(bwd_chunk_id)
         outputs, received = self.fwd_cache.pop(bwd_chunk_id)
-        grads: tuple[torch.Tensor | None, ...] = ()
-        if not self.is_last:
-            grads = self._retrieve_recv_grads(bwd_chunk_id)
-            self._note("output_grads", grads)
-        self._output_metas.pop(bwd_chunk_id, None)
-        values: dict[str, Any] = {
-            "stage_output": loss if self.is_last else outputs,
-            "output_grads": None if self.is_last else grads,
+        self.output_metas.pop(bwd_chunk_id, None) if self.is_last else None
+        grads = None if self.is_last else self._retrieve_recv_grads(bwd_chunk_id)
+        if grads is not None:
+            self.note("output_grads", grads)
+        is_whole = full_backward or self.dw_builder is not None
+        start: Any = loss if self.is_last else outputs
+        values = {
+            "stage_output": (loss,) if self.is_last and not is_whole else start,
+            "output_grads": grads,
             "input_values": received,
             "microbatch": bwd_chunk_id,
         }
-        is_whole = full_backward or self.dw_builder is not None
-        found, calls = self.backward_maybe_with_nosync(
-            "full" if is_whole else "input", values, last_backward
-        )
-        self._leave_weight_work(bwd_chunk_id, full_backward, calls)
+        kind = "full" if is_whole else "input"
+        found, left = self.backward_maybe_with_nosync(kind, values, last_backward)
+        self.output_metas.pop(bwd_chunk_id, None)
+        self.runtime.release(bwd_chunk_id)
+        self._leave_weight_work(bwd_chunk_id, full_backward, left)
         if loss is not None and not loss._is_view():
             # The caller keeps the loss; it must not hold what its backward has used.
             loss.detach_()
         if not self.is_first:
-            self._note("input_grads", found)
-            self.bwd_cache[bwd_chunk_id] = found
+            self.note("input_grads", found)
+            self.bwd_cache[bwd_chunk_id] = tuple(map(_complete, found, received))
 
-    def _leave_weight_work(
-        self, microbatch: int, full_backward: bool, calls: list[DeferredWork] | None
-    ) -> None:
+    def _leave_weight_work(self, microbatch: int, full_backward: bool, left: Any) -> None:
         if self.dw_builder is not None:
             work: Callable[..., Any] = self.dw_builder()
         elif not full_backward:
-            work = partial(
-                self.backward_maybe_with_nosync, "weight", {"param_groups": calls or []}
-            )
+            values = {"param_groups": left, "microbatch": microbatch}
+            work = partial(self.backward_maybe_with_nosync, "weight", values)
         else:
             return
         if full_backward:
@@ -218,52 +246,85 @@ class _PipelineStageBase(StageTraffic):
                 f"{self.log_prefix} has no weight work for microbatch {bwd_chunk_id}; call "
                 "backward_one_chunk(full_backward=False) first"
             )
-        self.dw_runner.pop(bwd_chunk_id)()
-        if last_backward:
-            self._runner.end_backward(self.submod)
+        work = self.dw_runner.pop(bwd_chunk_id)
+        if self.dw_builder is None:
+            work(last_backward=last_backward)
+        else:
+            work()
+            self._end_backward(last_backward)
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> tuple[tuple[torch.Tensor | None, ...], list[DeferredWork] | None]:
-        """One backward ("full"), or a half of it ("input", "weight"); gradients are only added up.
+    ) -> tuple[tuple[torch.Tensor | None, ...], Any]:
+        """Run one backward ("full") or a half of it ("input", "weight"); gradients are added up.
 
         After the last one of a step, copies of the stage under DDP average theirs.
         """
-        found: tuple[torch.Tensor | None, ...] = ()
-        left: list[DeferredWork] | None = None
-        match backward_type:
-            case "full":
-                found, calls = self._propagate(bwd_kwargs)
-                add_weight_gradients(calls)
-            case "input":
-                self._runner.expect_halves()
-                found, left = self._propagate(bwd_kwargs)
-            case "weight":
-                add_weight_gradients(bwd_kwargs["param_groups"])
-            case _:
-                raise PipelineError(f"a backward is full, input or weight (got {backward_type!r})")
-        if last_backward:
-            self._runner.end_backward(self.submod)
-        return found, left
+        if backward_type not in ("full", "input", "weight"):
+            raise PipelineError(f"a backward is full, input or weight (got {backward_type!r})")
+        found: tuple[tuple[torch.Tensor | None, ...], Any]
+        if "microbatch" not in bwd_kwargs or self._is_replaced():
+            found = self._run_by_hand(backward_type, bwd_kwargs)
+        elif backward_type == "weight":
+            self.runtime.backward_weight(bwd_kwargs["microbatch"])
+            found = (), None
+        else:
+            found = self._propagate(backward_type, bwd_kwargs), None
+        self._end_backward(last_backward)
+        return found
 
     def _propagate(
-        self, values: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor | None, ...], list[DeferredWork]]:
-        received: list[torch.Tensor] = values["input_values"]
-        roots = self._find_roots(values["stage_output"], values["output_grads"])
-        leaves = [value for value in received if value.requires_grad]
-        grads, calls = self._runner.propagate(values["microbatch"], roots, leaves)
-        found = iter(grads)
-        return tuple(next(found) if value.requires_grad else None for value in received), calls
+        self, backward_type: str, values: dict[str, Any]
+    ) -> tuple[torch.Tensor | None, ...]:
+        stage, microbatch = self.runtime, values["microbatch"]
+        for edge, gradient in self._find_roots(values["stage_output"], values["output_grads"]):
+            stage.add_gradient(microbatch, edge, gradient)
+        if backward_type == "full":
+            answers = stage.backward(microbatch, ())
+        else:
+            answers = stage.backward_input(microbatch, ())
+            self.expect_halves()
+        found = iter([gradient for group in answers for gradient in group])
+        return tuple(next(found) if v.requires_grad else None for v in values["input_values"])
 
-    def _find_roots(self, output: Any, grads: Sequence[torch.Tensor | None] | None) -> list[Root]:
-        """Where the backward starts: the loss, or the outputs with what came back for each."""
+    def _find_roots(
+        self, output: Any, grads: Sequence[torch.Tensor | None] | None
+    ) -> list[tuple[GradientEdge, torch.Tensor]]:
+        """Return where the backward starts: the loss, or outputs with what came back for each."""
         if grads is None:
-            is_loss = isinstance(output, torch.Tensor) and output.requires_grad
-            return [(get_gradient_edge(output), torch.ones_like(output))] if is_loss else []
-        edges = [find_edge(value) for value in output]
-        pairs = zip((edges[number] for number, _ in self._slots()), grads, strict=True)
-        return [(edge, grad) for edge, grad in pairs if edge is not None and grad is not None]
+            losses = [loss for loss in as_tuple(output) if isinstance(loss, torch.Tensor)]
+            pairs = [(find_edge(loss), torch.ones_like(loss)) for loss in losses]
+        else:
+            edges = [find_edge(value) for value in output]
+            slots = [edges[number] for number, _ in self.find_slots()]
+            pairs = [p for p in zip(slots, grads, strict=True) if p[1] is not None]  # type: ignore[misc]  # no gradient is left out
+        return [(edge, gradient) for edge, gradient in pairs if edge is not None]
+
+    def _is_replaced(self) -> bool:
+        """Return whether a client has put a backward of its own into torch's module."""
+        ours = (stage_backward, stage_backward_input, stage_backward_weight)
+        return any(find_replaced("stage", one.__name__, one) is not one for one in ours)
+
+    def _run_by_hand(
+        self, backward_type: str, values: dict[str, Any]
+    ) -> tuple[tuple[torch.Tensor | None, ...], Any]:
+        """Run a backward by the functions of torch's module, on a graph as it was recorded."""
+        find = partial(find_replaced, "stage")
+        if backward_type == "weight":
+            run = find("stage_backward_weight", stage_backward_weight)
+            return run(self.submod.parameters(), values["param_groups"]), None
+        given = [values[name] for name in ("stage_output", "output_grads", "input_values")]
+        if backward_type == "full":
+            return find("stage_backward", stage_backward)(*given), None
+        run_input = find("stage_backward_input", stage_backward_input)
+        return run_input(*given, self.submod.parameters())
+
+    # ------------------------------------------------------------------ parameters
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters have to be gathered before the module runs."""
+        return isinstance(self.runtime.replica, ShardedStage)
 
     def scale_grads(self, grad_scale_factor: int) -> None:
         """Divide all gradients of the stage."""
@@ -274,13 +335,30 @@ class _PipelineStageBase(StageTraffic):
                     parameter.grad.div_(grad_scale_factor)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """After the last backward: reduce gradients over data-parallel ranks, then divide them."""
-        if self.has_backward:
-            self._runner.reduce_gradients(self.submod)
-            self.scale_grads(grad_scale_factor)
+        """After the last backward: reduce gradients over data-parallel ranks, then divide them.
+
+        In a run without backwards parameters are let go of, as they would be otherwise.
+        """
+        if not self.has_backward:
+            self.runtime.replica.reshard()
+            return
+        self._end_backward(True)
+        if not self._is_reduced:
+            replica = self.runtime.replica
+            replica.reduce_gradients()
+            replica.reshard()
+            self._is_reduced = True
+        self.scale_grads(grad_scale_factor)
+
+    def _end_backward(self, is_last: bool) -> None:
+        replica = self.runtime.replica
+        if is_last and isinstance(replica, ReplicatedStage) and not self._is_reduced:
+            replica.reduce_gradients()
+            self._is_reduced = True
 
 
-def _put(items: list[Any], index: int, item: Any) -> None:
-    """Put an item in its place, whatever the order in which they come."""
-    items.extend([None] * (index + 1 - len(items)))
-    items[index] = item
+def _complete(gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
+    """Return what goes back for an input: zeros where nothing has used it."""
+    if not value.requires_grad:
+        return None
+    return torch.zeros_like(value) if gradient is None else local_gradient(gradient, value)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 import torch
+from torch.distributed import _mesh_layout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
@@ -31,7 +32,9 @@ __all__ = [
     "extract_tensor_meta",
     "extract_tensor_metas",
     "put_together",
+    "read_mesh_layout",
     "to_local_if_dtensor",
+    "write_mesh_layout",
 ]
 
 # The names of a mesh's dimensions, and their layout (shape and strides, without ranks).
@@ -284,3 +287,29 @@ class _MeshCache:
 
 def _key_of(mesh: DeviceMesh) -> MeshCacheKey:
     return tuple(mesh.mesh_dim_names or ()), mesh._layout
+
+
+def write_mesh_layout(layout: Any) -> list[Any] | None:
+    """Return the layout of a mesh as plain data for another rank."""
+    if layout is None:
+        return None
+    # Up to torch 2.12 a layout is one shape with its strides, then one of each per dimension.
+    axes = getattr(layout, "axes", None)
+    parts = [layout] if axes is None else axes
+    return [axes is not None, [[part.shape, part.stride] for part in parts]]
+
+
+def read_mesh_layout(plain: list[Any] | None) -> Any:
+    """Return the layout that another rank has written."""
+    if plain is None:
+        return None
+    has_axes, parts = plain
+    pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
+    if not has_axes:
+        return _mesh_layout._MeshLayout(*pairs[0])
+    flat: Any = _mesh_layout._FlatLayout
+    return _mesh_layout._MeshLayout([flat(*pair) for pair in pairs])
+
+
+def _as_sizes(value: Any) -> Any:
+    return tuple(map(_as_sizes, value)) if isinstance(value, list) else value

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch.autograd.graph import Node
 
-__all__ = ["Group", "find_groups"]
+__all__ = ["Group", "find_groups", "join_nodes"]
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ def find_groups(
     for root in roots:
         if root not in leads_to_input:
             starts[root] = reached[root]
-    return _join({node: found for node, found in starts.items() if found})
+    return join_nodes({node: found for node, found in starts.items() if found})
 
 
 def _after(node: Node) -> list[Node]:
@@ -89,8 +89,8 @@ def _union(sets: Iterable[set[Node]]) -> set[Node]:
     return set().union(*sets)
 
 
-def _join(starts: dict[Node, set[Node]]) -> list[Group]:
-    """Nodes with a weight in common, however indirectly, together."""
+def join_nodes(starts: dict[Node, set[Node]]) -> list[Group]:
+    """Return nodes with a weight in common, however indirectly, together."""
     group_of: dict[Node, Group] = {}
     groups: dict[int, Group] = {}
     for node, weights in starts.items():

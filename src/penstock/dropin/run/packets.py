@@ -1,0 +1,171 @@
+"""What a stage sends and receives, as packets of the transport.
+
+The operations that a stage's `get_fwd_send_ops` and `get_bwd_send_ops` return say what is sent, so
+that a client may change it there. How tensors lie over a mesh goes along as text.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.dropin.stages.metadata import (
+    _DTensorMeta,
+    _TensorMeta,
+    read_mesh_layout,
+    write_mesh_layout,
+)
+from penstock.dropin.stages.recv_info import _RecvInfo
+from penstock.dropin.stages.values import StageUseError
+from penstock.parallel.dtensor import read_placement, write_placement
+from penstock.step.stage import Packet
+
+__all__ = ["deliver_gradients", "deliver_inputs", "pack_gradients", "pack_outputs"]
+
+
+def pack_outputs(stage: _PipelineStageBase, microbatch: int) -> dict[int, Packet]:
+    """Return what goes to each stage that this one feeds, of one microbatch."""
+    outputs, _ = stage.fwd_cache[microbatch]
+    going: dict[int, list[Any]] = {}
+    for number, destination in stage.find_slots():
+        going.setdefault(destination, []).append(outputs[number])
+    sent = _by_stage(stage, list(going), stage.get_fwd_send_ops(microbatch))
+    for destination, values in going.items():
+        if len(sent[destination]) != len(values):
+            raise StageUseError(
+                f"get_fwd_send_ops of stage {stage.stage_index} must return one operation for "
+                f"each of {len(values)} outputs to stage {destination} (got "
+                f"{len(sent[destination])})"
+            )
+    return {
+        destination: _pack(sent[destination], values, stage.has_backward)
+        for destination, values in going.items()
+    }
+
+
+def _by_stage(
+    stage: _PipelineStageBase, others: Sequence[int], operations: Sequence[Any]
+) -> dict[int, list[torch.Tensor]]:
+    """Return the tensors of operations by the stage at their other end."""
+    if len(others) == 1:
+        return {others[0]: [operation.tensor for operation in operations]}
+    return {
+        other: [
+            op.tensor for op in operations if op.peer == stage._resolve_peer_global_rank(other)
+        ]
+        for other in others
+    }
+
+
+def _pack(tensors: Sequence[torch.Tensor], outputs: Sequence[Any], records: bool) -> Packet:
+    nodes: list[Any] = ["T"] * len(tensors)
+    if any(isinstance(output, DTensor) for output in outputs):
+        nodes.append(["c", json.dumps([_write_layout(output) for output in outputs])])
+    flags = [records and output.requires_grad for output in outputs]
+    cut = [
+        tensor.detach().requires_grad_() if flag else tensor
+        for tensor, flag in zip(tensors, flags, strict=True)
+    ]
+    return Packet(["t", nodes], cut)
+
+
+def _write_layout(output: Any) -> list[Any] | None:
+    if not isinstance(output, DTensor):
+        return None
+    meta = _DTensorMeta.from_dtensor(output)
+    return [
+        list(meta.mesh_dim_names),
+        [write_placement(placement) for placement in meta.placements],
+        list(meta.global_shape),
+        list(meta.global_stride),
+        write_mesh_layout(meta.mesh_layout),
+    ]
+
+
+def deliver_inputs(
+    stage: _PipelineStageBase, microbatch: int, source: int, packet: Packet
+) -> None:
+    """Give a stage what another one has sent for a microbatch."""
+    layouts = _read_layouts(packet)
+    infos = [
+        _RecvInfo(f"input {number} from stage {source}", source, tensor, _describe(tensor, layout))
+        for number, (tensor, layout) in enumerate(zip(packet.tensors, layouts, strict=True))
+    ]
+    others = [i for i in stage.args_recv_info.get(microbatch, ()) if i.buffer is not None]
+    known = [info for info in others if info.source != source]
+    stage.args_recv_info[microbatch] = tuple(
+        sorted([*known, *infos], key=lambda info: -1 if info.source is None else info.source)
+    )
+    if _is_changed(stage, "get_fwd_recv_ops"):
+        _fill_buffers(infos, stage.get_fwd_recv_ops, microbatch)
+
+
+def _read_layouts(packet: Packet) -> list[Any]:
+    """Return how each tensor of a packet lies over its mesh, if it does."""
+    nodes = packet.structure[1]
+    match nodes[-1] if nodes else None:
+        case ["c", str(text)]:
+            layouts: list[Any] = json.loads(text)
+            return layouts
+        case _:
+            return [None] * len(packet.tensors)
+
+
+def _describe(tensor: torch.Tensor, layout: Any) -> _TensorMeta:
+    form = (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+    if layout is None:
+        return _TensorMeta(*form)
+    names, placements, shape, stride, mesh = layout
+    return _DTensorMeta(
+        *form,
+        torch.Size(shape),
+        tuple(stride),
+        tuple(map(read_placement, placements)),
+        tuple(names),
+        read_mesh_layout(mesh),
+    )
+
+
+def _is_changed(stage: _PipelineStageBase, name: str) -> bool:
+    """Return whether a client has put a method of its own into a stage."""
+    return name in vars(stage) or getattr(type(stage), name) is not getattr(
+        _PipelineStageBase, name
+    )
+
+
+def _fill_buffers(infos: Sequence[_RecvInfo], find_operations: Any, microbatch: int) -> None:
+    """Let what has come arrive in the buffers of a client's own receives."""
+    tensors = [info.buffer for info in infos if info.buffer is not None]
+    for info in infos:
+        info.buffer = None
+    for operation, tensor in zip(find_operations(microbatch), tensors, strict=True):
+        operation.tensor.copy_(tensor)
+
+
+def pack_gradients(stage: _PipelineStageBase, microbatch: int) -> dict[int, Packet]:
+    """Return what goes back to each stage that feeds this one, of one microbatch."""
+    sent = _by_stage(stage, list(stage.find_sources()), stage.get_bwd_send_ops(microbatch))
+    return {source: Packet("", tensors) for source, tensors in sent.items()}
+
+
+def deliver_gradients(
+    stage: _PipelineStageBase, microbatch: int, destination: int, packet: Packet
+) -> None:
+    """Give a stage what came back for its outputs from one that it feeds."""
+    metas, rest = stage.output_metas[microbatch], iter(packet.tensors)
+    infos = stage.grad_recv_info.get(microbatch) or stage._create_grad_recv_info(
+        stage.act_send_info
+    )
+    arrived = []
+    for info, (number, to) in zip(infos, stage.find_slots(), strict=True):
+        if to == destination and metas[number].requires_grad:
+            info.buffer = next(rest)
+            info.tensor_meta = replace(metas[number], requires_grad=False)
+            arrived.append(info)
+    stage.grad_recv_info[microbatch] = infos
+    if _is_changed(stage, "get_bwd_recv_ops"):
+        _fill_buffers(arrived, stage.get_bwd_recv_ops, microbatch)

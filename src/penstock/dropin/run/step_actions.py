@@ -1,0 +1,274 @@
+"""What each kind of action does in torch's terms, called by the executor in the action's place.
+
+Every action goes through the methods of its stage that torch's schedules call, so that what a
+client has put there takes effect. Waiting, sending, failing and recording are the executor's.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from penstock.dropin.names.actions import (
+    OVERLAP_F_B,
+    TYPE_OF_KIND,
+    _Action,
+    _ComputationType,
+    from_work,
+)
+from penstock.dropin.names.lists import OrderError
+from penstock.dropin.run.p2p import _wait_batch_p2p
+from penstock.dropin.run.packets import (
+    deliver_gradients,
+    deliver_inputs,
+    pack_gradients,
+    pack_outputs,
+)
+from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.ir.actions import Action, Kind
+from penstock.step.executor import Executor
+from penstock.step.stage import Packet
+
+__all__ = ["StepActions", "StepBatch"]
+
+# By stage and microbatch, the receives that are posted.
+_Posted = dict[tuple[int, int], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """What a step runs on, one item per microbatch, and what it gives back."""
+
+    arg_mbs: Sequence[Any]
+    kwarg_mbs: Sequence[Any]
+    target_mbs: Sequence[Any] | None
+    return_outputs: bool
+    loss_kwargs: dict[str, Any] | None
+
+
+class Owner(Protocol):
+    """The schedule whose actions are run."""
+
+    _n_microbatches: int
+    scale_grads: bool
+
+    def _maybe_compute_loss(
+        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, loss_kwargs: Any = None
+    ) -> None: ...
+
+    def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None: ...
+
+
+class _Awaited:
+    """A receive that is under way; waiting for it gives its stage what has come."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+
+class StepActions:
+    """What is under way while a rank runs its actions; custom functions may look at it."""
+
+    def __init__(self) -> None:
+        self.fwd_recv_ops: _Posted = {}
+        self.bwd_recv_ops: _Posted = {}
+        # How many backwards (or second halves) each stage has done.
+        self.backward_counter: Counter[int] = Counter()
+        self.unshard_ops: dict[int, list[Any]] = defaultdict(list)
+        self.unsharded_stages: set[int] = set()
+        self.custom_functions: dict[_ComputationType, Callable[..., None]] = {}
+        # The action that is run now, for whoever tells of a failure.
+        self.current: Action | None = None
+        self._packed: dict[tuple[bool, int, int], dict[int, Packet]] = {}
+        self._do: Mapping[Kind, Callable[[Action, Callable[[], None]], None]] = {
+            Kind.FORWARD: self._forward,
+            Kind.FULL_BACKWARD: partial(self._backward, is_full=True),
+            Kind.BACKWARD_INPUT: partial(self._backward, is_full=False),
+            Kind.BACKWARD_WEIGHT: self._backward_weight,
+            Kind.SEND_F: self._send,
+            Kind.SEND_B: self._send,
+            Kind.RECV_F: self._receive,
+            Kind.RECV_B: self._receive,
+            Kind.UNSHARD: self._unshard,
+            Kind.RESHARD: self._reshard,
+            Kind.REDUCE_GRAD: self._reduce,
+        }
+
+    def begin(
+        self,
+        owner: Owner,
+        stages: Mapping[int, _PipelineStageBase],
+        executor: Executor,
+        batch: StepBatch,
+        *,
+        context: Any,
+        overlaps: Mapping[Action, tuple[Action, ...]],
+    ) -> None:
+        """Begin a step; `context` is what custom functions are given."""
+        self._owner, self._stages, self._executor = owner, stages, executor
+        self._batch, self._context, self._overlaps = batch, context, overlaps
+        self.backward_counter.clear()
+
+    def end(self, *, has_failed: bool) -> None:
+        """End a step, and let go of what a failure has left."""
+        self._context = None
+        gathered = sorted(self.unshard_ops)
+        if has_failed:
+            self.fwd_recv_ops.clear()
+            self.bwd_recv_ops.clear()
+            self.unsharded_stages.clear()
+            self._packed.clear()
+        self.unshard_ops.clear()
+        if gathered and not has_failed:
+            raise OrderError(
+                f"stages {gathered} were gathered and not used; remove their UNSHARD, or put it "
+                "before their first action"
+            )
+
+    def perform(self, action: Action, run: Callable[[], None]) -> None:
+        """Do what an action says, or what the user's function for it does."""
+        self.current = action
+        if self.custom_functions and self._is_custom(action):
+            return
+        self._do[action.kind](action, run)
+
+    def _is_custom(self, action: Action) -> bool:
+        """Call the user's function for an action, or for the overlap that it is part of."""
+        group = self._overlaps.get(action)
+        kind = TYPE_OF_KIND[action.kind] if group is None else OVERLAP_F_B
+        custom = self.custom_functions.get(kind)
+        if custom is None:
+            return False
+        members = (action,) if group is None else group
+        if action == members[0]:
+            for member in members:
+                self._expect_nothing(member)
+            custom(_in_torchs_form(members), self._context)
+        return True
+
+    def _expect_nothing(self, action: Action) -> None:
+        """In a run without backwards no gradients come, but a function may ask for them."""
+        is_backward = action.kind in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
+        if is_backward and not self._stages[action.stage].has_backward:
+            self.bwd_recv_ops.setdefault((action.stage, action.microbatch or 0), [])
+
+    # ------------------------------------------------------------------ compute
+
+    def _forward(self, action: Action, _: Callable[[], None]) -> None:
+        stage, microbatch, batch = self._stages[action.stage], action.microbatch or 0, self._batch
+        index = action.stage
+        self.assert_unsharded(stage)
+        if not stage.is_first and index - 1 not in self._stages:
+            self._await(self.fwd_recv_ops, action, "RECV_F")
+        output = stage.forward_one_chunk(
+            microbatch,
+            batch.arg_mbs[microbatch],
+            batch.kwarg_mbs[microbatch],
+            save_forward_output=batch.return_outputs,
+        )
+        extra = () if batch.loss_kwargs is None else (batch.loss_kwargs,)
+        self._owner._maybe_compute_loss(stage, output, batch.target_mbs, microbatch, *extra)
+        if index + 1 in self._stages:
+            self._stages[index + 1].set_local_fwd_input(output, microbatch)
+
+    def _backward(self, action: Action, _: Callable[[], None], *, is_full: bool) -> None:
+        stage, microbatch, index = self._stages[action.stage], action.microbatch or 0, action.stage
+        self.assert_unsharded(stage)
+        if stage.has_backward and not stage.is_last and index + 1 not in self._stages:
+            self._await(self.bwd_recv_ops, action, "RECV_B")
+        loss = self._owner._maybe_get_loss(stage, microbatch)
+        last = is_full and self._count_backward(index)
+        stage.backward_one_chunk(microbatch, loss=loss, full_backward=is_full, last_backward=last)
+        if stage.has_backward and index - 1 in self._stages:
+            gradients = stage.get_local_bwd_output(microbatch)
+            self._stages[index - 1].set_local_bwd_input(gradients, microbatch)
+
+    def _backward_weight(self, action: Action, _: Callable[[], None]) -> None:
+        stage = self._stages[action.stage]
+        self.assert_unsharded(stage)
+        last = self._count_backward(action.stage)
+        stage.backward_weight_one_chunk(action.microbatch or 0, last_backward=last)
+
+    def _count_backward(self, stage: int) -> bool:
+        """Count a backward that completes the weight gradients; return whether it was the last."""
+        self.backward_counter[stage] += 1
+        return self.backward_counter[stage] == self._owner._n_microbatches
+
+    # ------------------------------------------------------------------ messages
+
+    def _await(self, posted: _Posted, action: Action, text: str) -> None:
+        works = posted.pop((action.stage, action.microbatch or 0), None)
+        if works is None:
+            raise OrderError(
+                f"stage {action.stage} uses microbatch {action.microbatch} before it is received; "
+                f"put {action.stage}{text}{action.microbatch} before it"
+            )
+        _wait_batch_p2p(works)
+
+    def _receive(self, action: Action, run: Callable[[], None]) -> None:
+        run()
+        is_forward = action.kind is Kind.RECV_F
+        posted = self.fwd_recv_ops if is_forward else self.bwd_recv_ops
+        deliver = deliver_inputs if is_forward else deliver_gradients
+        key = action.stage, action.microbatch or 0
+        message, peer = self._executor.message_of(action), action.peer or 0
+
+        def wait() -> None:
+            packet = self._executor.take(message)
+            deliver(self._stages[key[0]], key[1], peer, packet)
+
+        posted.setdefault(key, []).append(_Awaited(wait))
+
+    def _send(self, action: Action, run: Callable[[], None]) -> None:
+        is_forward = action.kind is Kind.SEND_F
+        key = is_forward, action.stage, action.microbatch or 0
+        packets = self._packed.pop(key, None)
+        if packets is None:
+            pack = pack_outputs if is_forward else pack_gradients
+            packets = pack(self._stages[action.stage], key[2])
+        packet = packets.pop(action.peer or 0)
+        if packets:
+            self._packed[key] = packets
+        self._executor.hold(self._executor.message_of(action), packet)
+        run()
+
+    # ------------------------------------------------------------------ parameters
+
+    def assert_unsharded(self, stage: _PipelineStageBase) -> None:
+        """Wait until the parameters of a stage are gathered."""
+        if not stage.is_sharded:
+            return
+        index = stage.stage_index
+        if index in self.unshard_ops:
+            _wait_batch_p2p(self.unshard_ops.pop(index))
+            self.unsharded_stages.add(index)
+        if index not in self.unsharded_stages:
+            raise OrderError(f"stage {index} runs while it is sharded; put UNSHARD before it")
+
+    def _unshard(self, action: Action, _: Callable[[], None]) -> None:
+        stage, index = self._stages[action.stage], action.stage
+        if stage.is_sharded:
+            if index in self.unsharded_stages or index in self.unshard_ops:
+                raise OrderError(f"stage {index} is gathered twice; put a RESHARD between")
+            stage.runtime.replica.unshard()
+            self.unsharded_stages.add(index)
+
+    def _reshard(self, action: Action, _: Callable[[], None]) -> None:
+        stage = self._stages[action.stage]
+        if stage.is_sharded:
+            if action.stage not in self.unsharded_stages:
+                raise OrderError(f"stage {action.stage} is let go of, but was not gathered")
+            stage.runtime.replica.reshard()
+            self.unsharded_stages.remove(action.stage)
+
+    def _reduce(self, action: Action, _: Callable[[], None]) -> None:
+        factor = self._owner._n_microbatches if self._owner.scale_grads else 1
+        self._stages[action.stage].perform_reduce_grad(factor)
+
+
+def _in_torchs_form(members: Sequence[Action]) -> _Action:
+    actions = tuple(map(from_work, members))
+    return actions[0] if len(actions) == 1 else _Action(-1, OVERLAP_F_B, None, actions)

@@ -1,0 +1,116 @@
+"""Outputs, gradients and what is known of them, on their way into and out of a stage."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
+
+from penstock.dropin._utils import validate_metadata, validate_tensors_metadata
+from penstock.dropin.stages.metadata import TensorMeta, _DTensorMeta, _MeshCache, put_together
+from penstock.dropin.stages.recv_info import _RecvInfo
+from penstock.errors import PipelineError
+from penstock.tensors.plain import plain_value
+
+__all__ = [
+    "StageUseError",
+    "as_tuple",
+    "compare_with_told",
+    "cut_off",
+    "find_edge",
+    "insist",
+    "local_gradient",
+    "put_in_place",
+    "require_tensors",
+    "take_buffers",
+    "to_send",
+]
+
+
+class StageUseError(PipelineError, AssertionError):
+    """A stage is asked for something at the wrong time; also an `AssertionError`, as in torch."""
+
+
+def as_tuple(output: Any) -> tuple[Any, ...]:
+    """Return the values that a module gives back."""
+    return tuple(output) if isinstance(output, tuple | list) else (output,)
+
+
+def require_tensors(values: Sequence[Any]) -> None:
+    """Refuse what cannot go between stages under torch's names."""
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            raise StageUseError(
+                f"expected tensor values between stages, got {type(value).__name__}; a stage "
+                "returns a tensor, or a tuple or list of tensors"
+            )
+
+
+def find_edge(value: Any) -> GradientEdge | None:
+    """Return where the gradient of an output enters, if it takes one."""
+    if isinstance(value, torch.Tensor):
+        return get_gradient_edge(value) if value.requires_grad else None
+    return value if isinstance(value, GradientEdge) else None
+
+
+def cut_off(output: Any) -> Any:
+    """Return an output without its graph."""
+    if isinstance(output, torch.Tensor):
+        return output.detach()
+    return tree_map_only(torch.Tensor, torch.Tensor.detach, output)
+
+
+def to_send(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the plain numbers of a tensor, those of its local part if it lies over a mesh."""
+    value = tensor.detach()
+    if isinstance(value, DTensor):
+        value = value.to_local()
+    return plain_value(value).contiguous()
+
+
+def local_gradient(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a gradient placed over its mesh as the tensor that it belongs to is."""
+    if isinstance(gradient, DTensor) and isinstance(like, DTensor):
+        gradient = gradient.redistribute(placements=like.placements)
+    return gradient
+
+
+def take_buffers(
+    infos: Sequence[_RecvInfo], meshes: _MeshCache
+) -> tuple[torch.Tensor | None, ...]:
+    """Return what has come, with tensors over a mesh put together."""
+    values: list[torch.Tensor | None] = []
+    for info in infos:
+        value = info.buffer
+        if value is not None and isinstance(info.tensor_meta, _DTensorMeta):
+            mesh = meshes.get_mesh(info.tensor_meta.mesh_cache_key)
+            value = put_together(value.detach(), info.tensor_meta, mesh)
+        values.append(value)
+    return tuple(values)
+
+
+def put_in_place(items: list[Any], index: int, item: Any) -> None:
+    """Put an item in its place, whatever the order in which items come."""
+    items.extend([None] * (index + 1 - len(items)))
+    items[index] = item
+
+
+def compare_with_told(
+    place: str,
+    told: Sequence[TensorMeta | None] | None,
+    metas: Sequence[TensorMeta | None],
+) -> None:
+    """Warn if what the user has said is not what crosses; what crosses is used."""
+    for number, (wanted, meta) in enumerate(zip(told or (), metas, strict=False)):
+        if wanted is not None and meta is not None:
+            # How a tensor lies in memory may change on the way.
+            same_stride = replace(wanted, stride=meta.stride)
+            validate_metadata(f"{place}[{number}]", same_stride, meta, warn_on_mismatch=True)
+
+
+def insist(place: str, known: Sequence[TensorMeta | None], values: Sequence[Any]) -> None:
+    """Refuse what is not like the first that has crossed here."""
+    validate_tensors_metadata(place, known, tuple(values))
