@@ -11,6 +11,7 @@ from penstock.dropin import schedules
 from penstock.dropin._utils import PipeliningMetadataError
 from penstock.dropin.schedules import PipelineScheduleMulti, _Action, _PipelineScheduleRuntime
 from penstock.dropin.stage import PipelineStage
+from penstock.errors import PipelineError
 from penstock.measuring.live_memory import LiveMemory
 from tests.dropin.scripts import (
     IS_OLD_TORCH,
@@ -349,16 +350,18 @@ def refuse_target(rank: int) -> str:
     schedule, _ = build(OURS, "GPipe", rank, 2, 1)
     x, target = make_batch(8)
     if rank == 0:
-        return str(schedule.eval(x))
+        with pytest.raises(PipelineError, match="rows") as told:
+            schedule.eval(x)
+        return str(told.value).splitlines()[0]
     with pytest.raises(ValueError, match="rows") as caught:
         schedule.eval(target=target[:4])
     return str(caught.value)
 
 
 def test_a_target_of_half_the_batch_is_refused(two_processes: Processes) -> None:
-    nothing, text = two_processes.run(refuse_target)
-    assert nothing == "None"
+    told, text = two_processes.run(refuse_target)
     assert text.startswith("the target has 4 rows for a batch of 8, ")
+    assert told == f"rank 1, stage 1, microbatch 0, 1F0: BatchError: {text}"
 
 
 def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from penstock.alive.timeouts import DEFAULT_WATCH
+from penstock.dropin.classes.checks import check_counts, check_rows, take_loss
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
@@ -35,10 +36,6 @@ __all__ = [
 
 # Targets are split by rows.
 _TARGET_CHUNK_SPEC = TensorChunkSpec(0)
-
-
-class LossesTypeError(BatchError, TypeError):
-    """Microbatches or losses come in a list; also a `TypeError`, which torch's users expect."""
 
 
 @dataclass
@@ -90,7 +87,6 @@ class _PipelineSchedule(ABC):
 
     # ------------------------------------------------------------------ what users call
 
-    @abstractmethod
     def step(
         self,
         *args: Any,
@@ -108,6 +104,26 @@ class _PipelineSchedule(ABC):
         Only the first stage takes `args`, only the last one `target`; `kwargs` are each stage's
         own. `losses` is filled on the rank of the last stage, one per microbatch.
         """
+        stages = self._own_stages
+        for stage in stages:
+            stage.has_backward = self._has_backward
+            stage.clear_runtime_states()
+        with self._call():
+            self._check_grad_mode()
+            parts: Any = (arg_mbs, kwarg_mbs, target_mbs)
+            if parts == (None, None, None):
+                parts = self._split_step(args, kwargs, target)
+            elif args or kwargs or target is not None:
+                raise BatchError(
+                    "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
+                    "kwarg_mbs and target_mbs, or everything else"
+                )
+            extra = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
+            self._step_microbatches(*parts, losses, return_outputs, **extra)
+            for stage in stages:
+                if stage.is_last and return_outputs:
+                    return self._merge_outputs(stage.output_chunks)
+        return None
 
     def eval(
         self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any
@@ -121,7 +137,6 @@ class _PipelineSchedule(ABC):
         finally:
             self._has_backward = trained
 
-    @abstractmethod
     def _step_microbatches(
         self,
         arg_mbs: list[Any] | None = None,
@@ -132,57 +147,49 @@ class _PipelineSchedule(ABC):
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Run one step on microbatches."""
+        with self._call():
+            args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+            target = None if target_mbs is None else target_mbs[0]
+            self._prepare_stages(args[0], kwargs[0], target, loss_kwargs)
+            batch = StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs)
+            context = _PipelineContext(self, args, kwargs, target_mbs, losses)
+            real = _real_stages(self._own_stages)
+            if real:
+                rows = count_rows(args, self._args_chunk_spec) if real[0].is_first else None
+                given = "" if real[0].group_size == 1 else self._describe(real, batch)
+                self._runner.run(
+                    self,
+                    real,
+                    batch,
+                    given=given,
+                    rows=rows,
+                    has_backward=self._has_backward,
+                    context=context,
+                )
+            self._update_losses(self._own_stages, losses)
+
+    @property
+    @abstractmethod
+    def _own_stages(self) -> list[_PipelineStageBase]:
+        """The stages of this rank."""
+
+    @property
+    @abstractmethod
+    def _is_prepared(self) -> bool:
+        """Whether the stages were prepared for a step of this mode."""
+
+    @abstractmethod
+    def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        """Prepare the stages, if they are not."""
 
     @abstractmethod
     def _find_lowered(self) -> Lowered:
         """Return what the ranks run; the same object as long as that stays the same."""
 
-    def _run_step(
-        self,
-        stages: Sequence[_PipelineStageBase],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        microbatches: tuple[list[Any] | None, list[Any] | None, list[Any] | None],
-        losses: list[Any] | None,
-        return_outputs: bool,
-        loss_kwargs: dict[str, Any] | None,
-    ) -> Any:
-        """Split a batch unless it comes as microbatches, run these, and merge their outputs."""
-        for stage in stages:
-            stage.has_backward = self._has_backward
-            stage.clear_runtime_states()
-        with self._call(stages):
-            self._check_grad_mode()
-            parts = self._split_step(args, kwargs, target, microbatches)
-            extra = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
-            self._step_microbatches(*parts, losses, return_outputs, **extra)
-            for stage in stages:
-                if stage.is_last and return_outputs:
-                    return self._merge_outputs(stage.output_chunks)
-        return None
-
-    def _split_step(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: Any,
-        microbatches: tuple[list[Any] | None, list[Any] | None, list[Any] | None],
-    ) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
-        if all(items is None for items in microbatches):
-            arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
-            return arg_mbs, kwarg_mbs, None if target is None else self._split_target(target)
-        if args or kwargs or target is not None:
-            raise BatchError(
-                "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
-                "kwarg_mbs and target_mbs, or everything else"
-            )
-        return microbatches
-
     @contextmanager
-    def _call(self, stages: Sequence[_PipelineStageBase]) -> Iterator[None]:
+    def _call(self) -> Iterator[None]:
         """Be around a step, once: what fails on one rank is raised by all."""
-        real = _real_stages(stages)
+        real = _real_stages(self._own_stages)
         if self._is_inside or not real:
             yield
             return
@@ -201,30 +208,8 @@ class _PipelineSchedule(ABC):
         if failure is not None:
             raise self._runner.own_error(failure)
 
-    def _run_stages(
-        self,
-        stages: Sequence[_PipelineStageBase],
-        batch: StepBatch,
-        context: _PipelineContext,
-    ) -> None:
-        """Run this rank's actions, if it has stages that run; tests may hand in others."""
-        real = _real_stages(stages)
-        if real:
-            self._runner.run(
-                self,
-                real,
-                batch,
-                given=self._describe(real, batch),
-                rows=count_rows(batch.arg_mbs, self._args_chunk_spec)
-                if real[0].is_first
-                else None,
-                has_backward=self._has_backward,
-                context=context,
-            )
-
     def _describe(self, stages: Sequence[_PipelineStageBase], batch: StepBatch) -> str:
-        if stages[0].group_size == 1:
-            return ""
+        """Say what decides, on this rank, what its stages will send."""
         args = batch.arg_mbs if any(stage.is_first for stage in stages) else ()
         return f"{torch.is_grad_enabled()}{describe_calls(args, batch.kwarg_mbs)}"
 
@@ -236,6 +221,12 @@ class _PipelineSchedule(ABC):
             )
 
     # ------------------------------------------------------------------ a batch, and its parts
+
+    def _split_step(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any
+    ) -> tuple[list[Any], list[Any], list[Any] | None]:
+        targets = None if target is None else self._split_target(target)
+        return *self._split_inputs(args, kwargs), targets
 
     def _split_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -271,15 +262,7 @@ class _PipelineSchedule(ABC):
     ) -> tuple[list[Any], list[Any]]:
         """Refuse what is not one item per microbatch."""
         given = {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
-        for name, items in (given | {"losses": losses}).items():
-            if items is not None and not isinstance(items, list):
-                raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
-        for name, items in given.items():
-            if items is not None and len(items) != self._n_microbatches:
-                raise BatchError(
-                    f"Expecting {self._n_microbatches} {name} but got {len(items)}; a batch has "
-                    "at least one row per microbatch"
-                )
+        check_counts(given, losses, self._n_microbatches)
         args = [()] * self._n_microbatches if arg_mbs is None else arg_mbs
         kwargs = [{}] * self._n_microbatches if kwarg_mbs is None else kwarg_mbs
         return args, kwargs
@@ -308,35 +291,16 @@ class _PipelineSchedule(ABC):
                 raise BatchError("the rank of the last stage got no target; pass step(target=...)")
             return
         if not self._internal_losses:
-            self._check_rows(target_mbs)
+            check_rows(self._runner.rows, target_mbs)
         loss = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
         self._internal_losses.extend([None] * (mb_index + 1 - len(self._internal_losses)))
         self._internal_losses[mb_index] = loss
-
-    def _check_rows(self, target_mbs: Sequence[Any]) -> None:
-        """Refuse a target whose rows are neither those of the batch nor a multiple of them."""
-        rows = self._runner.rows
-        are_split = all(isinstance(t, torch.Tensor) and t.dim() > 0 for t in target_mbs)
-        if rows is not None and are_split:
-            found = sum(target.shape[0] for target in target_mbs)
-            if found % rows:
-                raise BatchError(
-                    f"the target has {found} rows for a batch of {rows}, so that microbatches of "
-                    "outputs and targets would not belong together"
-                )
 
     def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
         """Return the loss of a microbatch on the last stage, for its backward."""
         if not stage.is_last or self._loss_fn is None or not self._internal_losses:
             return None
-        is_there = 0 <= mb_index < len(self._internal_losses)
-        if not is_there or self._internal_losses[mb_index] is None:
-            have = [n for n, loss in enumerate(self._internal_losses) if loss is not None]
-            raise PipelineError(
-                f"the loss of microbatch {mb_index} is not there; there are those of {have}"
-            )
-        loss: torch.Tensor = self._internal_losses[mb_index]
-        return loss
+        return take_loss(self._internal_losses, mb_index)
 
     def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
         """Give the losses of a step to the caller, and let go of them."""
@@ -351,11 +315,6 @@ class _PipelineSchedule(ABC):
         self._internal_losses.clear()
 
     # ------------------------------------------------------------------ stages
-
-    @property
-    @abstractmethod
-    def _is_prepared(self) -> bool:
-        """Whether the stages were prepared for a step of this mode."""
 
     def _initialize_pp_stages(
         self,

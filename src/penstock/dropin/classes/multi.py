@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from penstock.dropin._utils import generate_stage_to_rank_mapping
-from penstock.dropin.classes.base import _PipelineContext, _PipelineSchedule
+from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.actions import _Action
 from penstock.dropin.names.csv_files import read_order, write_order
@@ -16,7 +16,6 @@ from penstock.dropin.names.lists import Order
 from penstock.dropin.names.passes import lower_order
 from penstock.dropin.names.validation import _validate_schedule
 from penstock.dropin.run.lowered import Lowered, read_lowered
-from penstock.dropin.run.step_actions import StepBatch
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ArgumentError, ScheduleError
 
@@ -100,6 +99,13 @@ class PipelineScheduleMulti(_PipelineSchedule):
         is_trained = self._stages_backward_initialized
         return self._stages_forward_initialized and is_trained == self._has_backward
 
+    @property
+    def _own_stages(self) -> list[_PipelineStageBase]:
+        return self._stages
+
+    def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        self._initialize_stages(args, kwargs, target, loss_kwargs)
+
     def _initialize_stages(
         self,
         args: Any,
@@ -127,46 +133,9 @@ class PipelineScheduleMulti(_PipelineSchedule):
                     "through the stages between, or use a schedule of one stage per rank"
                 )
 
-    def step(
-        self,
-        *args: Any,
-        target: Any = None,
-        losses: list[Any] | None = None,
-        return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run one step on a whole batch, or on microbatches; return outputs on the last rank."""
-        parts = (arg_mbs, kwarg_mbs, target_mbs)
-        return self._run_step(
-            self._stages, args, kwargs, target, parts, losses, return_outputs, loss_kwargs
-        )
-
     def _check_grad_mode(self) -> None:
         if self._backward_requires_autograd:
             super()._check_grad_mode()
-
-    def _step_microbatches(
-        self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Any] | None = None,
-        return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Run one step on microbatches."""
-        with self._call(self._stages):
-            args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-            target = None if target_mbs is None else target_mbs[0]
-            self._initialize_stages(args[0], kwargs[0], target, loss_kwargs)
-            batch = StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs)
-            context = _PipelineContext(self, args, kwargs, target_mbs, losses)
-            self._run_stages(self._stages, batch, context)
-            self._update_losses(self._stages, losses)
 
     def _find_lowered(self) -> Lowered:
         """Return what this schedule runs; the order may have been set or changed at any time."""

@@ -5,13 +5,12 @@ from typing import Any
 
 import torch
 
-from penstock.dropin.classes.base import _PipelineContext, _PipelineSchedule
+from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.actions import FORWARD, _Action
 from penstock.dropin.names.lists import Order
 from penstock.dropin.orders.tables import gpipe_order, one_f_one_b_order
 from penstock.dropin.run.lowered import Lowered, lower_on_dataflow
-from penstock.dropin.run.step_actions import StepBatch
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import PipelineError, SizeError
 
@@ -53,6 +52,13 @@ class PipelineScheduleSingle(_PipelineSchedule):
         is_trained = self._stage_backward_initialized
         return self._stage_forward_initialized and is_trained == self._has_backward
 
+    @property
+    def _own_stages(self) -> list[_PipelineStageBase]:
+        return [self._stage]
+
+    def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
+        self._initialize_stage(args, kwargs, target, loss_kwargs)
+
     def _initialize_stage(
         self,
         args: Any,
@@ -64,43 +70,6 @@ class PipelineScheduleSingle(_PipelineSchedule):
         self._stage_forward_initialized, self._stage_backward_initialized = (
             self._initialize_pp_stages([self._stage], args, kwargs, target, *done, loss_kwargs)
         )
-
-    def step(
-        self,
-        *args: Any,
-        target: Any = None,
-        losses: list[Any] | None = None,
-        return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        """Run one step on a whole batch, or on microbatches; return outputs on the last rank."""
-        parts = (arg_mbs, kwarg_mbs, target_mbs)
-        stages = [self._stage]
-        return self._run_step(
-            stages, args, kwargs, target, parts, losses, return_outputs, loss_kwargs
-        )
-
-    def _step_microbatches(
-        self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Any] | None = None,
-        return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        with self._call([self._stage]):
-            args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
-            target = None if target_mbs is None else target_mbs[0]
-            self._initialize_stage(args[0], kwargs[0], target, loss_kwargs)
-            batch = StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs)
-            context = _PipelineContext(self, args, kwargs, target_mbs, losses)
-            self._run_stages([self._stage], batch, context)
-            self._update_losses(self._stage, losses)
 
     def _find_lowered(self) -> Lowered:
         if self._lowered is None:

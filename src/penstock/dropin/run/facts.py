@@ -1,4 +1,4 @@
-"""What all ranks must know of a step before it begins, in words: the form of what each was given."""
+"""What all ranks must know of a step before it begins: the form of what each was given."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

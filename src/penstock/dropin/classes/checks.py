@@ -1,0 +1,50 @@
+"""Checks of what a step is given, and of the losses that it leaves."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from penstock.errors import BatchError, PipelineError
+
+__all__ = ["check_counts", "check_rows", "take_loss"]
+
+
+class LossesTypeError(BatchError, TypeError):
+    """Microbatches or losses come in a list; also a `TypeError`, which torch's users expect."""
+
+
+def check_counts(given: Mapping[str, Any], losses: Any, microbatches: int) -> None:
+    """Refuse what is not one item per microbatch, in a list."""
+    for name, items in {**given, "losses": losses}.items():
+        if items is not None and not isinstance(items, list):
+            raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
+    for name, items in given.items():
+        if items is not None and len(items) != microbatches:
+            raise BatchError(
+                f"Expecting {microbatches} {name} but got {len(items)}; a batch has at least one "
+                "row per microbatch"
+            )
+
+
+def check_rows(rows: int | None, target_mbs: Sequence[Any]) -> None:
+    """Refuse a target whose rows are neither those of the batch nor a multiple of them."""
+    are_split = all(isinstance(t, torch.Tensor) and t.dim() > 0 for t in target_mbs)
+    if rows is not None and are_split:
+        found = sum(target.shape[0] for target in target_mbs)
+        if found % rows:
+            raise BatchError(
+                f"the target has {found} rows for a batch of {rows}, so that microbatches of "
+                "outputs and targets would not belong together"
+            )
+
+
+def take_loss(losses: Sequence[Any], microbatch: int) -> torch.Tensor:
+    """Return the loss of a microbatch, which must have been computed."""
+    if not 0 <= microbatch < len(losses) or losses[microbatch] is None:
+        have = [number for number, loss in enumerate(losses) if loss is not None]
+        raise PipelineError(
+            f"the loss of microbatch {microbatch} is not there; there are those of {have}"
+        )
+    loss: torch.Tensor = losses[microbatch]
+    return loss
