@@ -57,13 +57,15 @@ class StepRunner:
     ) -> None:
         """Run this rank's actions, with what must be done before and after.
 
-        `given` describes what this rank was given, `rows` says how many rows its batch has.
+        `given` describes what this rank was given, for others if there are any; `rows` says how
+        many rows its batch has.
         """
         assert self._session is not None, "a step is run inside its session"
         held = {stage.stage_index: stage for stage in stages}
         program = self._find_program(held, has_backward)
-        modules = "".join(describe_module(stage.submod) for stage in stages)
-        self._session.meet(f"{has_backward}{given}{modules}", rows)
+        if given:
+            given += "".join(describe_module(stage.submod) for stage in stages)
+        self._session.meet(f"{has_backward}{given}", rows)
         factor = owner._n_microbatches if owner.scale_grads else 1
         for stage in stages:
             stage.is_run, stage.knows_all = True, self._session.knows_shapes
@@ -72,7 +74,13 @@ class StepRunner:
         has_failed = True
         try:
             self.actions.begin(
-                owner, held, program.executor, batch, context=context, overlaps=program.overlaps
+                owner,
+                held,
+                program.executor,
+                batch,
+                context=context,
+                overlaps=program.overlaps,
+                refuse=self._session.refuse,
             )
             program.run()
             has_failed = False

@@ -5,7 +5,7 @@ went. Between the two the executor runs; whatever fails on one rank is raised by
 """
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -140,10 +140,6 @@ class Session:
             self.guard.log.end()
         self._has_met = True
 
-    def run(self, program: Program) -> None:
-        """Run this rank's part of the step."""
-        program.run()
-
     def refuse(self, error: PipeliningMetadataError) -> None:
         """End the step here at once, if this rank may be the only one in it."""
         if self._is_refusing:
@@ -220,23 +216,10 @@ def make_program(
         {index: stage.runtime for index, stage in stages.items()},
         session.transport,
         loss=None,
-        around=dict.fromkeys(Kind, _refusing(session, perform)),
+        around=dict.fromkeys(Kind, perform),
         log=session.guard.log,
     )
     return Program(schedule, executor, _find_overlaps(schedule, here))
-
-
-def _refusing(session: Session, perform: Around) -> Around:
-    """Return the same, but ending at once what a rank that may be alone is refused."""
-
-    def perform_or_refuse(action: Action, run: Callable[[], None]) -> None:
-        try:
-            perform(action, run)
-        except PipeliningMetadataError as error:
-            session.refuse(error)
-            raise
-
-    return perform_or_refuse
 
 
 def _find_overlaps(schedule: Schedule, here: range) -> dict[Action, tuple[Action, ...]]:

@@ -28,6 +28,7 @@ from penstock.dropin.run.packets import (
     pack_outputs,
 )
 from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.dropin.stages.metadata import PipeliningMetadataError
 from penstock.ir.actions import Action, Kind
 from penstock.step.executor import Executor
 from penstock.step.stage import Packet
@@ -82,6 +83,7 @@ class StepActions:
         self.custom_functions: dict[_ComputationType, Callable[..., None]] = {}
         # The action that is run now, for whoever tells of a failure.
         self.current: Action | None = None
+        self._sharded: set[int] = set()
         self._packed: dict[tuple[bool, int, int], dict[int, Packet]] = {}
         self._do: Mapping[Kind, Callable[[Action, Callable[[], None]], None]] = {
             Kind.FORWARD: self._forward,
@@ -106,10 +108,16 @@ class StepActions:
         *,
         context: Any,
         overlaps: Mapping[Action, tuple[Action, ...]],
+        refuse: Callable[[PipeliningMetadataError], None],
     ) -> None:
-        """Begin a step; `context` is what custom functions are given."""
+        """Begin a step; `context` is what custom functions are given.
+
+        `refuse` is called when something has another form than stages insist on.
+        """
         self._owner, self._stages, self._executor = owner, stages, executor
         self._batch, self._context, self._overlaps = batch, context, overlaps
+        self._refuse = refuse
+        self._sharded = {index for index, stage in stages.items() if stage.is_sharded}
         self.backward_counter.clear()
 
     def end(self, *, has_failed: bool) -> None:
@@ -131,9 +139,12 @@ class StepActions:
     def perform(self, action: Action, run: Callable[[], None]) -> None:
         """Do what an action says, or what the user's function for it does."""
         self.current = action
-        if self.custom_functions and self._is_custom(action):
-            return
-        self._do[action.kind](action, run)
+        try:
+            if not (self.custom_functions and self._is_custom(action)):
+                self._do[action.kind](action, run)
+        except PipeliningMetadataError as error:
+            self._refuse(error)
+            raise
 
     def _is_custom(self, action: Action) -> bool:
         """Call the user's function for an action, or for the overlap that it is part of."""
@@ -160,7 +171,8 @@ class StepActions:
     def _forward(self, action: Action, _: Callable[[], None]) -> None:
         stage, microbatch, batch = self._stages[action.stage], action.microbatch or 0, self._batch
         index = action.stage
-        self.assert_unsharded(stage)
+        if index in self._sharded:
+            self.assert_unsharded(stage)
         if not stage.is_first and index - 1 not in self._stages:
             self._await(self.fwd_recv_ops, action, "RECV_F")
         output = stage.forward_one_chunk(
@@ -176,7 +188,8 @@ class StepActions:
 
     def _backward(self, action: Action, _: Callable[[], None], *, is_full: bool) -> None:
         stage, microbatch, index = self._stages[action.stage], action.microbatch or 0, action.stage
-        self.assert_unsharded(stage)
+        if index in self._sharded:
+            self.assert_unsharded(stage)
         if stage.has_backward and not stage.is_last and index + 1 not in self._stages:
             self._await(self.bwd_recv_ops, action, "RECV_B")
         loss = self._owner._maybe_get_loss(stage, microbatch)
@@ -250,7 +263,7 @@ class StepActions:
 
     def _unshard(self, action: Action, _: Callable[[], None]) -> None:
         stage, index = self._stages[action.stage], action.stage
-        if stage.is_sharded:
+        if index in self._sharded:
             if index in self.unsharded_stages or index in self.unshard_ops:
                 raise OrderError(f"stage {index} is gathered twice; put a RESHARD between")
             stage.runtime.replica.unshard()
@@ -258,7 +271,7 @@ class StepActions:
 
     def _reshard(self, action: Action, _: Callable[[], None]) -> None:
         stage = self._stages[action.stage]
-        if stage.is_sharded:
+        if action.stage in self._sharded:
             if action.stage not in self.unsharded_stages:
                 raise OrderError(f"stage {action.stage} is let go of, but was not gathered")
             stage.runtime.replica.reshard()

@@ -64,6 +64,8 @@ class _PipelineStageBase(StageBoundary):
         self._splits = False
         self._is_reduced = True
         self._scale_to_undo = 1
+        # Whether a client has put a backward of its own into torch's module.
+        self._is_replaced = False
 
     # ------------------------------------------------------------------ the runtime stage
 
@@ -107,6 +109,10 @@ class _PipelineStageBase(StageBoundary):
                     parameter.grad.mul_(grad_scale_factor)
         self.runtime.replica.begin_step()
         self._is_reduced = False
+        self._is_replaced = any(
+            find_replaced("stage", one.__name__, one) is not one
+            for one in (stage_backward, stage_backward_input, stage_backward_weight)
+        )
 
     def end_training(self, *, has_failed: bool = False) -> None:
         """End a step: if nobody has divided the gradients, they are as they were."""
@@ -127,7 +133,10 @@ class _PipelineStageBase(StageBoundary):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, without a reduction of gradients in its backward."""
-        with self.runtime.replica.forward_context():
+        replica = self.runtime.replica
+        if replica.is_alone:
+            return self.submod(*args, **kwargs)
+        with replica.forward_context():
             return self.submod(*args, **kwargs)
 
     def forward_one_chunk(
@@ -142,8 +151,9 @@ class _PipelineStageBase(StageBoundary):
         `args` are the first stage's; the others take what they have received. `kwargs` are this
         stage's own.
         """
-        given = tuple(args) if self.is_first else ()
-        received = () if self.is_first else self._retrieve_recv_activations(fwd_chunk_id)
+        is_first, is_last = self.is_first, self.is_last
+        given = tuple(args) if is_first else ()
+        received = () if is_first else self._retrieve_recv_activations(fwd_chunk_id)
         self.note("inputs", given or received)
         try:
             output = self._run_forward(fwd_chunk_id, received, given, kwargs or {})
@@ -153,14 +163,14 @@ class _PipelineStageBase(StageBoundary):
                 f"{map_debug_info(given or received)}, kwargs: {map_debug_info(kwargs or {})}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not self.is_last:
+        if not is_last:
             self.keep_output(fwd_chunk_id, as_tuple(output), received)
             return output
         if save_forward_output:
             # What a backward starts from must not hold its graph for the user's sake.
-            kept = cut_off(output) if self.has_backward else output
+            kept = cut_off(output) if self._has_backward else output
             put_in_place(self.output_chunks, fwd_chunk_id, kept)
-        if self.has_backward:
+        if self._has_backward:
             self.fwd_cache[fwd_chunk_id] = (), list(received)
         return output
 
@@ -172,11 +182,12 @@ class _PipelineStageBase(StageBoundary):
         kwargs: dict[str, Any],
     ) -> Any:
         stage = self.runtime
-        packets = [Packet(["t", ["T"] * len(received)], list(received))] if received else []
-        if not (self.has_backward or torch.is_grad_enabled()):
+        structure: Any = "T" if len(received) == 1 else ["t", ["T"] * len(received)]
+        packets = [Packet(structure, list(received))] if received else []
+        if not (self._has_backward or torch.is_grad_enabled()):
             return stage.evaluate(microbatch, packets, args, kwargs)
         output, losses = stage.forward(microbatch, packets, args, kwargs)
-        if not self.has_backward:
+        if not self._has_backward:
             stage.release(microbatch)
         else:
             for loss in losses:
@@ -196,18 +207,18 @@ class _PipelineStageBase(StageBoundary):
 
         The second half, `backward_weight_one_chunk`, must follow then.
         """
-        if not self.has_backward:
+        if not self._has_backward:
             return
         self._check_chunk_id(bwd_chunk_id)
         outputs, received = self.fwd_cache.pop(bwd_chunk_id)
-        self.output_metas.pop(bwd_chunk_id, None) if self.is_last else None
-        grads = None if self.is_last else self._retrieve_recv_grads(bwd_chunk_id)
+        is_last = self.is_last
+        grads = None if is_last else self._retrieve_recv_grads(bwd_chunk_id)
         if grads is not None:
             self.note("output_grads", grads)
         is_whole = full_backward or self.dw_builder is not None
-        start: Any = loss if self.is_last else outputs
+        start: Any = loss if is_last else outputs
         values = {
-            "stage_output": (loss,) if self.is_last and not is_whole else start,
+            "stage_output": (loss,) if is_last and not is_whole else start,
             "output_grads": grads,
             "input_values": received,
             "microbatch": bwd_chunk_id,
@@ -239,7 +250,7 @@ class _PipelineStageBase(StageBoundary):
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """Run the second half of a backward: what is left of the weight gradients."""
-        if not self.has_backward:
+        if not self._has_backward:
             return
         if bwd_chunk_id not in self.dw_runner:
             raise StageUseError(
@@ -251,7 +262,8 @@ class _PipelineStageBase(StageBoundary):
             work(last_backward=last_backward)
         else:
             work()
-            self._end_backward(last_backward)
+            if last_backward:
+                self._end_backward()
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
@@ -263,14 +275,15 @@ class _PipelineStageBase(StageBoundary):
         if backward_type not in ("full", "input", "weight"):
             raise PipelineError(f"a backward is full, input or weight (got {backward_type!r})")
         found: tuple[tuple[torch.Tensor | None, ...], Any]
-        if "microbatch" not in bwd_kwargs or self._is_replaced():
+        if self._is_replaced or "microbatch" not in bwd_kwargs:
             found = self._run_by_hand(backward_type, bwd_kwargs)
         elif backward_type == "weight":
             self.runtime.backward_weight(bwd_kwargs["microbatch"])
             found = (), None
         else:
             found = self._propagate(backward_type, bwd_kwargs), None
-        self._end_backward(last_backward)
+        if last_backward:
+            self._end_backward()
         return found
 
     def _propagate(
@@ -299,11 +312,6 @@ class _PipelineStageBase(StageBoundary):
             slots = [edges[number] for number, _ in self.find_slots()]
             pairs = [p for p in zip(slots, grads, strict=True) if p[1] is not None]  # type: ignore[misc]  # no gradient is left out
         return [(edge, gradient) for edge, gradient in pairs if edge is not None]
-
-    def _is_replaced(self) -> bool:
-        """Return whether a client has put a backward of its own into torch's module."""
-        ours = (stage_backward, stage_backward_input, stage_backward_weight)
-        return any(find_replaced("stage", one.__name__, one) is not one for one in ours)
 
     def _run_by_hand(
         self, backward_type: str, values: dict[str, Any]
@@ -339,10 +347,10 @@ class _PipelineStageBase(StageBoundary):
 
         In a run without backwards parameters are let go of, as they would be otherwise.
         """
-        if not self.has_backward:
+        if not self._has_backward:
             self.runtime.replica.reshard()
             return
-        self._end_backward(True)
+        self._end_backward()
         if not self._is_reduced:
             replica = self.runtime.replica
             replica.reduce_gradients()
@@ -350,9 +358,10 @@ class _PipelineStageBase(StageBoundary):
             self._is_reduced = True
         self.scale_grads(grad_scale_factor)
 
-    def _end_backward(self, is_last: bool) -> None:
+    def _end_backward(self) -> None:
+        """After the last backward of a step, let copies agree."""
         replica = self.runtime.replica
-        if is_last and isinstance(replica, ReplicatedStage) and not self._is_reduced:
+        if isinstance(replica, ReplicatedStage) and not self._is_reduced:
             replica.reduce_gradients()
             self._is_reduced = True
 

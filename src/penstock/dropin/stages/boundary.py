@@ -19,6 +19,7 @@ from penstock.dropin.stages.metadata import (
     PipeliningMetadataError,
     TensorMeta,
     _derive_grad_metas,
+    _DTensorMeta,
     _make_tensor_from_meta,
     _MeshCache,
     _StageMeta,
@@ -228,7 +229,7 @@ class StageBoundary(ABC):
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the receives of the gradients of a microbatch's outputs."""
-        if not self.has_backward or self.is_last:
+        if not self._has_backward or self.is_last:
             return []
         return self._get_recv_ops(self.grad_recv_info.get(bwd_chunk_id, ()))
 
@@ -256,7 +257,7 @@ class StageBoundary(ABC):
             raise StageUseError(
                 f"gradients come in a tuple (got {type(next_stage_bwd_outputs).__name__})"
             )
-        if not self.has_backward or self.is_last:
+        if not self._has_backward or self.is_last:
             raise StageUseError(f"stage {self.stage_index} takes no gradients from a stage after")
         require_tensors([grad for grad in next_stage_bwd_outputs if grad is not None])
         infos = self._create_grad_recv_info(self.act_send_info)
@@ -273,7 +274,7 @@ class StageBoundary(ABC):
         """Return the inputs of a microbatch, as leaves of a new graph."""
         infos = [i for i in self.args_recv_info.pop(fwd_chunk_id, ()) if not i.is_root_arg]
         self.grad_send_info = self._create_grad_send_info(tuple(infos))
-        records = self.has_backward and torch.is_grad_enabled()
+        records = self._has_backward and torch.is_grad_enabled()
         activations = []
         for info, value in zip(infos, take_buffers(infos, self._mesh_cache), strict=True):
             if value is None or info.tensor_meta is None:
@@ -294,7 +295,7 @@ class StageBoundary(ABC):
         """Return the sends of a microbatch's outputs; then only their graph is held here."""
         outputs, received = self.fwd_cache.pop(fwd_chunk_id)
         ops = [self._send(to_send(outputs[number]), stage) for number, stage in self.find_slots()]
-        if self.has_backward:
+        if self._has_backward:
             self.fwd_cache[fwd_chunk_id] = tuple(map(find_edge, outputs)), received
         return ops
 
@@ -303,7 +304,7 @@ class StageBoundary(ABC):
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Return the sends of the gradients of a microbatch's inputs."""
-        if not self.has_backward or self.is_first:
+        if not self._has_backward or self.is_first:
             return []
         self._check_chunk_id(bwd_chunk_id)
         grads = self.bwd_cache.pop(bwd_chunk_id)
@@ -326,7 +327,7 @@ class StageBoundary(ABC):
 
     def get_local_bwd_output(self, mb_index: int) -> tuple[torch.Tensor | None, ...]:
         """Hand over the gradients for the stage before, which is on this rank too."""
-        if not self.has_backward or self.is_first:
+        if not self._has_backward or self.is_first:
             raise StageUseError(f"stage {self.stage_index} has no gradients for a stage before it")
         self._check_chunk_id(mb_index)
         return self.bwd_cache.pop(mb_index)
@@ -340,10 +341,12 @@ class StageBoundary(ABC):
         if len(self.act_send_info) != len(outputs):
             self._stage_meta.outputs = extract_tensor_metas(outputs)
             self.act_send_info = self._create_act_send_info()
-        if self.has_backward:
-            self.output_metas[microbatch] = extract_tensor_metas(outputs)
-            self._mesh_cache.update_from_tensors(outputs)
-        if self.has_backward or not all(self._is_same_rank(s) for _, s in self.find_slots()):
+        if self._has_backward:
+            metas: tuple[TensorMeta, ...] = extract_tensor_metas(outputs)
+            self.output_metas[microbatch] = metas
+            if any(isinstance(meta, _DTensorMeta) for meta in metas):
+                self._mesh_cache.update_from_tensors(outputs)
+        if self._has_backward or not all(self._is_same_rank(s) for _, s in self.find_slots()):
             self.fwd_cache[microbatch] = outputs, list(received)
 
     def note(self, field: str, values: Sequence[Any]) -> None:
