@@ -5,7 +5,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from penstock.dropin._backward import _null_coalesce_accumulate
+from penstock.dropin._backward import _null_coalesce_accumulate, stage_backward
+from penstock.dropin._unflatten import _outline_submodules
+from penstock.dropin._utils import PipeInfo
 from penstock.dropin.pipe.graph_edits import (
     _modify_graph_op_device,
     _move_placeholders_to_front,
@@ -41,6 +43,7 @@ from penstock.dropin.pipe.serialization import (
 )
 from penstock.dropin.pipe.submod_names import PP_SUBMOD_PREFIX, get_submod_name
 from penstock.dropin.pipe.symbolic_backward import _insert_stage_symbolic_backward
+from penstock.dropin.stage import _PipelineStage
 from penstock.errors import ArgumentError
 from penstock.splitting.marks import SplitPoint, pipe_split
 
@@ -51,12 +54,14 @@ __all__ = [
     "MultiUseParamSpec",
     "MultiUseParameterConfig",
     "Pipe",
+    "PipeInfo",
     "PipeSequential",
     "PipeSplitWrapper",
     "SplitPoint",
     "TrivialLossWrapper",
     "_LinearNodeList",
     "_NodeReference",
+    "_PipelineStage",
     "_direct_serialization_deserialize",
     "_direct_serialization_reduce",
     "_find_loss_from_output_and_spec",
@@ -65,6 +70,7 @@ __all__ = [
     "_modify_graph_op_device",
     "_move_placeholders_to_front",
     "_null_coalesce_accumulate",
+    "_outline_submodules",
     "_pipe_split",
     "_recursive_getattr_with_parent",
     "_split_after_forward",
@@ -74,6 +80,7 @@ __all__ = [
     "get_submod_name",
     "pipe_split",
     "pipeline",
+    "stage_backward",
 ]
 
 

@@ -1,0 +1,195 @@
+"""A rank of a program on torch's classes raises, ends or stops: all others end, and say who."""
+
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import penstock as ps
+from penstock.dropin.schedules import get_schedule_class
+from penstock.dropin.stage import PipelineStage
+from tests.alive.fault_ranks import Fate, run_ranks
+from tests.dropin.scripts import SINGLE, make_batch, make_blocks, stages_of
+
+RANKS = 4
+MICROBATCHES = 8
+CPU = torch.device("cpu")
+SCHEDULES = ("1F1B", "ZBVZeroBubble")
+RAISING = ("raise in F", "raise in B")
+KINDS = (*RAISING, "SIGKILL", "SIGSTOP", "sys.exit", "os._exit")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who comes to grief, how, and at which microbatch of which step."""
+
+    schedule: str
+    kind: str
+    victim: int
+    microbatch: int
+
+    @property
+    def step(self) -> int:
+        """Half of the cases happen while shapes are being learned."""
+        return self.microbatch % 2
+
+    def __str__(self) -> str:
+        return f"{self.schedule}-{self.kind}-rank{self.victim}-{self.microbatch}"
+
+
+def come_to_grief(kind: str) -> None:
+    match kind:
+        case "raise in F" | "raise in B":
+            raise ValueError("out of luck")
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "sys.exit":
+            sys.exit(3)
+        case "os._exit":
+            os._exit(4)
+        case _:
+            raise AssertionError(kind)
+
+
+class Trap(PipelineStage):
+    """A stage of a client's own class, which springs at one microbatch."""
+
+    kind = ""
+    microbatch: int | None = None
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if self.kind != "raise in B" and fwd_chunk_id == self.microbatch:
+            come_to_grief(self.kind)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+        if self.kind == "raise in B" and bwd_chunk_id == self.microbatch:
+            come_to_grief(self.kind)
+        super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+
+def make_stages(name: str, rank: int, ranks: int) -> list[Trap]:
+    indices = stages_of(name, rank, ranks)
+    blocks = make_blocks(ranks * len(indices))
+    return [Trap(blocks[index], index, len(blocks), CPU) for index in indices]
+
+
+def train_into_trap(rank: int, case: Case, folder: Path) -> str:
+    stages: Any = make_stages(case.schedule, rank, RANKS)
+    given = stages[0] if case.schedule in SINGLE else stages
+    schedule = get_schedule_class(case.schedule)(given, MICROBATCHES, nn.functional.mse_loss)
+    silence = 4.0 if case.kind == "SIGSTOP" else 60.0
+    schedule.watch = ps.Timeouts(silence_seconds=silence, folder=folder)
+    x, target = make_batch(2 * MICROBATCHES)
+    is_last = any(stage.is_last for stage in stages)
+    for step in range(3):
+        stages[0].kind = case.kind
+        is_set = rank == case.victim and step == case.step
+        stages[0].microbatch = case.microbatch if is_set else None
+        schedule.step(*((x,) if rank == 0 else ()), target=target if is_last else None)
+    return "came through"
+
+
+WHAT = {
+    "SIGKILL": "ended (its connection broke)",
+    "SIGSTOP": "has stopped answering (for 4 s)",
+    "sys.exit": "has left (SystemExit in the middle of a step)",
+    "os._exit": "ended (its connection broke)",
+}
+EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3, "os._exit": 4}
+
+
+def check_case(case: Case, folder: Path) -> None:
+    resume = case.victim if case.kind == "SIGSTOP" else None
+    fates = run_ranks(train_into_trap, RANKS, folder, case, folder, resume=resume)
+    if case.kind in RAISING:
+        check_raised(case, fates)
+    else:
+        check_lost(case, fates)
+
+
+def check_raised(case: Case, fates: list[Fate]) -> None:
+    """The one that raised keeps its own error, and all others name it and the action."""
+    assert [fate.exit_code for fate in fates] == [1] * RANKS
+    (stage, *_) = stages_of(case.schedule, case.victim, RANKS)
+    letters = "BI" if case.kind == "raise in B" else "F"
+    actions = [f"{stage}{letter}{case.microbatch}" for letter in letters]
+    for rank, fate in enumerate(fates):
+        told = str(fate.told)
+        if rank == case.victim:
+            assert (type(fate.told), told) == (ValueError, "out of luck")
+        else:
+            place = f"rank {case.victim}, stage {stage}, microbatch {case.microbatch}, "
+            assert told.startswith(place)
+            assert any(f"{action}: ValueError: out of luck" in told for action in actions)
+
+
+def check_lost(case: Case, fates: list[Fate]) -> None:
+    others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
+    assert [fate.exit_code for fate in others] == [1] * len(others)
+    assert [type(fate.told) for fate in others] == [ps.PeerLostError] * len(others)
+    (message,) = {str(fate.told) for fate in others}
+    first, last = message.splitlines()
+    (stage, *_) = stages_of(case.schedule, case.victim, RANKS)
+    assert first.startswith(f"rank {case.victim} (process ")
+    assert WHAT[case.kind] in first
+    assert f"; its last action was {stage}F{case.microbatch} (forward of " in first
+    assert first.endswith(f" of step {case.step}")
+    assert last.startswith("what every rank did: penstock explain ")
+    assert fates[case.victim].exit_code == EXIT_CODES[case.kind]
+
+
+FEW = [
+    Case("1F1B", "raise in F", 1, 3),
+    Case("ZBVZeroBubble", "raise in B", 2, 2),
+    Case("ZBVZeroBubble", "SIGKILL", 0, 3),
+]
+ALL_CASES = [Case(*values) for values in product(SCHEDULES, KINDS, range(RANKS), (0, 3, 7))]
+
+
+@pytest.mark.parametrize("case", FEW, ids=str)
+def test_others_end_and_name_the_rank(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case not in FEW], ids=str)
+def test_others_end_and_name_the_rank_in_every_case(case: Case, tmp_path: Path) -> None:
+    check_case(case, tmp_path)
+
+
+def step_after_a_failure(rank: int, folder: Path) -> list[str]:
+    """A step that failed on one rank, and the same one without the fault."""
+    stages: Any = make_stages("1F1B", rank, 2)
+    schedule = get_schedule_class("1F1B")(stages[0], 4, nn.functional.mse_loss)
+    schedule.watch = ps.Timeouts(folder=folder)
+    x, target = make_batch(8)
+    told: list[str] = []
+    stages[0].kind = "raise in F"
+    for step in range(3):
+        stages[0].microbatch = 2 if (rank, step) == (1, 1) else None
+        try:
+            schedule.step(*((x,) if rank == 0 else ()), target=target if rank else None)
+            told.append("well")
+        except (ps.PipelineError, ValueError) as error:
+            told.append(type(error).__name__)
+            stages[0].submod.zero_grad()
+    return told
+
+
+def test_a_step_works_after_one_that_failed_on_a_single_rank(tmp_path: Path) -> None:
+    # The drop-in left the other ranks waiting, and its shapes differed between ranks afterwards.
+    fates = run_ranks(step_after_a_failure, 2, tmp_path, tmp_path)
+    assert [fate.told for fate in fates] == [
+        ["well", "PipelineError", "well"],
+        ["well", "ValueError", "well"],
+    ]
