@@ -110,10 +110,13 @@ def test_refusal_names_the_text() -> None:
 
 def test_types_are_those_of_torch() -> None:
     theirs = {member.name: member.value for member in pipelining._ComputationType}
-    assert {member.name: member.value for member in _ComputationType} == theirs
+    # Newer torch says where a send is waited for; ours takes that on every torch.
+    waits = {name: name for name in ("WAIT_SEND_F", "WAIT_SEND_B")}
+    assert {member.name: member.value for member in _ComputationType} == theirs | waits
     assert [str(member) for member in _ComputationType] == [
-        str(pipelining._ComputationType[member.name]) for member in _ComputationType
+        f"_ComputationType.{member.name}" for member in _ComputationType
     ]
+    assert str(_ComputationType.FORWARD) == str(pipelining._ComputationType.FORWARD)
     assert all(_ComputationType.from_str(text).value == text for text in theirs.values())
     assert isinstance(_ComputationType.FORWARD, str)
     with pytest.raises(RuntimeError, match="'X' is no type of action; known are F, I, W, UNSHARD"):
@@ -122,7 +125,8 @@ def test_types_are_those_of_torch() -> None:
 
 def test_constants_are_those_of_torch() -> None:
     for name in ("F", "I", "W", "B", *_ComputationType.__members__):
-        assert getattr(_actions, name).value == getattr(pipelining, name).value
+        theirs = getattr(pipelining, name, getattr(_actions, name))
+        assert getattr(_actions, name).value == theirs.value
         assert name in _actions.__all__
 
 

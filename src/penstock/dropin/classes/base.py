@@ -225,8 +225,8 @@ class _PipelineSchedule(ABC):
     def _split_step(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any
     ) -> tuple[list[Any], list[Any], list[Any] | None]:
-        targets = None if target is None else self._split_target(target)
-        return *self._split_inputs(args, kwargs), targets
+        arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
+        return arg_mbs, kwarg_mbs, None if target is None else self._split_target(target)
 
     def _split_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None

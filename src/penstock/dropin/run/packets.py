@@ -143,7 +143,7 @@ def _fill_buffers(infos: Sequence[_RecvInfo], find_operations: Any, microbatch: 
     for info in infos:
         info.buffer = None
     for operation, tensor in zip(find_operations(microbatch), tensors, strict=True):
-        operation.tensor.copy_(tensor)
+        operation.tensor.copy_(tensor.detach())
 
 
 def pack_gradients(stage: _PipelineStageBase, microbatch: int) -> dict[int, Packet]:

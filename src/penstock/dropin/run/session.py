@@ -42,6 +42,10 @@ _NO_ROWS = -1
 _NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
 
 
+class _NotBegunError(PipelineError):
+    """Another rank has said that it cannot begin the step."""
+
+
 class _Refused(BaseException):
     """Ends a step of this rank at once; it has nobody to tell."""
 
@@ -110,6 +114,8 @@ class Session:
                 raise
             except _Refused as refused:
                 raise refused.error from None
+            except _NotBegunError:
+                raise
             except StepFailedError as error:
                 failure = error
             except Exception as error:
@@ -153,7 +159,7 @@ class Session:
         if any(failed for _, _, failed in told) and not has_failed:
             messages = gather_values(self.transport, None)
             rank, message = next((r, m) for r, m in enumerate(messages) if m is not None)
-            raise PipelineError(f"rank {rank} cannot begin the step: {message}")
+            raise _NotBegunError(f"rank {rank} cannot begin the step: {message}")
         return told
 
     def _tell_failure(self, error: Exception) -> None:
