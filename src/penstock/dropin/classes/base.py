@@ -153,19 +153,12 @@ class _PipelineSchedule(ABC):
             self._prepare_stages(args[0], kwargs[0], target, loss_kwargs)
             batch = StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs)
             context = _PipelineContext(self, args, kwargs, target_mbs, losses)
-            real = _real_stages(self._own_stages)
-            if real:
-                rows = count_rows(args, self._args_chunk_spec) if real[0].is_first else None
-                given = "" if real[0].group_size == 1 else self._describe(real, batch)
-                self._runner.run(
-                    self,
-                    real,
-                    batch,
-                    given=given,
-                    rows=rows,
-                    has_backward=self._has_backward,
-                    context=context,
-                )
+            if real := _real_stages(self._own_stages):
+                is_first = any(stage.is_first for stage in real)
+                rows = count_rows(args, self._args_chunk_spec) if is_first else None
+                given = "" if real[0].group_size == 1 else self._describe(batch)
+                mode = self._has_backward
+                self._runner.run(self, real, batch, context, given, rows, has_backward=mode)
             self._update_losses(self._own_stages, losses)
 
     @property
@@ -208,9 +201,9 @@ class _PipelineSchedule(ABC):
         if failure is not None:
             raise self._runner.own_error(failure)
 
-    def _describe(self, stages: Sequence[_PipelineStageBase], batch: StepBatch) -> str:
+    def _describe(self, batch: StepBatch) -> str:
         """Say what decides, on this rank, what its stages will send."""
-        args = batch.arg_mbs if any(stage.is_first for stage in stages) else ()
+        args = batch.arg_mbs if any(stage.is_first for stage in self._own_stages) else ()
         return f"{torch.is_grad_enabled()}{describe_calls(args, batch.kwarg_mbs)}"
 
     def _check_grad_mode(self) -> None:

@@ -49,11 +49,11 @@ class StepRunner:
         owner: Owner,
         stages: Sequence[_PipelineStageBase],
         batch: StepBatch,
-        *,
+        context: Any,
         given: str,
         rows: int | None,
+        *,
         has_backward: bool,
-        context: Any,
     ) -> None:
         """Run this rank's actions, with what must be done before and after.
 

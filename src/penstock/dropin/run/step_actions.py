@@ -33,7 +33,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.step.executor import Executor
 from penstock.step.stage import Packet
 
-__all__ = ["StepActions", "StepBatch"]
+__all__ = ["Owner", "StepActions", "StepBatch"]
 
 # By stage and microbatch, the receives that are posted.
 _Posted = dict[tuple[int, int], list[Any]]

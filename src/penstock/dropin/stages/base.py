@@ -14,14 +14,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import GradientEdge
 
-from penstock.dropin._backward import (
-    stage_backward,
-    stage_backward_input,
-    stage_backward_weight,
-)
 from penstock.dropin._debug import map_debug_info
-from penstock.dropin.names.replaced import find_replaced
 from penstock.dropin.stages.boundary import StageBoundary
+from penstock.dropin.stages.by_hand import is_backward_replaced, run_by_hand
 from penstock.dropin.stages.values import (
     StageUseError,
     as_tuple,
@@ -109,10 +104,7 @@ class _PipelineStageBase(StageBoundary):
                     parameter.grad.mul_(grad_scale_factor)
         self.runtime.replica.begin_step()
         self._is_reduced = False
-        self._is_replaced = any(
-            find_replaced("stage", one.__name__, one) is not one
-            for one in (stage_backward, stage_backward_input, stage_backward_weight)
-        )
+        self._is_replaced = is_backward_replaced()
 
     def end_training(self, *, has_failed: bool = False) -> None:
         """End a step: if nobody has divided the gradients, they are as they were."""
@@ -276,7 +268,7 @@ class _PipelineStageBase(StageBoundary):
             raise PipelineError(f"a backward is full, input or weight (got {backward_type!r})")
         found: tuple[tuple[torch.Tensor | None, ...], Any]
         if self._is_replaced or "microbatch" not in bwd_kwargs:
-            found = self._run_by_hand(backward_type, bwd_kwargs)
+            found = run_by_hand(self.submod, backward_type, bwd_kwargs)
         elif backward_type == "weight":
             self.runtime.backward_weight(bwd_kwargs["microbatch"])
             found = (), None
@@ -312,20 +304,6 @@ class _PipelineStageBase(StageBoundary):
             slots = [edges[number] for number, _ in self.find_slots()]
             pairs = [p for p in zip(slots, grads, strict=True) if p[1] is not None]  # type: ignore[misc]  # no gradient is left out
         return [(edge, gradient) for edge, gradient in pairs if edge is not None]
-
-    def _run_by_hand(
-        self, backward_type: str, values: dict[str, Any]
-    ) -> tuple[tuple[torch.Tensor | None, ...], Any]:
-        """Run a backward by the functions of torch's module, on a graph as it was recorded."""
-        find = partial(find_replaced, "stage")
-        if backward_type == "weight":
-            run = find("stage_backward_weight", stage_backward_weight)
-            return run(self.submod.parameters(), values["param_groups"]), None
-        given = [values[name] for name in ("stage_output", "output_grads", "input_values")]
-        if backward_type == "full":
-            return find("stage_backward", stage_backward)(*given), None
-        run_input = find("stage_backward_input", stage_backward_input)
-        return run_input(*given, self.submod.parameters())
 
     # ------------------------------------------------------------------ parameters
 
