@@ -117,7 +117,7 @@ def parameters(value: Any) -> list[tuple[str, str, str]] | None:
 
 
 def show(value: object) -> str:
-    return value.__qualname__ if callable(value) else repr(value)
+    return str(getattr(value, "__qualname__", repr(value)))
 
 
 def compare(name: str) -> tuple[set[str], set[str]]:

@@ -38,13 +38,13 @@ from penstock.tensors.packet import Packet
 from penstock.tensors.plain import dense_value
 from penstock.tensors.wire_format import Format, describe
 
-__all__ = ["GroupTransport"]
+__all__ = ["SENDS_AHEAD", "GroupTransport"]
 
 # What keeps a send going: its works, and the tensors that must live until they are done.
 _Outgoing: TypeAlias = tuple[list[dist.Work], list[torch.Tensor]]
 
 # How many sends of a channel may be on their way before the next one waits for the oldest.
-_SENDS_AHEAD = 4
+SENDS_AHEAD = 4
 # How many signatures are remembered; where shapes never come back, the oldest go.
 _SIGNATURES = 64
 
@@ -74,7 +74,7 @@ class GroupTransport:
         *,
         by_order: bool = False,
         control: GroupControl | None = None,
-        sends_ahead: float = _SENDS_AHEAD,
+        sends_ahead: float = SENDS_AHEAD,
     ) -> None:
         self._device = device
         self._sends_ahead = sends_ahead

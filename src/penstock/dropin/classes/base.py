@@ -118,7 +118,8 @@ class _PipelineSchedule(ABC):
                     "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
                     "kwarg_mbs and target_mbs, or everything else"
                 )
-            extra = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
+            # A subclass may leave out what it does not use.
+            extra: Any = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
             self._step_microbatches(*parts, losses, return_outputs, **extra)
             for stage in stages:
                 if stage.is_last and return_outputs:

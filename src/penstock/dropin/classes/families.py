@@ -55,12 +55,18 @@ class _Family(_PipelineScheduleRuntime):
     ) -> None:
         self._check_stages(stages)
         specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
-        rest = (None, scale_grads, backward_requires_autograd, defer_pp_recv)
-        gathers: dict[str, Any] = {
-            "max_active_stages": max_active_stages,
-            "unshard_lookahead": unshard_lookahead,
-        }
-        super().__init__(stages, n_microbatches, loss_fn, *specs, *rest, **gathers)
+        super().__init__(
+            stages,
+            n_microbatches,
+            loss_fn,
+            *specs,
+            None,
+            scale_grads,
+            backward_requires_autograd,
+            defer_pp_recv,
+            max_active_stages=max_active_stages,
+            unshard_lookahead=unshard_lookahead,
+        )
         self.n_local_stages = len(stages)
         self.num_stages = self._num_stages
         self.number_of_rounds = max(1, n_microbatches // self.pp_group_size)

@@ -27,7 +27,7 @@ from penstock.ir.schedule import Schedule
 from penstock.loss.weigher import KnownWeights
 from penstock.ranks.agreement import agree, gather_values
 from penstock.ranks.faults import LinkLostError, StepFailedError
-from penstock.ranks.group_transport import GroupTransport
+from penstock.ranks.group_transport import SENDS_AHEAD, GroupTransport
 from penstock.ranks.transport import LocalTransport
 from penstock.step.executor import Around, Executor, Microbatches, Results
 from penstock.training.outcome import gather_outcome, raise_first_fault
@@ -87,6 +87,7 @@ class Session:
         self.rank = transport.ranks[0]
         # How many rows the batch of the present step has, if the first stage could tell.
         self.rows: int | None = None
+        self._signature = b""
         self._is_alone = isinstance(transport, LocalTransport)
         self._has_met = False
         self._is_refusing = False
@@ -193,8 +194,8 @@ def open_session(
     if stage.group_size == 1:
         return Session(LocalTransport(1), NoGuard(), schedule)
     group = stage.group or _get_default_group()
-    settings = {} if sends_may_wait else {"sends_ahead": inf}
-    transport = GroupTransport(group, torch.device(stage.device), **settings)
+    ahead = SENDS_AHEAD if sends_may_wait else inf
+    transport = GroupTransport(group, torch.device(stage.device), sends_ahead=ahead)
     agree(transport, [*version_facts(), schedule_fact(schedule)])
     transport.open_channels(_pairs(schedule))
     return Session(transport, open_guard(transport, schedule, watch), schedule)

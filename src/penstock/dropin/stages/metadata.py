@@ -305,10 +305,11 @@ def read_mesh_layout(plain: list[Any] | None) -> Any:
         return None
     has_axes, parts = plain
     pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
+    whole: Any = _mesh_layout._MeshLayout
     if not has_axes:
-        return _mesh_layout._MeshLayout(*pairs[0])
-    flat: Any = _mesh_layout._FlatLayout
-    return _mesh_layout._MeshLayout([flat(*pair) for pair in pairs])
+        return whole(*pairs[0])
+    flat: Any = getattr(_mesh_layout, "_FlatLayout", None)
+    return whole([flat(*pair) for pair in pairs])
 
 
 def _as_sizes(value: Any) -> Any:
