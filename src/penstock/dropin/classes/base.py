@@ -110,9 +110,8 @@ class _PipelineSchedule(ABC):
             stage.clear_runtime_states()
         with self._call():
             self._check_grad_mode()
-            parts: Any = (arg_mbs, kwarg_mbs, target_mbs)
-            if parts == (None, None, None):
-                parts = self._split_step(args, kwargs, target)
+            if arg_mbs is None and kwarg_mbs is None and target_mbs is None:
+                arg_mbs, kwarg_mbs, target_mbs = self._split_step(args, kwargs, target)
             elif args or kwargs or target is not None:
                 raise BatchError(
                     "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
@@ -120,6 +119,7 @@ class _PipelineSchedule(ABC):
                 )
             # A subclass may leave out what it does not use.
             extra: Any = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
+            parts = (arg_mbs, kwarg_mbs, target_mbs)
             self._step_microbatches(*parts, losses, return_outputs, **extra)
             for stage in stages:
                 if stage.is_last and return_outputs:
