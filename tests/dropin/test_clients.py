@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from threading import Thread
 from types import MethodType
 from typing import Any
 
@@ -308,3 +309,65 @@ def test_a_batch_that_one_rank_cannot_split_is_refused_by_all(two_processes: Pro
         f"0 {refused}",
         f"4 rank 0 cannot begin the step: BatchError: {refused}",
     ]
+
+
+# ---- functions in the place of actions, on several ranks
+
+
+def run_forward(action: _Action, ctx: Any) -> None:
+    """Do a forward as trainers do that overlap it with something of their own."""
+    owner, microbatch = ctx.schedule_ref, action.microbatch_index
+    held = {stage.stage_index: stage for stage in owner._stages}
+    stage = held[action.stage_index]
+    if not stage.is_first and action.stage_index - 1 not in held:
+        schedules._wait_batch_p2p(owner.fwd_recv_ops.pop((action.stage_index, microbatch)))
+    args, kwargs = ctx.arg_mbs[microbatch], ctx.kwarg_mbs[microbatch]
+    output = stage.forward_one_chunk(microbatch, args, kwargs)
+    owner._maybe_compute_loss(stage, output, ctx.target_mbs, microbatch)
+    if action.stage_index + 1 in held:
+        held[action.stage_index + 1].set_local_fwd_input(output, microbatch)
+
+
+def run_backward(action: _Action, ctx: Any) -> None:
+    owner, microbatch = ctx.schedule_ref, action.microbatch_index
+    held = {stage.stage_index: stage for stage in owner._stages}
+    stage = held[action.stage_index]
+    if not stage.is_last and action.stage_index + 1 not in held:
+        schedules._wait_batch_p2p(owner.bwd_recv_ops.pop((action.stage_index, microbatch)))
+    owner.backward_counter[action.stage_index] += 1
+    loss = owner._maybe_get_loss(stage, microbatch)
+    stage.backward_one_chunk(microbatch, loss=loss, full_backward=True)
+    if action.stage_index - 1 in held:
+        gradients = stage.get_local_bwd_output(microbatch)
+        held[action.stage_index - 1].set_local_bwd_input(gradients, microbatch)
+
+
+def overlap(action: _Action, ctx: Any) -> None:
+    """Run both parts at once, the backward in a thread of its own."""
+    forward, backward = action.sub_actions or ()
+    thread = Thread(target=run_backward, args=(backward, ctx))
+    thread.start()
+    run_forward(forward, ctx)
+    thread.join()
+
+
+def train_with_own_functions(rank: int) -> int:
+    schedule, held = build(OURS, "DualPipeV", rank, 2, 8)
+    schedule.register_custom_function(schedules.FORWARD, run_forward)
+    schedule.register_custom_function(schedules.FULL_BACKWARD, run_backward)
+    schedule.register_custom_function(schedules.OVERLAP_F_B, overlap)
+    plain, expected = build(OURS, "DualPipeV", rank, 2, 8)
+    for number in range(2):
+        for module in (*held.values(), *expected.values()):
+            module.zero_grad()
+        batch = make_batch(16, number)
+        losses, _ = step(schedule, held, 2, batch)
+        step(plain, expected, 2, batch)
+        torch.testing.assert_close(gradients(held), gradients(expected))
+    return len(losses)
+
+
+def test_functions_of_the_user_wait_for_messages_of_other_ranks(
+    two_processes: Processes,
+) -> None:
+    assert two_processes.run(train_with_own_functions) == [8, 0]

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import Any, Protocol
 
 import torch
@@ -84,6 +85,7 @@ class StepActions:
         # The action that is run now, for whoever tells of a failure.
         self.current: Action | None = None
         self._sharded: set[int] = set()
+        self._taking = Lock()
         self._packed: dict[tuple[bool, int, int], dict[int, Packet]] = {}
         self._do: Mapping[Kind, Callable[[Action, Callable[[], None]], None]] = {
             Kind.FORWARD: self._forward,
@@ -230,8 +232,10 @@ class StepActions:
         message, peer = self._executor.message_of(action), action.peer or 0
 
         def wait() -> None:
-            packet = self._executor.take(message)
-            deliver(self._stages[key[0]], key[1], peer, packet)
+            # A function of the user's may wait in several threads, the transport in one.
+            with self._taking:
+                packet = self._executor.take(message)
+                deliver(self._stages[key[0]], key[1], peer, packet)
 
         posted.setdefault(key, []).append(_Awaited(wait))
 
