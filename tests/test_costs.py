@@ -234,7 +234,8 @@ def test_copies_of_a_part_cost_what_the_part_costs() -> None:
 
 def test_repr_shows_what_was_given_and_the_range_of_long_columns() -> None:
     assert repr(Costs()) == "Costs()"
-    costs = Costs(forward=[1, 2], backward_input=range(1, 9), transfer=np.full((4, 4), 0.5))
+    links = np.full((4, 4), 0.5).tolist()
+    costs = Costs(forward=[1, 2], backward_input=range(1, 9), transfer=links)
     assert repr(costs) == (
         "Costs(forward=(1.0, 2.0), backward_input=<8 from 1 to 8>, transfer=<16 from 0.5 to 0.5>)"
     )

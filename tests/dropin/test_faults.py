@@ -88,7 +88,7 @@ def train_into_trap(rank: int, case: Case, folder: Path) -> str:
     given = stages[0] if case.schedule in SINGLE else stages
     schedule = get_schedule_class(case.schedule)(given, MICROBATCHES, nn.functional.mse_loss)
     silence = 4.0 if case.kind == "SIGSTOP" else 60.0
-    schedule.watch = ps.Timeouts(silence_seconds=silence, folder=folder)
+    schedule.timeouts = ps.Timeouts(silence_seconds=silence, folder=folder)
     x, target = make_batch(2 * MICROBATCHES)
     is_last = any(stage.is_last for stage in stages)
     for step in range(3):
@@ -124,9 +124,9 @@ def check_raised(case: Case, fates: list[Fate]) -> None:
     letters = "BI" if case.kind == "raise in B" else "F"
     actions = [f"{stage}{letter}{case.microbatch}" for letter in letters]
     for rank, fate in enumerate(fates):
-        told = str(fate.told)
+        told = str(fate.reported)
         if rank == case.victim:
-            assert (type(fate.told), told) == (ValueError, "out of luck")
+            assert (type(fate.reported), told) == (ValueError, "out of luck")
         else:
             place = f"rank {case.victim}, stage {stage}, microbatch {case.microbatch}, "
             assert told.startswith(place)
@@ -136,8 +136,8 @@ def check_raised(case: Case, fates: list[Fate]) -> None:
 def check_lost(case: Case, fates: list[Fate]) -> None:
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     assert [fate.exit_code for fate in others] == [1] * len(others)
-    assert [type(fate.told) for fate in others] == [ps.PeerLostError] * len(others)
-    (message,) = {str(fate.told) for fate in others}
+    assert [type(fate.reported) for fate in others] == [ps.PeerLostError] * len(others)
+    (message,) = {str(fate.reported) for fate in others}
     first, last = message.splitlines()
     (stage, *_) = stages_of(case.schedule, case.victim, RANKS)
     assert first.startswith(f"rank {case.victim} (process ")
@@ -171,7 +171,7 @@ def step_after_a_failure(rank: int, folder: Path) -> list[str]:
     """A step that failed on one rank, and the same one without the fault."""
     stages: Any = make_stages("1F1B", rank, 2)
     schedule = get_schedule_class("1F1B")(stages[0], 4, nn.functional.mse_loss)
-    schedule.watch = ps.Timeouts(folder=folder)
+    schedule.timeouts = ps.Timeouts(folder=folder)
     x, target = make_batch(8)
     told: list[str] = []
     stages[0].kind = "raise in F"
@@ -189,7 +189,7 @@ def step_after_a_failure(rank: int, folder: Path) -> list[str]:
 def test_a_step_works_after_one_that_failed_on_a_single_rank(tmp_path: Path) -> None:
     # The drop-in left the other ranks waiting, and its shapes differed between ranks afterwards.
     fates = run_ranks(step_after_a_failure, 2, tmp_path, tmp_path)
-    assert [fate.told for fate in fates] == [
+    assert [fate.reported for fate in fates] == [
         ["well", "PipelineError", "well"],
         ["well", "ValueError", "well"],
     ]

@@ -1,6 +1,6 @@
 """Planning from costs alone, without torch: cuts, orders, and a proof of how good they are."""
 
-from penstock.planner.order.race import Progress
+from penstock.planner.order.best_so_far import Progress
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.planning import plan

@@ -63,8 +63,9 @@ class GroupTransport:
     """One rank of the schedule, talking to the others through a process group.
 
     With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests. At most
-    `sends_ahead` sends of a channel are in flight: the next one waits for the oldest. The `control`
-    of the same ranks shares its connections with the transport, which opens one if none is given.
+    `sends_ahead` sends of a channel are in flight: the next one waits for the oldest. The
+    `control` of the same ranks shares its connections with the transport, which opens one if none
+    is given.
     """
 
     def __init__(

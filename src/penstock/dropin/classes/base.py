@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from penstock.alive.timeouts import DEFAULT_WATCH
+from penstock.alive.timeouts import DEFAULT_TIMEOUTS
 from penstock.dropin.classes.checks import check_counts, check_rows, take_loss
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
@@ -59,8 +59,8 @@ class _CustomFunctionProtocol(Protocol):
 class _PipelineSchedule(ABC):
     """A schedule bound to the stages of this rank.
 
-    `watch` says how long the ranks wait for one that does not answer; it is read when they first
-    meet, which is in the first step.
+    `timeouts` says how long the ranks wait for one that does not answer. It is read in the first
+    step.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _PipelineSchedule(ABC):
         self._kwargs_chunk_spec = kwargs_chunk_spec
         self._output_merge_spec = output_merge_spec
         self.scale_grads = scale_grads
-        self.watch = DEFAULT_WATCH
+        self.timeouts = DEFAULT_TIMEOUTS
         self._has_backward = loss_fn is not None
         self._internal_losses: list[Any] = []
         self._runner = StepRunner()
@@ -190,7 +190,7 @@ class _PipelineSchedule(ABC):
         failure: StepFailedError | None = None
         self._is_inside = True
         try:
-            session = self._runner.open(self._find_lowered(), real, self.watch)
+            session = self._runner.open(self._find_lowered(), real, self.timeouts)
             insists = all(stage._runtime_validate for stage in real)
             with session.call(is_watched=not (insists and self._is_prepared)):
                 yield

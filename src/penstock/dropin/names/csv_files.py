@@ -5,6 +5,7 @@ import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock.atomic_files import write_atomically
 from penstock.dropin.names.actions import ActionTextError, _Action
 from penstock.dropin.names.lists import Order
 from penstock.errors import ParseError
@@ -15,8 +16,9 @@ __all__ = ["read_order", "write_order"]
 
 def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | str) -> None:
     """Write an order, the ranks in the order of the mapping."""
-    with Path(filename).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(order.values())
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(order.values())
+    write_atomically(filename, text.getvalue())
 
 
 def read_order(filename: Path | str) -> Order:

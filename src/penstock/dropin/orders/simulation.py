@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.atomic_files import write_atomically
 from penstock.dropin.names.actions import _Action
 from penstock.dropin.names.lists import Order, fill_slots, to_schedule
 from penstock.errors import DeadlockError, ScheduleError
@@ -109,4 +110,4 @@ def _dump_chrometrace(
         for slot, action in enumerate(schedule[rank])
         if action is not None
     ]
-    Path(filename).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+    write_atomically(filename, json.dumps({"traceEvents": events}))

@@ -22,7 +22,7 @@ from penstock.dropin.stages.metadata import (
 from penstock.dropin.stages.recv_info import _RecvInfo
 from penstock.dropin.stages.values import StageUseError
 from penstock.parallel.dtensor import read_placement, write_placement
-from penstock.step.stage import Packet
+from penstock.tensors.packet import Packet
 
 __all__ = ["deliver_gradients", "deliver_inputs", "pack_gradients", "pack_outputs"]
 

@@ -30,14 +30,14 @@ class StepRunner:
         return None if self._session is None else self._session.rows
 
     def open(
-        self, lowered: Lowered, stages: Sequence[_PipelineStageBase], watch: Timeouts
+        self, lowered: Lowered, stages: Sequence[_PipelineStageBase], timeouts: Timeouts
     ) -> Session:
         """Return the session of an order; every rank calls this before every step."""
         if self._session is None or self._lowered is not lowered:
             _require_own_stages(lowered, stages)
             self._programs.clear()
             self._session = open_session(
-                lowered.training, stages[0], watch, sends_may_wait=lowered.sends_may_wait
+                lowered.training, stages[0], timeouts, sends_may_wait=lowered.sends_may_wait
             )
             self._lowered = lowered
             for stage in stages if lowered.is_split else ():

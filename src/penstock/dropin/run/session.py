@@ -12,7 +12,6 @@ from hashlib import blake2b
 from math import inf
 
 import torch
-from torch.distributed.distributed_c10d import _get_default_group
 
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
@@ -25,11 +24,13 @@ from penstock.errors import PipelineError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.schedule import Schedule
 from penstock.loss.weigher import KnownWeights
-from penstock.ranks.agreement import agree, gather_values
+from penstock.ranks.agreement import agree
+from penstock.ranks.control import Control, LocalControl
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.group_transport import SENDS_AHEAD, GroupTransport
 from penstock.ranks.transport import LocalTransport
 from penstock.step.executor import Around, Executor, Microbatches, Results
+from penstock.torch_private import get_default_group, profiler_enabled
 from penstock.training.outcome import gather_outcome, raise_first_fault
 from penstock.training.rank_facts import schedule_fact, version_facts
 
@@ -63,7 +64,7 @@ class Program:
 
     def run(self) -> None:
         """Run every action once; under a profiler each is visible under torch's name for it."""
-        if torch._C._autograd._profiler_enabled():
+        if profiler_enabled():
             self.executor.profile(_NOTHING, Results(), _name_for_profile)
         else:
             self.executor.run(_NOTHING, Results())
@@ -84,6 +85,9 @@ class Session:
         self.transport = transport
         self.guard = guard
         self.schedule = schedule
+        self._control: Control = (
+            transport.control if isinstance(transport, GroupTransport) else LocalControl()
+        )
         self.rank = transport.ranks[0]
         # How many rows the batch of the present step has, if the first stage could tell.
         self.rows: int | None = None
@@ -156,9 +160,9 @@ class Session:
         self, digest: bytes, rows: int | None, *, has_failed: bool
     ) -> list[tuple[bytes, int, bool]]:
         record = _RECORD.pack(digest, _NO_ROWS if rows is None else rows, has_failed)
-        told = [_RECORD.unpack(data) for data in self.transport.gather(record)]
+        told = [_RECORD.unpack(data) for data in self._control.gather_bytes(record)]
         if any(failed for _, _, failed in told) and not has_failed:
-            messages = gather_values(self.transport, None)
+            messages = self._control.gather(None)
             rank, message = next((r, m) for r, m in enumerate(messages) if m is not None)
             raise _NotBegunError(f"rank {rank} cannot begin the step: {message}")
         return told
@@ -168,7 +172,7 @@ class Session:
         if self._is_alone or self._is_refusing:
             return
         self._gather(bytes(16), None, has_failed=True)
-        gather_values(self.transport, f"{type(error).__name__}: {error}")
+        self._control.gather(f"{type(error).__name__}: {error}")
 
     def _conclude(self, failure: StepFailedError | None) -> None:
         log = self.guard.log
@@ -180,25 +184,25 @@ class Session:
                 raise failure
             return
         log.start(OUTCOME)
-        if gather_outcome(self.transport, Results(), failure).has_failed:
+        if gather_outcome(self._control, Results(), failure).has_failed:
             self.transport.forget_shapes()
-            raise_first_fault(self.transport, failure)
+            raise_first_fault(self._control, failure)
         self.transport.remember_shapes()
         log.end()
 
 
 def open_session(
-    schedule: Schedule, stage: _PipelineStageBase, watch: Timeouts, *, sends_may_wait: bool
+    schedule: Schedule, stage: _PipelineStageBase, timeouts: Timeouts, *, sends_may_wait: bool
 ) -> Session:
     """Connect the ranks of a schedule; every rank calls this."""
     if stage.group_size == 1:
         return Session(LocalTransport(1), NoGuard(), schedule)
-    group = stage.group or _get_default_group()
+    group = stage.group or get_default_group()
     ahead = SENDS_AHEAD if sends_may_wait else inf
     transport = GroupTransport(group, torch.device(stage.device), sends_ahead=ahead)
-    agree(transport, [*version_facts(), schedule_fact(schedule)])
+    agree(transport.control, [*version_facts(), schedule_fact(schedule)])
     transport.open_channels(_pairs(schedule))
-    return Session(transport, open_guard(transport, schedule, watch), schedule)
+    return Session(transport, open_guard(transport, schedule, timeouts), schedule)
 
 
 def _pairs(schedule: Schedule) -> list[tuple[int, int]]:

@@ -32,7 +32,7 @@ from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.dropin.stages.metadata import PipeliningMetadataError
 from penstock.ir.actions import Action, Kind
 from penstock.step.executor import Executor
-from penstock.step.stage import Packet
+from penstock.tensors.packet import Packet
 
 __all__ = ["Owner", "StepActions", "StepBatch"]
 

@@ -29,7 +29,8 @@ from penstock.errors import PipelineError
 from penstock.parallel.ddp import ReplicatedStage
 from penstock.parallel.fsdp import ShardedStage
 from penstock.parallel.replica import replica_of
-from penstock.step.stage import Packet, Stage
+from penstock.step.stage import Stage
+from penstock.tensors.packet import Packet
 
 __all__ = ["_PipelineStageBase"]
 
