@@ -1,6 +1,7 @@
 """Steps over real processes: torch's results for the same script, and what torch gets wrong."""
 
 import copy
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -9,10 +10,12 @@ from torch import nn
 
 from penstock.dropin import schedules
 from penstock.dropin._utils import PipeliningMetadataError
+from penstock.dropin.run import session
 from penstock.dropin.schedules import PipelineScheduleMulti, _Action, _PipelineScheduleRuntime
 from penstock.dropin.stage import PipelineStage
 from penstock.errors import PipelineError
 from penstock.measuring.live_memory import LiveMemory
+from penstock.ranks.group_transport import GroupTransport
 from tests.dropin.scripts import (
     IS_OLD_TORCH,
     LOOPED,
@@ -395,3 +398,18 @@ def test_memory_does_not_grow_with_the_number_of_microbatches(
     row_bytes = 2 * WIDTH * 8
     growth = [after - before for before, after in zip(few, many, strict=True)]
     assert [abs(change) <= row_bytes + 24 * 8 for change in growth] == [True, True]
+
+
+def change_shapes_by_order(rank: int, ranks: int, name: str) -> list[bool]:
+    """The same where messages have no tags and meet by order alone, as on NCCL."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "GroupTransport", partial(GroupTransport, by_order=True))
+        return change_shapes(rank, ranks, name)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in V_SHAPED else pytest.mark.slow) for n in ALL]
+)
+def test_messages_may_meet_by_order_alone(two_processes: Processes, name: str) -> None:
+    found = two_processes.run(change_shapes_by_order, 2, name)
+    assert found == [[False, False, False, False, True, True]] * 2

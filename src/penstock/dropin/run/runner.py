@@ -66,28 +66,43 @@ class StepRunner:
         if given:
             given += "".join(describe_module(stage.submod) for stage in stages)
         self._session.meet(f"{has_backward}{given}", rows)
-        factor = owner._n_microbatches if owner.scale_grads else 1
-        for stage in stages:
-            stage.is_run, stage.knows_all = True, self._session.knows_shapes
-            if has_backward:
-                stage.begin_training(factor)
+        self.actions.begin(
+            owner,
+            held,
+            program.executor,
+            batch,
+            context=context,
+            overlaps=program.overlaps,
+            refuse=self._session.refuse,
+        )
         has_failed = True
         try:
-            self.actions.begin(
-                owner,
-                held,
-                program.executor,
-                batch,
-                context=context,
-                overlaps=program.overlaps,
-                refuse=self._session.refuse,
-            )
+            self._begin(owner, stages, program, has_backward)
             program.run()
             has_failed = False
         finally:
             for stage in stages:
                 stage.end_training(has_failed=has_failed)
             self.actions.end(has_failed=has_failed)
+
+    def _begin(
+        self,
+        owner: Owner,
+        stages: Sequence[_PipelineStageBase],
+        program: Program,
+        has_backward: bool,
+    ) -> None:
+        """Make the stages ready; if one cannot be, let the other ranks get to the end."""
+        assert self._session is not None, "a step is run inside its session"
+        factor = owner._n_microbatches if owner.scale_grads else 1
+        try:
+            for stage in stages:
+                stage.is_run, stage.knows_all = True, self._session.knows_shapes
+                if has_backward:
+                    stage.begin_training(factor)
+        except Exception:
+            program.executor.abandon()
+            raise
 
     def _find_program(
         self, stages: Mapping[int, _PipelineStageBase], has_backward: bool

@@ -118,13 +118,14 @@ class StepActions:
         """
         self._owner, self._stages, self._executor = owner, stages, executor
         self._batch, self._context, self._overlaps = batch, context, overlaps
-        self._refuse = refuse
+        self._refuse, self.current = refuse, None
         self._sharded = {index for index, stage in stages.items() if stage.is_sharded}
         self.backward_counter.clear()
 
     def end(self, *, has_failed: bool) -> None:
         """End a step, and let go of what a failure has left."""
-        self._context = None
+        # The batch must not outlive its step, nor the schedule be held by what it holds.
+        del self._owner, self._executor, self._batch, self._context, self._refuse
         gathered = sorted(self.unshard_ops)
         if has_failed:
             self.fwd_recv_ops.clear()
@@ -132,6 +133,8 @@ class StepActions:
             self.unsharded_stages.clear()
             self._packed.clear()
         self.unshard_ops.clear()
+        if not has_failed:
+            self.current = None
         if gathered and not has_failed:
             raise OrderError(
                 f"stages {gathered} were gathered and not used; remove their UNSHARD, or put it "
