@@ -28,7 +28,7 @@ class Failure:
 
 def check_case(case: Case, group: dist.ProcessGroup | None = None) -> Failure | None:
     """Run a case as a pipeline and as one model; what differs, if anything does."""
-    refusals = find_refusals(case)
+    refusals = find_refusals(case, is_over_processes=group is not None)
     expected: Numbers | None = None
     if all(refusal.may_work for refusal in refusals):
         try:

@@ -55,10 +55,16 @@ _MADE_INSIDE = Refusal(
     may_work=True,
 )
 _LAZY = Refusal(ModelError, r"call the model once", may_work=True)
+# Both directions of DualPipe have every stage, and they agree on parameters when they are built.
+_REPLACED = Refusal(
+    BatchError,
+    r"is shared with another rank and was replaced by another parameter .* build the pipeline",
+    may_work=True,
+)
 _FLATTENING = frozenset({"counter", "bag"})
 
 
-def find_refusals(case: Case) -> list[Refusal]:
+def find_refusals(case: Case, *, is_over_processes: bool = False) -> list[Refusal]:
     """What a case is refused for: whichever is met first."""
     found = [_FORMS[part.sends] for part in case.parts[:-1] if part.sends in _FORMS]
     if case.loss in _LOSSES:
@@ -67,6 +73,9 @@ def find_refusals(case: Case) -> list[Refusal]:
         found.append(_ASKED)
     if LOSSES[case.loss].reduction == "found" and case.order.family == "DualPipe":
         found.append(_UNSEEN)
+    is_replaced = bool({"replace", "reweigh"} & case.edits)
+    if is_over_processes and is_replaced and case.order.family == "DualPipe":
+        found.append(_REPLACED)
     is_by_name = not case.skips
     if case.order.family == "DualPipe" and is_by_name and any(s.rows < 2 for s in case.steps):
         words = r"DualPipe feeds both ends \(microbatches: 1\); use 2 or more"

@@ -4,6 +4,8 @@ import pytest
 
 from tests.differential.case import Block, Case, Edit, Order, Part, Step
 from tests.differential.checking import check_case
+from tests.differential.fleet import check_over_processes
+from tests.processes import Processes
 
 ONE_ROW = (Step(1, 0),)
 SPLIT = Order("ZB-H1")
@@ -70,3 +72,21 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_case_that_was_found_is_right_now(name: str) -> None:
     assert check_case(FOUND[name]) is None
+
+
+FOUND_OVER_PROCESSES = {
+    # Both directions hold a stage, and a rank that replaces its parameter no longer shares it.
+    "parameter of both directions that is replaced": Case(
+        71000240,
+        (Part(), Part()),
+        Order("DualPipe", 2, 2, 2),
+        steps=(Step(1, 0, edits=(Edit("reweigh"),)),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND_OVER_PROCESSES)
+def test_case_that_was_found_over_processes_is_right_now(
+    name: str, two_processes: Processes
+) -> None:
+    assert check_over_processes(two_processes, [FOUND_OVER_PROCESSES[name]]) == [None]
