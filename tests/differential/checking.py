@@ -1,5 +1,6 @@
 """Checks one case: runs it both ways, and says what is wrong."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from traceback import format_exception_only
@@ -13,7 +14,7 @@ from tests.differential.observed import Numbers
 from tests.differential.refusals import find_refusals
 from tests.differential.running import run_split, run_unsplit
 
-__all__ = ["Failure", "check_case"]
+__all__ = ["Failure", "check_case", "forget_compiled"]
 
 _MOST_LINES = 8
 
@@ -43,11 +44,22 @@ def check_case(case: Case, group: dist.ProcessGroup | None = None) -> Failure | 
         return Failure(_kind(error), f"the pipeline fails: {_words(error)}")
     finally:
         if "compiled" in case.traits:
-            torch._dynamo.reset()
+            forget_compiled()
     if expected is None:
         return Failure("not refused", f"nothing was raised of {refusals}")
     wrong = differences(found, expected)
     return Failure("wrong numbers", _table(wrong)) if wrong else None
+
+
+def forget_compiled() -> None:
+    """Let the compiler forget all code that it has compiled.
+
+    The first time in a process this imports inductor, which in some versions of torch uses what
+    torch itself has deprecated.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*torch\.jit\.", DeprecationWarning)
+        torch._dynamo.reset()
 
 
 def _kind(error: BaseException) -> str:

@@ -1,7 +1,10 @@
 """Cases are drawn from seeds alone, cover what they are to cover, print themselves and shrink."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.differential.case import Block, Case, Edit, Order, Part, Step, literal
@@ -118,3 +121,15 @@ def test_a_case_that_torch_itself_refuses_is_not_valid() -> None:
     assert not is_valid(tied)
     assert is_valid(replace(tied, ties=()))
     assert is_valid(replace(tied, loss="mse"))
+
+
+@pytest.mark.slow
+def test_compiled_code_is_forgotten_where_warnings_are_errors() -> None:
+    # Torch 2.11 imports inductor on the first reset of a process, and inductor uses the deprecated
+    # torch.jit.script_method: the warning ended the case as an error.
+    code = (
+        "import warnings; from tests.differential.checking import forget_compiled; "
+        "warnings.simplefilter('error'); forget_compiled()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
