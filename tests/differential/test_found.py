@@ -66,6 +66,15 @@ FOUND = {
     "lazy layer in a model that is cut by layers": Case(
         0, with_block("lazy"), steps=ONE_ROW, door="layers"
     ),
+    # Two steps of a single microbatch counted as comparisons of the loss, so that the third,
+    # which had two, was not compared.
+    "loss that is compared before there is anything to compare": Case(
+        20261116006394,
+        (Part(),),
+        Order("GPipe", microbatches=2),
+        "found_root",
+        (Step(1, 1), Step(1, 1), Step(2, 1)),
+    ),
 }
 
 

@@ -300,6 +300,72 @@ def test_a_loss_that_takes_turns_is_called_again_in_few_steps() -> None:
     assert [calls[step] for step in (8, 9, 10, 11, 12, 13)] == [MICROBATCHES] * 6
 
 
+def fail_in_the_loss(pipeline: ps.Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
+    with pytest.raises(ps.PipelineError, match="size"):
+        pipeline.step(x, target=y[:, :-1])
+
+
+def train(pipeline: ps.Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
+    pipeline.step(x, target=y)
+
+
+# What steps 1 and 2 may be given that shows nothing of how a loss adds up.
+SHOWING_NOTHING: dict[str, Callable[[ps.Pipeline, torch.Tensor, torch.Tensor], None]] = {
+    "one microbatch": lambda pipeline, x, y: train(pipeline, x[:1], y[:1]),
+    "equal microbatches": lambda pipeline, x, y: train(
+        pipeline, x[:2].repeat(MICROBATCHES, 1), y[:2].repeat(MICROBATCHES, 1)
+    ),
+    "infinite losses": lambda pipeline, x, y: train(pipeline, x, y / 0),
+    "a step that failed": fail_in_the_loss,
+}
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [*((root, name) for name in SHOWING_NOTHING), (normalized, "one microbatch")],
+)
+def test_a_loss_is_compared_as_soon_as_there_is_something_to_compare(
+    loss: Loss, name: str
+) -> None:
+    # Steps in which nothing could be compared were counted as comparisons, and step 3 made none.
+    x, y = make_batch()
+    pipeline = make_pipeline(loss)
+    for _ in range(2):
+        SHOWING_NOTHING[name](pipeline, x, y)
+    with pytest.raises(ps.PipelineError, match=REFUSED):
+        pipeline.step(x, target=y)
+
+
+@pytest.mark.parametrize("call", ["step", "eval"])
+@pytest.mark.parametrize("microbatch", [0, MICROBATCHES - 1])
+def test_a_loss_that_is_a_number_for_the_batch_but_not_for_a_microbatch_is_refused(
+    call: str, microbatch: int
+) -> None:
+    # A mean over nothing was taken for something that cannot be compared, and gave NaN.
+    (x, y), mask = make_batch(), torch.ones(ROWS, dtype=torch.float64)
+    mask.view(MICROBATCHES, -1)[microbatch] = 0
+    with pytest.raises(ps.PipelineError, match=REFUSED):
+        getattr(make_pipeline(masked_mean), call)(x, target=(y, mask))
+
+
+def test_a_loss_that_was_compared_is_left_alone_between_looks() -> None:
+    calls = [0]
+
+    def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        calls[-1] += 1
+        return (output - target).abs().mean()
+
+    x, y = make_batch()
+    pipeline = make_pipeline(loss)
+    pipeline.step(x[:1], target=y[:1])
+    for _ in range(7):
+        calls.append(0)
+        pipeline.step(x, target=y)
+    # Step 1 has shown nothing, which step 2 has made up for.
+    looked = [calls[step] > MICROBATCHES for step in range(8)]
+    assert looked == [False, True, False, True, False, False, False, True]
+
+
 def test_a_focal_loss_is_a_mean_over_rows() -> None:
     # A function of single results was refused like a function of their mean.
     def focal(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -140,12 +140,11 @@ class FoundWeights:
     def is_due(self) -> bool:
         """Whether it is time to look at how the loss adds up.
 
-        It always is if rows stand for labels of which microbatches have unequal parts.
+        It always is until a step was of use for that, and if the loss is weighed by rows although
+        microbatches have unequal parts of the labels.
         """
         habit = self.habit
-        if habit.is_due or habit.is_counted or habit.is_confirmed:
-            return habit.is_due
-        return self.find_doubt() is not None
+        return habit.is_due or not habit.is_tried or self.find_doubt() is not None
 
     def find_doubt(self) -> str | None:
         """Find labels that speak against a mean over rows, unless all of the loss is known."""

@@ -44,7 +44,8 @@ class Habit:
     `is_left` says that it need not be watched every time: it is the result of the call `single`,
     or of none that says what it counts, and `top` is the operation that has made it; `signatures`
     are the tops of its graphs. `is_counted` says that all of it is known by what it counts;
-    `is_confirmed` that rows were compared with a whole batch in which labels count unevenly.
+    `is_tried` that a step was compared with its whole batch, or could not be, in which a wrong
+    weight would have shown; `is_confirmed` that labels counted unevenly in such a batch.
     """
 
     steps: int = 0
@@ -56,6 +57,7 @@ class Habit:
     terms: tuple[Term, ...] = ()
     signatures: set[str] = field(default_factory=set)
     is_counted: bool = False
+    is_tried: bool = False
     is_confirmed: bool = False
 
     @property

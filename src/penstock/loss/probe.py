@@ -1,8 +1,8 @@
 """Compares the loss of several microbatches together with what their own losses make up.
 
 How a loss adds up over microbatches is read off its calls and its graph, and a loss written by
-hand is taken for a mean over rows. Whether that is right is tried out, in the first step of every
-way to make a loss and then in steps 2, 4, 8 and so on:
+hand is taken for a mean over rows. Whether that is right is tried out, in the first steps of every
+way to make a loss until one could have shown that it is wrong, and in steps 2, 4, 8 and so on:
 
     microbatches      0   1   2   3
     as one batch      loss([0 1 2 3])          its value, and its gradients by the outputs
@@ -48,6 +48,8 @@ _MOST_BYTES = 2**30
 _ACCURACY = {torch.float64: 1e-6, torch.float32: 1e-4}
 _LEAST_ACCURACY = 3e-2
 _FAST_ACCURACY = 1e-2
+# How far apart the losses of microbatches must be for a root of them, say, to show.
+_LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,13 +125,16 @@ class ComparedWeights:
         self._weights.check()
         if not self._is_due or self._function is None:
             return
+        habit = self._weights.habit
         try:
-            self._compare(self._function)
+            is_compared = self._compare(self._function)
             kept = sorted(self._kept)
             targets = [self._kept[number].target for number in kept]
-            if self._given.labels.pick(kept, targets).find_uneven() is not None:
-                self._weights.habit.is_confirmed = True
+            if is_compared and self._given.labels.pick(kept, targets).find_uneven() is not None:
+                habit.is_confirmed = True
+            habit.is_tried |= is_compared and self._is_telling()
         except _Incomparable as reason:
+            habit.is_tried |= self._is_telling()
             self._tell(str(reason))
         finally:
             self._kept.clear()
@@ -138,6 +143,22 @@ class ComparedWeights:
         doubt = self._weights.find_doubt()
         if doubt is not None:
             raise uneven_error(doubt)
+
+    def _is_telling(self) -> bool:
+        """Whether a loss that does not add up would show in what this step has given it.
+
+        Nothing shows in a single microbatch, in what is not a number, and where all losses are
+        the same: then any kind of mean of them is. What can never be compared is left alone.
+        """
+        if len(self._shares) - len(_find_empty(self._shares)) < 2:
+            return False
+        values = [float(value) for value in self._values.values()]
+        if not all(map(math.isfinite, values)):
+            return False
+        if len(values) < 2:
+            return len(self._kept) < 2
+        least = min(_LEAST_SPREAD, self._find_accuracy([])) * max(map(abs, values))
+        return max(values) - min(values) > least
 
     def _tell(self, reason: str) -> None:
         """Say once that a loss is taken for a mean over rows unseen."""
@@ -177,8 +198,11 @@ class ComparedWeights:
         self._kept[microbatch] = _Kept(output, copy_tensors(target, self._copies))
         return True
 
-    def _compare(self, function: Callable[..., Any]) -> None:
-        """Compare the microbatches that were kept with one batch of all of them."""
+    def _compare(self, function: Callable[..., Any]) -> bool:
+        """Compare the microbatches that were kept with one batch of all of them.
+
+        Return whether there was a number to compare with.
+        """
         numbers = sorted(self._kept)
         if len(numbers) < 2 or not self._values:
             raise _Incomparable("fewer than two microbatches are at hand where it is made")
@@ -200,6 +224,7 @@ class ComparedWeights:
                 "compares rows with each other cannot be split; reduction='mean' trains the mean "
                 "of what it is in each microbatch"
             )
+        return any(one.is_finite for one in made)
 
     def _require_same_again(self, function: Callable[..., Any]) -> None:
         """Leave out losses that depend on more than what they are given."""
@@ -207,7 +232,8 @@ class ComparedWeights:
         with torch.no_grad(), LossWatch(is_safe=self._weights.habit.is_mixed):
             again = require_number(function(*self._kept[number].copy()))
         accuracy = self._find_accuracy([again])
-        if not math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30):
+        is_same = math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30)
+        if not is_same and not (math.isnan(float(again)) and math.isnan(float(expected))):
             raise _Incomparable(
                 "it gives another number when it is called again without a graph "
                 f"({float(again):g} for {float(expected):g})"
