@@ -81,7 +81,7 @@ def test_a_figure_without_a_name_is_refused(option: str) -> None:
     result = run("show", "1F1B", option, "")
     assert (result.exit_code, result.stderr) == (
         2,
-        f"penstock: {option} takes the name of a file (got nothing)\n",
+        f"penstock: {option} must be the name of a file (got nothing)\n",
     )
 
 

@@ -301,7 +301,7 @@ def test_a_loss_that_takes_turns_is_called_again_in_few_steps() -> None:
 
 
 def fail_in_the_loss(pipeline: ps.Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
-    with pytest.raises(ps.PipelineError, match="size"):
+    with pytest.raises(ps.errors.PipelineError, match="size"):
         pipeline.step(x, target=y[:, :-1])
 
 
@@ -332,11 +332,11 @@ def test_a_loss_is_compared_as_soon_as_there_is_something_to_compare(
     pipeline = make_pipeline(loss)
     for _ in range(2):
         SHOWING_NOTHING[name](pipeline, x, y)
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         pipeline.step(x, target=y)
 
 
-@pytest.mark.parametrize("call", ["step", "eval"])
+@pytest.mark.parametrize("call", ["step", "evaluate"])
 @pytest.mark.parametrize("microbatch", [0, MICROBATCHES - 1])
 def test_a_loss_that_is_a_number_for_the_batch_but_not_for_a_microbatch_is_refused(
     call: str, microbatch: int
@@ -344,7 +344,7 @@ def test_a_loss_that_is_a_number_for_the_batch_but_not_for_a_microbatch_is_refus
     # A mean over nothing was taken for something that cannot be compared, and gave NaN.
     (x, y), mask = make_batch(), torch.ones(ROWS, dtype=torch.float64)
     mask.view(MICROBATCHES, -1)[microbatch] = 0
-    with pytest.raises(ps.PipelineError, match=REFUSED):
+    with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         getattr(make_pipeline(masked_mean), call)(x, target=(y, mask))
 
 

@@ -76,7 +76,12 @@ def train_parallel(
         parallelize(module, mesh["tp"], boundary)
     whole = {number: Whole(module) for number, module in own.items()}
     pipeline = ps.Pipeline(
-        whole, schedule, microbatches=MICROBATCHES, loss=spread_loss, group=mesh["pp"]
+        whole,
+        schedule,
+        microbatches=MICROBATCHES,
+        loss=spread_loss,
+        reduction="mean",
+        group=mesh["pp"],
     )
     batch, target = make_batch(ROWS)
     for _step in range(2):

@@ -41,9 +41,9 @@ from penstock.tensors.output_tree import fill, tensors_of
 __all__ = ["ComparedWeights"]
 
 # As many microbatches are compared as have outputs of this size together, but at least two...
-_ENOUGH_BYTES = 2**28
+_ENOUGH_BYTES = 2**24
 # ...unless those two are larger than this.
-_MOST_BYTES = 2**30
+_MOST_BYTES = 2**28
 # How far two ways to the same numbers may lie apart, of the largest of them.
 _ACCURACY = {torch.float64: 1e-6, torch.float32: 1e-4}
 _LEAST_ACCURACY = 3e-2
