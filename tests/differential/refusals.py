@@ -54,6 +54,13 @@ _MADE_INSIDE = Refusal(
     r"a value that was made in 'layers\.\d+', but not returned by it",
     may_work=True,
 )
+# In the plain model a gradient that is taken inside of a forward or loss calls hooks on what it is
+# taken with respect to, which another stage may have registered.
+_HOOKED_ELSEWHERE = Refusal(
+    PipelineError,
+    r"takes a gradient .* with respect to a tensor from an earlier stage, which has registered a",
+    may_work=True,
+)
 _LAZY = Refusal(ModelError, r"call the model once", may_work=True)
 # Both directions of DualPipe have every stage, and they agree on parameters when they are built.
 _REPLACED = Refusal(
@@ -83,6 +90,9 @@ def find_refusals(case: Case, *, is_over_processes: bool = False) -> list[Refusa
     is_flat = bool(_FLATTENING & case.kinds) and not case.steps[0].length
     if case.door == "layers" and (is_flat or "offloaded" in case.traits):
         found.append(_MADE_INSIDE)
+    takes_gradients = LOSSES[case.loss].takes_gradients or "inner_gradient" in case.kinds
+    if "tensor_hook" in case.traits and takes_gradients:
+        found.append(_HOOKED_ELSEWHERE)
     if "lazy" in case.kinds and (case.door == "layers" or case.order.family == "DualPipe"):
         found.append(_LAZY)
     return found

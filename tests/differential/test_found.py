@@ -66,6 +66,18 @@ FOUND = {
     "lazy layer in a model that is cut by layers": Case(
         0, with_block("lazy"), steps=ONE_ROW, door="layers"
     ),
+    # The hook is on another stage than the gradient that would call it, and was left out.
+    "gradient with respect to a tensor that has a hook in another stage": Case(
+        20261116018216,
+        (
+            *with_block("linear", "tensor_hook"),
+            *with_block("inner_gradient"),
+            *with_block("linear"),
+        ),
+        Order("GPipe", 3),
+        steps=ONE_ROW,
+        door="layers",
+    ),
     # Two steps of a single microbatch counted as comparisons of the loss, so that the third,
     # which had two, was not compared.
     "loss that is compared before there is anything to compare": Case(

@@ -58,6 +58,14 @@ def test_a_tree_is_described_by_structure_shapes_and_dtypes() -> None:
     assert form.of_gradients == Format('""', (h,))
 
 
+def test_hooks_are_told_of_but_do_not_make_another_form() -> None:
+    tensors = [torch.ones(2, requires_grad=True) for _ in range(3)]
+    structure = ["t", ["T"] * 3]
+    form = describe(structure, tensors, hooked=(1,))
+    assert Format.from_bytes(form.to_bytes()).hooked == (1,)
+    assert form == describe(structure, tensors)
+
+
 def test_an_empty_tensor_of_a_format_has_it() -> None:
     made = TensorFormat((2, 3), torch.int16, False).empty(torch.device("cpu"))
     assert (made.shape, made.dtype) == ((2, 3), torch.int16)
@@ -81,19 +89,21 @@ def test_headers_with_wrong_parts_are_refused_or_right(leaves: list[Any], struct
 @pytest.mark.parametrize(
     "leaf",
     [
-        [[-1], "float32", False],
-        [[True], "float32", False],
-        [[1.0], "float32", False],
-        [[float("inf")], "float32", False],
-        [["2"], "float32", False],
-        [[2**40, 2**40], "float32", False],
-        [[0, 2**60], "float32", False],
-        [2, "float32", False],
-        [[2], "Tensor", False],
-        [[2], ["float32"], False],
-        [[2], "float32", 1],
-        [[2], "int64", True],
-        [[2], "float32"],
+        [[-1], "float32", False, False],
+        [[True], "float32", False, False],
+        [[1.0], "float32", False, False],
+        [[float("inf")], "float32", False, False],
+        [["2"], "float32", False, False],
+        [[2**40, 2**40], "float32", False, False],
+        [[0, 2**60], "float32", False, False],
+        [2, "float32", False, False],
+        [[2], "Tensor", False, False],
+        [[2], ["float32"], False, False],
+        [[2], "float32", 1, False],
+        [[2], "int64", True, False],
+        [[2], "float32", True, 1],
+        [[2], "float32", False, True],
+        [[2], "float32", False],
         "T",
     ],
 )
@@ -103,7 +113,7 @@ def test_an_invalid_tensor_format_is_refused(leaf: object) -> None:
 
 
 def test_a_wrong_number_of_tensors_is_refused() -> None:
-    leaf = [[2], "float32", False]
+    leaf = [[2], "float32", False, False]
     with pytest.raises(BoundaryError, match="a tree of 2 tensors came with 1"):
         Format.from_bytes(json.dumps(['["t", ["T", "T"]]', [leaf]]).encode())
 

@@ -107,6 +107,11 @@ class FaultInjectingTransport:
         self._held: dict[Message, Packet] = {}
         self._posted: list[Message] = []
 
+    @property
+    def has_unknown_hooks(self) -> bool:
+        """Whether the other transport has sent hooks that their receivers do not know of."""
+        return self._transport.has_unknown_hooks
+
     def begin_step(self, signature: bytes) -> None:
         """Start with nothing held back, even if the last step failed."""
         self._step += 1

@@ -133,6 +133,7 @@ class GroupTransport:
         self._unlabelled: dict[int, deque[Message]] = {}
         self._incoming: dict[Message, _Incoming] = {}
         self._sent: list[Message] = []
+        self.has_unknown_hooks = False
         self._outgoing: dict[int, deque[_Outgoing]] = {}
 
     def begin_step(self, signature: bytes) -> None:
@@ -143,12 +144,14 @@ class GroupTransport:
         """Send a packet; whatever can fail on this rank is done before anything leaves."""
         form = None
         if message.is_forward or self._has_labels:
-            form = describe(packet.structure, packet.tensors)
+            form = describe(packet.structure, packet.tensors, packet.hooked)
         if message.is_forward and self._known is not None and form != self._known[message]:
             raise BoundaryError(
                 f"what edge {message.edge} carries has changed its form, though the batch has "
                 f"not: {form} instead of {self._known[message]}"
             )
+        if packet.hooked and self._known is not None:
+            self.has_unknown_hooks |= not set(packet.hooked) <= set(self._known[message].hooked)
         buffers = [self._outbound(tensor) for tensor in packet.tensors]
         self._send_all(message, form, buffers)
 
@@ -228,7 +231,7 @@ class GroupTransport:
             return Packet("", tensors)
         for tensor, form in zip(tensors, incoming.format.tensors, strict=True):
             tensor.requires_grad_(form.requires_grad)
-        return Packet(incoming.format.tree_structure, tensors)
+        return Packet(incoming.format.tree_structure, tensors, incoming.format.hooked)
 
     def end_step(self) -> None:
         """Wait for all sends."""

@@ -35,6 +35,10 @@ class Transport(Protocol):
     def num_ranks(self) -> int:
         """The number of ranks of the schedule."""
 
+    @property
+    def has_unknown_hooks(self) -> bool:
+        """Whether this step has sent tensors with hooks that their receivers do not know of."""
+
     def begin_step(self, signature: bytes) -> None:
         """Start a step; a signature seen before promises the shapes that it had then."""
 
@@ -69,6 +73,8 @@ class LocalTransport:
     def __init__(self, num_ranks: int) -> None:
         self.num_ranks = num_ranks
         self.ranks = tuple(range(num_ranks))
+        # Packets say of themselves what has hooks.
+        self.has_unknown_hooks = False
         self._inbox: dict[Message, Packet] = {}
 
     def begin_step(self, signature: bytes) -> None:
@@ -78,7 +84,8 @@ class LocalTransport:
 
     def send(self, message: Message, packet: Packet) -> None:
         """Copy the packet, so that no rank can write to another's memory."""
-        self._inbox[message] = Packet(packet.structure, [_copy(t) for t in packet.tensors])
+        copies = [_copy(tensor) for tensor in packet.tensors]
+        self._inbox[message] = Packet(packet.structure, copies, packet.hooked)
 
     def send_failure(self, message: Message) -> None:
         """Do nothing: in one process a failure ends the step."""

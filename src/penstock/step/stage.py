@@ -20,6 +20,7 @@ from penstock.parallel.dtensor import Meshes, take_local_parts
 from penstock.parallel.replica import Replica
 from penstock.step.activation_checkpointing import CheckpointedModule
 from penstock.step.backward import LayerRecorder, Root, run_backward
+from penstock.step.crossing_hooks import InnerPasses, find_hooked
 from penstock.step.cuda_graphs import StageGraphs
 from penstock.step.layer_random import StageRandom
 from penstock.tensors.packet import Packet, as_arguments
@@ -39,6 +40,8 @@ class _Flight:
 
     inputs: list[list[torch.Tensor]]
     is_replayed: bool = False
+    # Whether somebody asks of a pass through this graph if it is the stage's own.
+    is_watched: bool = False
     edges: list[list[GradientEdge]] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
 
@@ -80,6 +83,8 @@ class Stage:
         self._graphs: StageGraphs | None = None
         self._random: StageRandom | None = None
         self._checkpointed: CheckpointedModule | None = None
+        self.inner_passes = InnerPasses(index)
+        self._hooked: list[tuple[int, ...]] = []
         self._meshes = Meshes(module)
         self._parameters = tuple(module.parameters())
         # Whether the module writes in place to what it receives; found out in the first forward.
@@ -147,10 +152,11 @@ class Stage:
     ) -> tuple[Any, list[torch.Tensor]]:
         """Run the module and hold what its backward needs; its output and the losses it added."""
         inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
-        arguments = self._enter(received)
+        is_watched = any(self.inner_passes.is_due(packet.hooked) for packet in received)
+        arguments = self._enter(received, is_watched=is_watched)
         replayed = self._replay(arguments, args, kwargs)
         if replayed is not None:
-            self._hold(microbatch, _Flight(inputs, is_replayed=True))
+            self._hold(microbatch, _Flight(inputs, is_replayed=True, is_watched=is_watched))
             return replayed[0], []
         context = self.replica.forward_context()
         random = self._draw(microbatch, is_training=True)
@@ -159,7 +165,7 @@ class Stage:
                 output = self._watch_module(received, arguments, args, kwargs)
             else:
                 output = self._call_module(arguments, args, kwargs)
-        self._hold(microbatch, _Flight(inputs))
+        self._hold(microbatch, _Flight(inputs, is_watched=is_watched))
         return output, losses
 
     def _replay(
@@ -176,16 +182,29 @@ class Stage:
         self._flights[microbatch] = flight
         self.peak_flights = max(self.peak_flights, len(self._flights))
 
-    def _enter(self, received: Sequence[Packet]) -> list[Any]:
+    def _enter(self, received: Sequence[Packet], *, is_watched: bool) -> list[Any]:
         """What was received, as arguments, behind `_Enter` if the module writes to it."""
-        if self._writes is False:
-            return as_arguments([self._unpack(p.structure, p.tensors) for p in received])
-        return as_arguments(
-            [self._unpack(p.structure, [_enter(tensor) for tensor in p.tensors]) for p in received]
-        )
+        values = []
+        for packet in received:
+            tensors = packet.tensors
+            if self._writes is not False:
+                tensors = [_enter(tensor) for tensor in tensors]
+            hooked = packet.hooked if is_watched else None
+            values.append(self._unpack(packet.structure, tensors, hooked))
+        if is_watched:
+            self.inner_passes.end_first()
+        return as_arguments(values)
 
-    def _unpack(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
-        return unflatten(*self._meshes.put_back(structure, tensors))
+    def _unpack(
+        self,
+        structure: Structure,
+        tensors: Sequence[torch.Tensor],
+        hooked: tuple[int, ...] | None = None,
+    ) -> Any:
+        structure, tensors = self._meshes.put_back(structure, tensors)
+        if hooked is not None:
+            self.inner_passes.watch(tensors, hooked)
+        return unflatten(structure, tensors)
 
     def _watch_module(
         self,
@@ -243,7 +262,9 @@ class Stage:
         A tensor that goes to several of them is copied, for one of them may write to what another
         still reads.
         """
-        trees = [take_local_parts(*flatten(tree)) for tree in _share_out(output, parts)]
+        flat = [flatten(tree) for tree in _share_out(output, parts)]
+        hooked = self._find_hooked(microbatch, [tensors for _, tensors in flat])
+        trees = [take_local_parts(*tree) for tree in flat]
         for part, (_, tensors) in zip(parts, trees, strict=True):
             require_plain(tensors, self.index, part)
         if microbatch in self._flights:
@@ -253,9 +274,21 @@ class Stage:
             ]
         uses = Counter(id(tensor) for _, tensors in trees for tensor in tensors)
         return [
-            Packet(structure, [_cut(tensor, uses[id(tensor)]) for tensor in tensors])
-            for structure, tensors in trees
+            Packet(structure, [_cut(tensor, uses[id(tensor)]) for tensor in tensors], places)
+            for (structure, tensors), places in zip(trees, hooked, strict=True)
         ]
+
+    def _find_hooked(
+        self, microbatch: int, outputs: Sequence[Sequence[torch.Tensor]]
+    ) -> list[tuple[int, ...]]:
+        """The places of tensors with hooks in what goes to each part."""
+        flight = self._flights.get(microbatch)
+        if flight is None:
+            return [()] * len(outputs)
+        # A CUDA graph runs the hooks that were there when it was captured.
+        if not flight.is_replayed or len(self._hooked) != len(outputs):
+            self._hooked = [find_hooked(tensors) for tensors in outputs]
+        return self._hooked
 
     def add_root(
         self, microbatch: int, loss: torch.Tensor, weight: float, edge: GradientEdge | None = None
@@ -331,7 +364,7 @@ class Stage:
         inputs = [leaf for group in flight.inputs for leaf in group]
         work: list[DeferredWork] = []
         with self._draw_again(microbatch):
-            if flight.is_replayed:
+            if flight.is_replayed or (flight.is_watched and self._recorder is None):
                 answer = iter(run_own_pass(roots, inputs, work))
             elif self._recorder is None:
                 answer = iter(run_backward(roots, inputs))

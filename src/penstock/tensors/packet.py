@@ -15,11 +15,13 @@ __all__ = ["Packet", "as_arguments"]
 class Packet:
     """A tree on its way between stages: its structure, and its detached tensors.
 
-    A gradient comes back for each tensor that requires one.
+    A gradient comes back for each tensor that requires one. `hooked` are the positions of those
+    on which the sender has registered hooks, which wait for that gradient.
     """
 
     structure: Structure
     tensors: list[torch.Tensor]
+    hooked: tuple[int, ...] = ()
 
 
 def as_arguments(outputs: Iterable[Any]) -> list[Any]:

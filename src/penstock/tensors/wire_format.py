@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import TypeGuard
 
 import torch
@@ -27,11 +27,15 @@ _MOST_ELEMENTS = 2**48
 
 @dataclass(frozen=True, slots=True)
 class TensorFormat:
-    """The shape and dtype of one tensor, and whether a gradient comes back for it."""
+    """The shape and dtype of one tensor, and whether a gradient comes back for it.
+
+    `is_hooked` says that the sender has registered a hook on it, which may come and go.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    is_hooked: bool = field(default=False, compare=False)
 
     def empty(self, device: torch.device) -> torch.Tensor:
         """Return an uninitialized tensor of this format."""
@@ -48,7 +52,12 @@ class Format:
     def to_bytes(self) -> bytes:
         """Encode as JSON, for another rank."""
         leaves = [
-            [list(leaf.shape), str(leaf.dtype).removeprefix("torch."), leaf.requires_grad]
+            [
+                list(leaf.shape),
+                str(leaf.dtype).removeprefix("torch."),
+                leaf.requires_grad,
+                leaf.is_hooked,
+            ]
             for leaf in self.tensors
         ]
         return json.dumps([self.structure, leaves]).encode()
@@ -76,6 +85,11 @@ class Format:
         return loaded
 
     @property
+    def hooked(self) -> tuple[int, ...]:
+        """The places of the tensors on which the sender has registered hooks."""
+        return tuple(place for place, leaf in enumerate(self.tensors) if leaf.is_hooked)
+
+    @property
     def of_gradients(self) -> "Format":
         """The format of the gradients that come back."""
         return Format(_NO_TREE, tuple(leaf for leaf in self.tensors if leaf.requires_grad))
@@ -83,11 +97,12 @@ class Format:
 
 def _read_leaf(leaf: object) -> TensorFormat:
     match leaf:
-        case [[*shape], str(name), bool(requires_grad)] if name in _DTYPES:
+        case [[*shape], str(name), bool(requires_grad), bool(is_hooked)] if name in _DTYPES:
             dtype = _DTYPES[name]
             may_require_grad = dtype.is_floating_point or dtype.is_complex
-            if _is_shape(shape) and (may_require_grad or not requires_grad):
-                return TensorFormat(tuple(shape), dtype, requires_grad)
+            is_possible = requires_grad <= may_require_grad and is_hooked <= requires_grad
+            if _is_shape(shape) and is_possible:
+                return TensorFormat(tuple(shape), dtype, requires_grad, is_hooked)
     raise BoundaryError(f"not a valid tensor format: {leaf!r}")
 
 
@@ -96,7 +111,12 @@ def _is_shape(sizes: list[object]) -> TypeGuard[list[int]]:
     return len(numbers) == len(sizes) and math.prod(numbers) <= _MOST_ELEMENTS
 
 
-def describe(structure: Structure, tensors: Sequence[torch.Tensor]) -> Format:
-    """Return the format of a tree that `tree.flatten` took apart."""
-    leaves = tuple(TensorFormat(tuple(t.shape), t.dtype, t.requires_grad) for t in tensors)
+def describe(
+    structure: Structure, tensors: Sequence[torch.Tensor], hooked: Collection[int] = ()
+) -> Format:
+    """Return the format of a tree that `tree.flatten` took apart, with hooks on some tensors."""
+    leaves = tuple(
+        TensorFormat(tuple(t.shape), t.dtype, t.requires_grad, place in hooked)
+        for place, t in enumerate(tensors)
+    )
     return Format(json.dumps(structure), leaves)

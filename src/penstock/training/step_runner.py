@@ -34,7 +34,7 @@ from penstock.training.batch.batch import BatchFacts, accepted_arguments
 from penstock.training.batch.request import StepRequest
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.options import RunOptions
-from penstock.training.outcome import gather_outcome, raise_first_fault
+from penstock.training.outcome import gather_outcome, raise_first_fault, raise_unknown_hooks
 from penstock.training.recorded_step import join_recordings
 from penstock.training.step_result import StepResult
 from penstock.training.ties import Ties
@@ -254,11 +254,24 @@ class StepRunner:
         """Learn how the step ended on all ranks; return its loss, or raise the first failure."""
         log = self.guard.log
         log.start(OUTCOME)
-        outcome = gather_outcome(self.control, results, failure)
+        stages = self._part.stages.values()
+        outcome = gather_outcome(
+            self.control,
+            results,
+            failure,
+            has_unknown_hooks=self.transport.has_unknown_hooks,
+            has_inner_passes=any(stage.inner_passes.were_seen for stage in stages),
+        )
         if outcome.has_failed:
             self._abandon_step()
             raise_first_fault(self.control, failure)
-        self.transport.remember_shapes()
+        if outcome.has_unknown_hooks and outcome.has_inner_passes:
+            self._abandon_step()
+            raise_unknown_hooks()
+        if outcome.has_unknown_hooks:
+            self.transport.forget_shapes()
+        else:
+            self.transport.remember_shapes()
         if request.is_training and self.ties is not None:
             self.ties.end_step()
         log.end()
