@@ -37,6 +37,7 @@ class Notebook:
     def __init__(self, refused: Sequence[Message] = ()) -> None:
         self.ranks = (0,)
         self.num_ranks = 4
+        self.has_untold_hooks = False
         self.calls: list[tuple[str, Message | None]] = []
         self._refused = refused
 
