@@ -14,7 +14,7 @@ test: check browser
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 test-all: check browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile fresh
 
 # The default tests on the oldest torch that pyproject.toml claims, in an environment of its own.
 test-oldest: .venv-oldest/ready browser

@@ -1,21 +1,25 @@
 """What every test shares: the settings of Hypothesis, worlds of processes, and who needs a GPU."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import torch
 
 from tests.processes import Processes
 
+# A machine with a GPU need not have what only other tests use.
 try:
     from hypothesis import settings
 except ImportError:
-    # A machine with a GPU need not have what only tests of the processor's side draw from.
     pass
 else:
-    # The same examples on every machine and every run, however slow the machine.
+    # The same examples on every machine and in every run; `make test-all` draws fresh ones.
     settings.register_profile("penstock", deadline=None, derandomize=True)
+    settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
     settings.load_profile("penstock")
+with suppress(ImportError):
+    from tests.browser import Browser, open_browser
 
 # What other packages warn of on a machine with a GPU depends on its versions, not on us.
 _GPU_WARNINGS = ("default", "error:::penstock")
@@ -50,3 +54,10 @@ def two_processes() -> Iterator[Processes]:
 def four_processes() -> Iterator[Processes]:
     with Processes(4) as processes:
         yield processes
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """One Chromium per worker, because a process can run only one at a time."""
+    with open_browser() as found:
+        yield found

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from penstock.cli import main
 from penstock.files.flight.log import FlightRecord, Phase
 from penstock.ir.placement import Placement
-from tests.browser import Opener, open_browser
+from tests.browser import Browser, Opener
 from tests.files.flight.flights import action, ended, write_file
 
 LOOP = Placement.loop(4)
@@ -158,15 +158,14 @@ def test_only_the_most_informative_of_many_ranks_are_listed(tmp_path: Path) -> N
     ]
 
 
-def test_page_of_an_unfinished_step_opens(killed: Path, tmp_path: Path) -> None:
+def test_page_of_an_unfinished_step_opens(killed: Path, browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "step.html"
     explain(str(killed), "--html", str(file))
-    with open_browser() as browser:
-        opener = Opener(browser, tmp_path)
-        visit = opener(file.read_text(encoding="utf-8"))
-        visit.settle()
-        heading = visit.page.locator("h2").first.text_content()
-        opener.close()
+    opener = Opener(browser, tmp_path)
+    visit = opener(file.read_text(encoding="utf-8"))
+    visit.settle()
+    heading = visit.page.locator("h2").first.text_content()
+    opener.close()
     assert heading == "mine, step 1, as recorded; unfinished: 2B0"
 
 

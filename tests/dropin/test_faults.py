@@ -136,7 +136,7 @@ def check_raised(case: Case, fates: list[Fate]) -> None:
 def check_lost(case: Case, fates: list[Fate]) -> None:
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     assert [fate.exit_code for fate in others] == [1] * len(others)
-    assert [type(fate.reported) for fate in others] == [ps.PeerLostError] * len(others)
+    assert [type(fate.reported) for fate in others] == [ps.errors.PeerLostError] * len(others)
     (message,) = {str(fate.reported) for fate in others}
     first, last = message.splitlines()
     (stage, *_) = stages_of(case.schedule, case.victim, RANKS)
@@ -180,7 +180,7 @@ def step_after_a_failure(rank: int, folder: Path) -> list[str]:
         try:
             schedule.step(*((x,) if rank == 0 else ()), target=target if rank else None)
             told.append("well")
-        except (ps.PipelineError, ValueError) as error:
+        except (ps.errors.PipelineError, ValueError) as error:
             told.append(type(error).__name__)
             stages[0].submod.zero_grad()
     return told

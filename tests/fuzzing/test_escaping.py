@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,7 +24,7 @@ from penstock.view.html.page import page
 from penstock.view.notebook import plan_html, schedule_html, timeline_html
 from penstock.view.plan_report import plan_report
 from penstock.view.trace import write_trace
-from tests.browser import Browser, open_browser
+from tests.browser import Browser
 
 HOSTILE = (
     "</script><script>window.ran = 1</script>",
@@ -123,12 +122,6 @@ def test_figures_keep_names_as_text(name: str, tmp_path: Path) -> None:
     root = ElementTree.parse(tmp_path / "figure.svg").getroot()
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
     assert tags & {"script", "foreignObject", "image", "a"} == set()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as found:
-        yield found
 
 
 def open_file(browser: Browser, file: Path) -> tuple[str, list[str]]:

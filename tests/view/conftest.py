@@ -1,17 +1,11 @@
-"""A shared browser for tests of pages."""
+"""Pages in the browser that all tests share."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.browser import Browser, Opener, open_browser
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    with open_browser() as found:
-        yield found
+from tests.browser import Browser, Opener
 
 
 @pytest.fixture

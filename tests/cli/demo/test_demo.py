@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from penstock.cli import main
 from penstock.files.timeline import read_timeline
-from tests.browser import Opener, open_browser
+from tests.browser import Browser, Opener
 
 pytest.importorskip("torch")
 
@@ -89,11 +89,10 @@ def test_output_folder_has_all_files_and_the_recorded_step_is_readable(demo: Dem
 
 
 @pytest.fixture
-def open_page(tmp_path: Path) -> Iterator[Opener]:
-    with open_browser() as browser:
-        opener = Opener(browser, tmp_path)
-        yield opener
-        opener.close()
+def open_page(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
+    opener = Opener(browser, tmp_path)
+    yield opener
+    opener.close()
 
 
 def test_report_shows_predicted_and_recorded_in_a_browser(demo: Demo, open_page: Opener) -> None:

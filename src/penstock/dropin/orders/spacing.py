@@ -7,6 +7,8 @@ import numpy as np
 
 from penstock.dropin.names.actions import (
     OVERLAP_F_B,
+    WAIT_SEND_B,
+    WAIT_SEND_F,
     _Action,
     _ComputationType,
     to_works,
@@ -52,6 +54,9 @@ def _visual(kind: Kind) -> _ComputationTypeVisual:
 action_type_to_color_mapping = {
     **{_ComputationType[kind.name]: _visual(kind) for kind in Kind},
     OVERLAP_F_B: _ComputationTypeVisual(BORDER, "Overlapped", 3),
+    # Waiting for a send takes no slot of its own; it is drawn like the send.
+    WAIT_SEND_F: _visual(Kind.SEND_F),
+    WAIT_SEND_B: _visual(Kind.SEND_B),
 }
 
 

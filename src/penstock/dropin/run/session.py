@@ -86,7 +86,7 @@ class Session:
         self.guard = guard
         self.schedule = schedule
         self._control: Control = (
-            transport.control if isinstance(transport, GroupTransport) else LocalControl()
+            LocalControl() if isinstance(transport, LocalTransport) else transport.control
         )
         self.rank = transport.ranks[0]
         # How many rows the batch of the present step has, if the first stage could tell.
