@@ -156,7 +156,6 @@ def check_first_step(folder: Path) -> None:
 
 SOME_CASES = [
     Case("save", "SIGKILL", 2),
-    Case("save", "SIGSTOP", 1),
     Case("save", "SIGKILL", 0),
     Case("save", "sys.exit", 3),
     Case("finish", "SIGKILL", 1),
@@ -191,7 +190,7 @@ def end_without_waiting(rank: int, kind: str, folder: Path) -> str:
     return "done"
 
 
-@pytest.mark.parametrize("kind", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("kind", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
 def test_program_that_does_not_wait_for_a_save_still_ends(
     kind: Literal["SIGKILL", "SIGSTOP"], tmp_path: Path
 ) -> None:

@@ -103,7 +103,9 @@ def check_continuations(folder: Path, two_processes: Processes, scratch: Path) -
     assert differences(continue_plainly(folder, scratch), expected_state()) == {}
 
 
-@pytest.mark.parametrize("copying", ["sharded", "replicated"])
+@pytest.mark.parametrize(
+    "copying", ["sharded", pytest.param("replicated", marks=pytest.mark.slow)]
+)
 def test_interleaved_copies_with_adam_continue_in_two_processes_in_one_and_in_plain_torch(
     copying: str, four_processes: Processes, two_processes: Processes, tmp_path: Path
 ) -> None:

@@ -13,7 +13,7 @@ from tests.differential.campaign import Finding, run_here, run_over_processes, s
 from tests.processes import Processes
 
 # In as many tests, so that workers can share them.
-QUICK_CHUNKS = range(0, 300, 50)
+QUICK_CHUNKS = range(0, 200, 25)
 MOST_FINDINGS = 3
 
 
@@ -30,11 +30,11 @@ def describe(found: Iterable[tuple[int, Finding | None]]) -> list[str]:
 
 @pytest.mark.parametrize("start", QUICK_CHUNKS)
 def test_pipeline_in_one_process_equals_the_plain_model(start: int) -> None:
-    assert describe(run_here(range(start, start + 50))) == []
+    assert describe(run_here(range(start, start + 25))) == []
 
 
 def test_pipeline_over_two_processes_equals_the_plain_model(two_processes: Processes) -> None:
-    assert describe(run_over_processes(range(20), two_processes)) == []
+    assert describe(run_over_processes(range(12), two_processes)) == []
 
 
 @pytest.mark.slow

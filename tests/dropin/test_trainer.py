@@ -42,6 +42,7 @@ def compare(*arguments: str) -> None:
         assert mine[1] == pytest.approx(other[1], rel=0, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_trainer_runs_unchanged_with_the_same_losses() -> None:
     compare("Interleaved1F1B")
 

@@ -20,6 +20,8 @@ load_file = pytest.importorskip("safetensors.torch").load_file
 ROOT = Path(__file__).parents[2]
 SCRIPTS = {script.name: script for script in read_scripts(ROOT / "examples")}
 ALONE = [name for name in ORDER if SCRIPTS[name].command.startswith("python ")]
+# Those that import transformers or search for seconds run in `make test-all`.
+LONG = {"hugging_face", "lora", "plan_a_cluster"}
 LIMIT_SECONDS = 300.0
 
 
@@ -90,7 +92,9 @@ def test_first_pipeline_is_twenty_lines() -> None:
     assert len([line for line in code if line.strip()]) <= 20
 
 
-@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in ALONE]
+)
 def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
     (output,) = run_all([command_of(SCRIPTS[name])], tmp_path)
     losses = losses_of(output)

@@ -97,7 +97,7 @@ def train_parallel(
 
 
 @pytest.mark.parametrize("boundary", [Replicate(), Shard(0), Shard(1)])
-@pytest.mark.parametrize("family", ["1F1B", "ZBV"])
+@pytest.mark.parametrize("family", [pytest.param("1F1B", marks=pytest.mark.slow), "ZBV"])
 def test_tensors_over_a_mesh_cross_boundaries_with_their_placements(
     family: str, boundary: Placement, four_processes: Processes
 ) -> None:

@@ -59,7 +59,7 @@ def make_batch(rows: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBV"])
+@pytest.mark.parametrize("schedule", [pytest.param("1F1B", marks=pytest.mark.slow), "ZBV"])
 @pytest.mark.parametrize("make", [make_llama, make_t5])
 def test_a_pipeline_of_traced_stages_trains_like_the_model(make: Any, schedule: str) -> None:
     torch.manual_seed(0)
