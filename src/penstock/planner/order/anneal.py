@@ -120,9 +120,11 @@ def _make_moves(columns: Columns, temperature: float, orders: _Orders) -> bool:
         if turn > 0:
             move = _draw_move(columns, random, len(order))
             _do(order, move)
+        longest = changed = inf
         is_allowed = _time(columns, order, scratch)
-        longest, total = _measure(scratch)
-        changed = longest + _WEIGHT_OF_MEAN * total / len(columns.room)
+        if is_allowed:
+            longest, total = _measure(scratch)
+            changed = longest + _WEIGHT_OF_MEAN * total / len(columns.room)
         is_kept = is_allowed and changed <= value
         random[0] = random[0] * 48271 % 2147483647
         if is_allowed and not is_kept and temperature > 0:
@@ -203,7 +205,6 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
         clock[rank] = held[rank] = 0.0
         ready[rank] = rank
     num_ready = num_ranks
-    num_left = len(order)
     while num_ready > 0:
         num_ready -= 1
         rank = ready[num_ready]
@@ -229,12 +230,14 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
             ended[lane * microbatches + number] = clock[rank]
             done[lane] = number + 1
             position[rank] += 1
-            num_left -= 1
             if awaited_by[lane] >= 0:
                 ready[num_ready] = awaited_by[lane]
                 num_ready += 1
                 awaited_by[lane] = -1
-    return num_left == 0
+    is_finished = True
+    for rank in range(num_ranks):
+        is_finished &= position[rank] == first[rank + 1] * microbatches
+    return is_finished
 
 
 def _measure(scratch: _Scratch) -> tuple[float, float]:
