@@ -34,7 +34,7 @@ def test_whole_numbers_beyond_floats_are_no_limit_of_a_plan(tmp_path: Path) -> N
     # They are numbers from 0 up, but making one a float raised an OverflowError.
     fields = json.loads(valid_files.plan_files()[0])
     (tmp_path / "plan.json").write_text(json.dumps({**fields, "memory": [10**400, None]}))
-    with pytest.raises(PlanError, match="memory: a limit is a number of bytes, or null"):
+    with pytest.raises(PlanError, match="memory: a limit must be a number of bytes or null"):
         Plan.from_file(tmp_path / "plan.json")
 
 
@@ -68,7 +68,7 @@ def test_layers_are_counted_in_all(tmp_path: Path) -> None:
     # Only each layer's own count was limited; a few hundred lines asked for gigabytes.
     layer = '[[layers]]\nname = "a"\nrepeat = 99999\n'
     (tmp_path / "layers.toml").write_text(layer * 300)
-    with pytest.raises(CostsError, match="layer 'a' is beyond 100,000 layers in all"):
+    with pytest.raises(CostsError, match="at most 100,000 layers .'a' is beyond"):
         read_layers(tmp_path / "layers.toml")
 
 
