@@ -11,6 +11,7 @@ import pytest
 import sympy  # type: ignore[import-untyped]  # it ships no types
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
@@ -389,12 +390,22 @@ def test_importing_the_module_loads_neither_the_compiler_nor_fsdp() -> None:
 
 def objects_with_attributes() -> dict[str, list[Any]]:
     """Return one or more objects of each class in the table, made without a process group."""
-    compiled = torch.compile(nn.Linear(2, 2), backend="eager")
+    compiled: Any = torch.compile(nn.Linear(2, 2), backend="eager")
+    scores, labels = torch.ones(2, 3, requires_grad=True), torch.tensor([0, 1])
+    difference = F.mse_loss(scores, torch.ones(2, 3))
+    entropy = F.nll_loss(scores, labels)
     return {
         "Tensor": [torch.ones(2)],
         "UntypedStorage": [torch.ones(2).untyped_storage()],
         "Module": [nn.Linear(2, 2)],
         "OptimizedModule": [compiled],
+        "CompileContext": [compiled.dynamo_ctx],
+        "backend": [compiled.dynamo_ctx.callback],
+        "Function": [Twice],
+        "Node": [difference.grad_fn, entropy.grad_fn],
+        "NllLossBackward0": [entropy.grad_fn],
+        "MseLossBackward0": [difference.grad_fn],
+        "torch.ops.aten": [torch.ops.aten],
         "OpOverload": [torch.ops.aten.add.Tensor],
         "GradScaler": [GradScaler("cpu")],
     }
@@ -466,6 +477,43 @@ def test_hooks_of_a_module_and_of_a_parameter_are_in_tables() -> None:
     assert list(module._forward_hooks) == [after.id]
     assert list(module._forward_hooks_with_kwargs) == [after.id]
     assert list(module._forward_hooks_always_called) == [after.id]
+
+
+def test_a_loss_keeps_its_reduction_and_what_it_counted() -> None:
+    scores, labels = torch.ones(3, 3, requires_grad=True), torch.tensor([0, 1, -100])
+    entropy: Any = F.nll_loss(scores, labels).grad_fn
+    assert (entropy.name(), entropy._saved_reduction) == ("NllLossBackward0", 1)
+    assert entropy._saved_total_weight.item() == 2
+    difference: Any = F.mse_loss(scores, torch.ones(3, 3), reduction="sum").grad_fn
+    assert (difference.name(), difference._saved_reduction) == ("MseLossBackward0", 2)
+    assert difference._saved_target.numel() == 9
+
+
+def test_nodes_are_numbered_in_the_order_of_the_forward() -> None:
+    x = torch.ones((), requires_grad=True)
+    first = 2 * x
+    second = first + 1
+    assert first.grad_fn is not None
+    assert second.grad_fn is not None
+    assert first.grad_fn._sequence_nr() < second.grad_fn._sequence_nr()
+
+
+def test_a_function_calls_its_backward_through_the_class_of_its_nodes() -> None:
+    class Thrice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # torch's form
+            return 3 * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # torch's form
+            raise AssertionError("replaced below")
+
+    node: Any = getattr(Thrice, "_backward_cls")  # noqa: B009  # made by its metaclass
+    node.apply = lambda _, gradient: 3 * gradient
+    x = torch.ones((), requires_grad=True)
+    Thrice.apply(x).backward()  # type: ignore[no-untyped-call]  # untyped upstream
+    assert x.grad is not None
+    assert x.grad.item() == 3
 
 
 def test_the_schema_of_an_operation_says_what_it_writes_to() -> None:

@@ -267,6 +267,23 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_orig_mod": "the module that `torch.compile` was given",
         "_initialize": "makes it call the compiled code",
     },
+    "CompileContext": {"_dynamic": "whether sizes may vary, as `torch.compile` was called"},
+    "backend": {"_torchdynamo_orig_backend": "the backend that a compiler's function wraps"},
+    "Function": {"_backward_cls": "the class of its backward nodes"},
+    "Node": {"_sequence_nr": "grows with each operation of a forward"},
+    "NllLossBackward0": {
+        "_saved_reduction": "0 for no reduction, 1 for a mean, 2 for a sum",
+        "_saved_total_weight": "what the mean was divided by",
+    },
+    "MseLossBackward0": {
+        "_saved_reduction": "0 for no reduction, 1 for a mean, 2 for a sum",
+        "_saved_target": "the target of the loss",
+    },
+    "torch.ops.aten": {
+        "_grouped_mm": "products of many pairs of matrices",
+        "_to_copy": "a cast in a traced graph",
+        "_unsafe_view": "a view of a new tensor in a traced graph",
+    },
     "OpOverload": {
         "_schema": "its arguments, and which of them it writes to",
         "_overloadname": "the part of its name behind the dot",

@@ -1,4 +1,4 @@
-"""A stage's two halves beside plain autograd: what the tests of the split backward share."""
+"""Helpers of the tests of the split backward: run both halves, and plain autograd to compare."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _roots(output: Any, seed: int) -> list[Root]:
-    """Every output that takes a gradient, with some gradient for it, the same in all dtypes."""
+    """Pair each output that requires a gradient with a random one, the same in all dtypes."""
     generator = torch.Generator().manual_seed(seed)
     outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
     values = [torch.randn(o.shape, generator=generator).bfloat16() for o in outputs]
@@ -58,7 +58,7 @@ def _leaf(value: torch.Tensor) -> torch.Tensor:
 
 
 def run_plain(module: nn.Module, values: Sequence[torch.Tensor]) -> Gradients:
-    """What autograd gives for one microbatch after the other."""
+    """Return the gradients of plain autograd, one microbatch after the other."""
     found = []
     for number, value in enumerate(values):
         leaf = _leaf(value)
@@ -70,7 +70,7 @@ def run_plain(module: nn.Module, values: Sequence[torch.Tensor]) -> Gradients:
 
 
 class Split:
-    """A stage's worth of calls to the functions under test."""
+    """A module that runs like a stage: forwards, then both halves of its backwards."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -84,7 +84,7 @@ class Split:
         leaf = _leaf(value)
         torch.manual_seed(number)
         with self.recorder.record():
-            # Like a stage, hand over something that may be written to.
+            # Like a stage, pass a copy that the module may write to.
             output = self.module(leaf.clone())
         self.flights[number] = _roots(output, number), leaf
 
@@ -102,7 +102,7 @@ class Split:
 
 
 def run_split(module: nn.Module, values: Sequence[torch.Tensor]) -> Gradients:
-    """F0 I0 W0 first, then all forwards, all I in order, all W in reverse."""
+    """Run F0 I0 W0 first, then all forwards, all I in order, all W in reverse."""
     split = Split(module)
     split.forward(0, values[0])
     split.backward_input(0)
@@ -143,7 +143,7 @@ class Apply(nn.Module):
 
 
 def random_values(*shape: int) -> list[torch.Tensor]:
-    """One input for each microbatch."""
+    """Return a random input for each microbatch."""
     return [torch.randn(*shape, dtype=torch.float64) for _ in range(MICROBATCHES)]
 
 
@@ -158,7 +158,7 @@ def check(build: Callable[[], nn.Module], values: Sequence[torch.Tensor]) -> Non
 
 
 def prepared(module: nn.Module, *shape: int) -> Split:
-    """A split whose weights have been judged, with clean gradients."""
+    """Return a split that has run one microbatch, with no gradients left."""
     split = Split(module.double())
     split.forward(-1, torch.randn(*shape, dtype=torch.float64))
     split.backward_input(-1)
@@ -168,7 +168,7 @@ def prepared(module: nn.Module, *shape: int) -> Split:
 
 
 def waiting_weights(module: nn.Module, value: torch.Tensor) -> set[str]:
-    """The names of the parameters whose gradients wait after a first microbatch."""
+    """Return the names of the parameters whose gradients I defers in a first microbatch."""
     split = Split(module)
     split.forward(0, value)
     split.backward_input(0)

@@ -1,4 +1,4 @@
-"""Weights that are normed, pruned, lazy, swapped or thawed, in a backward that is split."""
+"""Weights that are normed, pruned, lazy, replaced or unfrozen, with a split backward."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -48,7 +48,7 @@ def _compare(model: nn.Sequential, plain: nn.Sequential, changes: list[Change]) 
 @pytest.mark.parametrize(
     "change",
     [
-        # The address stays, the strides or the shape do not: a look at the address saw nothing.
+        # The strides or the shape change but the address stays, so checking it was not enough.
         lambda m: setattr(m[1].weight, "data", m[1].weight.data.t()),
         lambda m: setattr(m[1].weight, "data", torch.randn(WIDTH, WIDTH).double()),
         lambda m: setattr(m[1], "weight", nn.Parameter(torch.randn(WIDTH, WIDTH).double())),
@@ -88,7 +88,9 @@ def test_a_weight_may_change_between_steps(change: Change) -> None:
         "spectral_parametrized",
     ],
 )
-def test_a_layer_may_be_normed_or_pruned_before_the_build(norm: Callable[[Any], Any]) -> None:
+def test_a_layer_may_be_normed_or_pruned_beforehand(
+    norm: Callable[[Any], Any],
+) -> None:
     models = []
     for _ in range(2):
         model = _make_model()
@@ -98,21 +100,21 @@ def test_a_layer_may_be_normed_or_pruned_before_the_build(norm: Callable[[Any], 
     _compare(models[0], models[1], [])
 
 
-def test_a_lazy_layer_waits_once_it_is_known() -> None:
+def test_a_lazy_layer_is_deferred_once_its_shape_is_known() -> None:
     models = []
     for _ in range(2):
         torch.manual_seed(3)
         middle = nn.LazyLinear(WIDTH).double()
         models.append(_make_model(middle))
-    # Lazy modules draw their weights in their first forward.
+    # Lazy modules initialise their weights in their first forward.
     for model in models:
         torch.manual_seed(11)
         model(torch.randn(1, WIDTH).double())
     _compare(models[0], models[1], [lambda _: None])
 
 
-def test_a_pipeline_may_be_built_of_lazy_layers() -> None:
-    # Asking for the size of a weight that is not there yet raised a bare ValueError.
+def test_a_pipeline_may_consist_of_lazy_layers() -> None:
+    # Reading the size of a weight that was not initialised yet raised a bare ValueError.
     stages = [nn.LazyLinear(WIDTH), nn.LazyLinear(3)]
     pipeline = ps.Pipeline(stages, "ZB-H1", microbatches=2, loss=F.mse_loss)
     result = pipeline.step(torch.ones(4, WIDTH), target=torch.ones(4, 3))
@@ -121,7 +123,7 @@ def test_a_pipeline_may_be_built_of_lazy_layers() -> None:
 
 
 class _Turned(torch.autograd.Function):
-    """A product with a weight, which it turns around where no graph is recorded."""
+    """A product with a transposed weight, inside a function that records no graph."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -135,7 +137,7 @@ class _Turned(torch.autograd.Function):
 
 
 class _Raw(nn.Module):
-    """A weight without a layer, and a function of it and the input."""
+    """A weight that no layer owns, and a function of it and the input."""
 
     def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class _Raw(nn.Module):
 @pytest.mark.parametrize(
     "function",
     [
-        # A view of a weight that has no graph is none that leads to the weight.
+        # A view made without a graph does not lead back to its weight.
         lambda x, w: _Turned.apply(x, w),  # type: ignore[no-untyped-call]  # untyped upstream
         lambda x, w: checkpoint(lambda y: F.linear(y, w.t()), x, use_reentrant=True),
         lambda x, w: F.linear(F.linear(x, w), w.t()),
@@ -164,7 +166,7 @@ def test_views_of_weights_work_where_no_graph_is_recorded(
 
 
 class _Force(nn.Module):
-    """The force of an energy, with respect to the output of a layer of the same stage."""
+    """The derivative of an energy with respect to the output of a layer of the same stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,7 +184,7 @@ def test_a_stage_may_differentiate_from_the_output_of_a_layer() -> None:
 
 
 class _Writing(nn.Module):
-    """Writes in place to what it gets."""
+    """A module that writes to its input in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,8 +197,8 @@ class _Writing(nn.Module):
 
 
 @pytest.mark.parametrize("family", ["GPipe", "ZB-H1"])
-def test_a_stage_that_writes_to_its_input_may_stand_behind_one_that_is_thawed(family: str) -> None:
-    # Whether a module writes was asked of tensors only that needed a gradient in the first step.
+def test_a_stage_that_writes_to_its_input_may_follow_one_that_is_unfrozen(family: str) -> None:
+    # Writes were noticed only for inputs that required a gradient in the first step.
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), _Writing()).double()
     plain = deepcopy(model)
@@ -211,7 +213,7 @@ def test_a_stage_that_writes_to_its_input_may_stand_behind_one_that_is_thawed(fa
     assert differences(found, gradients_of(plain.named_parameters())) == {}
 
 
-def test_a_pipeline_names_the_weights_that_i_has_finished() -> None:
+def test_a_pipeline_names_the_weights_that_are_not_deferred() -> None:
     model = _make_model(nn.GRUCell(WIDTH, WIDTH))
     model[1].weight.register_hook(lambda gradient: gradient)  # type: ignore[operator]  # a Linear
     stages = [model[:-1], model[-1:]]
@@ -221,7 +223,7 @@ def test_a_pipeline_names_the_weights_that_i_has_finished() -> None:
     assert repr(pipeline).endswith("on cpu, 3 weights finished in I>")
 
 
-def test_a_schedule_without_halves_defers_nothing_and_names_nothing() -> None:
+def test_a_schedule_with_whole_backwards_names_no_weights() -> None:
     pipeline = ps.Pipeline(list(_make_model()), "1F1B", microbatches=2, loss=F.mse_loss)
     pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())
     assert pipeline.undeferred_weights == {}

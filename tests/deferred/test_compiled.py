@@ -1,4 +1,4 @@
-"""Compiled stages: their backward is cut in two, and says the same as one that is not."""
+"""Compiled stages: their backward is cut in two, and gives the gradients of the whole one."""
 
 import copy
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from penstock.parallel.replica import replica_of
 from penstock.step.stage import Stage
 from penstock.tensors.packet import Packet
 
-# torch.compile looks at `.grad` of what it is given, whatever that is.
+# torch.compile reads `.grad` of all inputs, including tensors that are not leaves.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
@@ -57,7 +57,7 @@ def _with_head(module: nn.Module, backend: str) -> nn.Module:
 
 
 class Trial:
-    """A stage beside the same module without pipeline or compiler."""
+    """A compiled stage, and the same module without stage or compiler."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Trial:
         self.is_splittable = self.stage.prepare_split()
 
     def waiting(self) -> set[str]:
-        """The parameters that have no gradient after I, but one after W."""
+        """Run W, and return the parameters that had no gradient before."""
         before = {name for name, p in self.module.named_parameters() if p.grad is None}
         self.stage.backward_weight(0)
         return before & {n for n, p in self.module.named_parameters() if p.grad is not None}
@@ -86,7 +86,7 @@ class Trial:
         self.stage.depart(number, output, [1])
 
     def backward_input(self, number: int, value: torch.Tensor) -> None:
-        """I, and the whole backward of the plain module, of which inputs must be equal."""
+        """Run I, and compare the gradient of the input with that of the plain module."""
         leaf = value.clone().requires_grad_(value.is_floating_point())
         expected = self.plain(leaf)
         expected = torch.tanh(expected) if self.is_outside else expected
@@ -108,7 +108,7 @@ def _values(count: int = 3, *shape: int) -> list[torch.Tensor]:
 
 
 def _run(trial: Trial, values: list[torch.Tensor]) -> set[str]:
-    """All forwards, all I, all W; which weights waited."""
+    """Run all forwards, all I, all W; return the weights that were deferred."""
     for number, value in enumerate(values):
         trial.forward(number, value)
     for number, value in enumerate(values):
@@ -121,7 +121,7 @@ def _run(trial: Trial, values: list[torch.Tensor]) -> set[str]:
 
 
 @pytest.mark.parametrize("compile_module", [_whole, _in_place, _with_head])
-def test_two_halves_equal_the_whole_and_weights_wait(
+def test_two_halves_equal_the_whole_and_weights_are_deferred(
     compile_module: Callable[[nn.Module, str], nn.Module],
 ) -> None:
     trial = Trial(Block(), compile_module)
@@ -131,14 +131,14 @@ def test_two_halves_equal_the_whole_and_weights_wait(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compile_module", [_whole, _in_place])
-def test_two_halves_equal_the_whole_with_torchs_own_compiler(
+def test_two_halves_equal_the_whole_with_inductor(
     compile_module: Callable[[nn.Module, str], nn.Module],
 ) -> None:
     assert _run(Trial(Block(), compile_module, "inductor"), _values()) == WEIGHTS
 
 
 class Experts(nn.Module):
-    """A batched product, the way mixtures of experts do it."""
+    """A batched product, as in mixtures of experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Branch(nn.Module):
         "experts", "tied", "graph break", "perceptron", "norm", "recurrent",
     ],
 )  # fmt: skip
-def test_all_kinds_of_weights(
+def test_each_kind_of_product_is_deferred_and_exact(
     build: Callable[[], nn.Module], shape: tuple[int, ...], waiting: set[str] | None
 ) -> None:
     torch.manual_seed(0)
@@ -234,7 +234,7 @@ def test_under_autocast_gradients_have_the_dtype_of_their_weights() -> None:
     assert weight.grad.dtype == torch.float32
 
 
-def test_weights_with_hooks_are_finished_in_the_first_half() -> None:
+def test_weights_with_hooks_get_their_gradients_in_the_first_half() -> None:
     trial = Trial(Block())
     fired: list[str] = []
     for name in ("up", "gate"):
@@ -253,7 +253,7 @@ def test_outside_a_step_the_backward_is_whole() -> None:
     trial.check()
 
 
-def test_nothing_is_compiled_again_once_shapes_have_settled() -> None:
+def test_known_shapes_are_not_compiled_again() -> None:
     trial = Trial(Block())
     _run(trial, _values())
     counters.clear()
@@ -262,7 +262,7 @@ def test_nothing_is_compiled_again_once_shapes_have_settled() -> None:
     assert counters["stats"]["unique_graphs"] == 0
 
 
-def test_sizes_may_change() -> None:
+def test_batch_sizes_may_change() -> None:
     trial = Trial(Block())
     for rows in (6, 3, 11, 6):
         assert _run(trial, _values(3, rows, WIDTH)) <= WEIGHTS
@@ -270,13 +270,13 @@ def test_sizes_may_change() -> None:
             module.zero_grad()
 
 
-def test_another_compiler_is_left_alone() -> None:
+def test_an_unsupported_backend_is_not_split() -> None:
     trial = Trial(Block(), backend="eager")
     assert not trial.is_splittable
     assert _run(trial, _values()) == set()
 
 
-def test_a_frozen_module_is_left_alone() -> None:
+def test_a_frozen_module_is_not_split() -> None:
     assert not Trial(Block().requires_grad_(False)).is_splittable
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and embeddings of data-parallel stages: their weights wait, and copies agree."""
+"""Convolutions and embeddings of data-parallel stages: weights are deferred, replicas agree."""
 
 import copy
 from collections.abc import Callable
@@ -30,8 +30,8 @@ class Words(nn.Module):
         self.out = nn.Linear(4, 2)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.out(self.near(self.words(words).mT).tanh().mT)
-        return made
+        output: torch.Tensor = self.out(self.near(self.words(words).mT).tanh().mT)
+        return output
 
 
 def shard(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -45,7 +45,7 @@ def wrap(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def train(rank: int, make: Make) -> tuple[list[list[int]], float]:
-    """How many calls wait in each microbatch of each step, and the largest wrong gradient."""
+    """Return the number of deferred calls per step and microbatch, and the largest error."""
     torch.manual_seed(0)
     plain = Words().double()
     mesh = init_device_mesh("cpu", (2,))
@@ -88,12 +88,12 @@ def _whole(gradient: torch.Tensor | None) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("make", "first"),
     [
-        # Weights that are no linear layer's are met, once FSDP has gathered them, in a forward.
+        # Weights outside linear layers are found after the first forward, once FSDP gathers them.
         (shard, [1, 3, 3, 3]),
         (wrap, [3, 3, 3, 3]),
     ],
 )
-def test_weights_of_data_parallel_stages_wait(
+def test_weights_of_data_parallel_stages_are_deferred(
     two_processes: Processes, make: Make, first: list[int]
 ) -> None:
     for counts, wrong in two_processes.run(train, make):

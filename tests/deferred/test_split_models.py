@@ -1,11 +1,11 @@
-"""Blocks of published models: both halves equal to plain autograd, and which weights wait."""
+"""Blocks of published models: both halves equal plain autograd, and which weights are deferred."""
 
 import copy
 import os
 from collections.abc import Callable
 from typing import Any
 
-# Said once and for all, before the library is loaded and looks.
+# Set before the library is imported, which reads it.
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 import pytest
@@ -24,7 +24,7 @@ from tests.deferred.halves import (
     waiting_weights,
 )
 
-# Configurations take more than their types say.
+# Configurations take more arguments than their types declare.
 hf: Any = transformers
 WORDS = 32
 SIZES = {
@@ -75,7 +75,7 @@ def _gpt2_with_lora() -> nn.Module:
 
 ATTENTION = {f"self_attn.{name}_proj.weight" for name in "qkvo"}
 
-# Names without what stands before those of the block.
+# Names of parameters inside the block.
 MODELS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
     "gpt2": (
         _gpt2,
@@ -115,7 +115,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
 
 
 def _short(name: str) -> str:
-    """A parameter's name without what stands before those of the block."""
+    """Return a parameter's name inside the block."""
     path = name.replace("base_model.model.", "").replace("_orig_mod.", "")
     for start in ("model.transformer.h.0.", "model.transformer.", "model.model.layers.0."):
         path = path.removeprefix(start)
@@ -133,14 +133,14 @@ def test_two_halves_of_a_model_equal_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_products_of_a_model_wait(name: str) -> None:
+def test_the_products_of_a_model_are_deferred(name: str) -> None:
     torch.manual_seed(1)
     build, waiting = MODELS[name]
     assert {_short(found) for found in waiting_weights(build().double(), _words())} == waiting
 
 
-def test_experts_in_grouped_products_wait_and_are_as_exact_as_in_plain_autograd() -> None:
-    # Grouped products are not there in float64.
+def test_experts_in_grouped_products_are_deferred_and_exact() -> None:
+    # Torch has no grouped products in float64.
     torch.manual_seed(1)
     module = _qwen3_moe("grouped_mm")
     reference = copy.deepcopy(module)

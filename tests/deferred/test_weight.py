@@ -1,4 +1,4 @@
-"""Products with weights of all kinds: equal to plain autograd, and which weights wait."""
+"""Products with weights of all kinds: equal to plain autograd, and which weights are deferred."""
 
 import copy
 import gc
@@ -30,8 +30,8 @@ from tests.deferred.halves import (
     waiting_weights,
 )
 
-# Said of a kernel of even length, of a gradient unlike its weight, and by torch.compile, which
-# looks at `.grad` of what it is given, whatever that is.
+# Warnings about kernels of even length, about gradients with other strides than their weights, and
+# of torch.compile, which reads `.grad` of all inputs.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning"),
     pytest.mark.filterwarnings("ignore:grad and param do not obey:UserWarning"),
@@ -44,7 +44,7 @@ ROWS_OF_NUMBERS = (ROWS, WIDTH)
 
 @dataclass(frozen=True)
 class Kind:
-    """A module, what it takes (words where that is no shape), and which weights wait."""
+    """A module, the shape of its input (None for words), and the weights that are deferred."""
 
     build: Callable[[], nn.Module]
     shape: tuple[int, ...] | None
@@ -84,7 +84,7 @@ def _stack(function: Callable[[Any, torch.Tensor], Any]) -> Callable[[], nn.Modu
 
 
 def _routed_experts(m: Any, x: torch.Tensor) -> Any:
-    """Each row goes to one expert, all rows of an expert at once; some expert may get none."""
+    """Send each row to one expert, all rows of an expert at once; an expert may get none."""
     chosen = x.sum(dim=-1).abs().mul(2).long() % 3
     output = torch.zeros_like(x)
     for expert in range(3):
@@ -108,11 +108,11 @@ class Scaled(torch.autograd.Function):
 
 
 def _attention(*inputs: Callable[[torch.Tensor], torch.Tensor], **settings: Any) -> nn.Module:
-    """Attention in which query, key and value are made from one input."""
+    """Return attention whose query, key and value are functions of one input."""
 
     def attend(m: Any, x: torch.Tensor) -> Any:
-        made = {change: change(x) for change in inputs}
-        return m.a(*(made[change] for change in inputs))[0]
+        changed = {change: change(x) for change in inputs}
+        return m.a(*(changed[change] for change in inputs))[0]
 
     return Apply(attend, a=nn.MultiheadAttention(WIDTH, 2, **settings))
 
@@ -333,7 +333,7 @@ KINDS = {
         (3, ROWS, WIDTH), "up",
     ),
     "einsum_with_a_spread_weight": _kind(
-        # The weight's dimension of one is spread over the rows, so its gradient is a sum.
+        # The weight's dimension of size one is broadcast, so its gradient is a sum.
         lambda: Weights(lambda m, x: torch.einsum("ni,nio->no", x, m.w), w=(1, WIDTH, 3)),
         ROWS_OF_NUMBERS,
     ),
@@ -389,14 +389,14 @@ def test_two_halves_equal_the_whole(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_product_with_a_weight_waits(name: str) -> None:
+def test_every_product_with_a_weight_is_deferred(name: str) -> None:
     torch.manual_seed(1)
     kind = KINDS[name]
     assert waiting_weights(kind.build().double(), kind.values()[0]) == kind.waiting
 
 
 @pytest.mark.parametrize("name", ["experts_one_by_one", "transposed", "conv2d", "embedding"])
-def test_gradients_keep_what_they_held_however_it_lies_in_memory(name: str) -> None:
+def test_existing_gradients_are_added_to_whatever_their_strides(name: str) -> None:
     torch.manual_seed(1)
     kind = KINDS[name]
     module = kind.build().double()
@@ -421,7 +421,7 @@ def test_gradients_keep_what_they_held_however_it_lies_in_memory(name: str) -> N
         )
 
 
-def test_under_autocast_what_waits_has_the_dtype_of_the_product() -> None:
+def test_under_autocast_deferred_inputs_have_the_dtype_of_the_product() -> None:
     def autocast(m: Any, x: torch.Tensor) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             y = m.conv(x).mT
@@ -430,7 +430,7 @@ def test_under_autocast_what_waits_has_the_dtype_of_the_product() -> None:
     module = Apply(autocast, conv=nn.Conv1d(2, WIDTH, 3), embed=nn.Embedding(WORDS, WIDTH))
     reference = copy.deepcopy(module)
     values = [torch.randn(2, 2, 8) for _ in range(MICROBATCHES)]
-    # What is added up in bfloat16 by the one is added up in float32 by the other.
+    # One of them sums in bfloat16, the other in float32.
     assert_same(run_split(module, values), run_plain(reference, values), rtol=2e-2, atol=2e-2)
     assert {p.grad.dtype for p in module.parameters() if p.grad is not None} == {torch.float32}
     split = Split(module)
@@ -450,7 +450,7 @@ def _grouped_experts(m: Any, x: torch.Tensor) -> Any:
     return torch._grouped_mm(hidden, m.down.transpose(-2, -1), offs=ends)
 
 
-def test_grouped_products_wait_and_are_as_exact_as_in_plain_autograd() -> None:
+def test_grouped_products_are_deferred_and_exact() -> None:
     torch.manual_seed(0)
     module = Weights(_grouped_experts, up=(3, 8, 16), down=(3, 8, 16))
     reference = copy.deepcopy(module)
@@ -460,11 +460,11 @@ def test_grouped_products_wait_and_are_as_exact_as_in_plain_autograd() -> None:
     assert waiting_weights(module, values[0]) == {"up", "down"}
 
 
-# ---------------------------------------------------------------- what is alive
+# ---------------------------------------------------------------- memory
 
 
 def _live_sizes() -> Counter[tuple[int, ...]]:
-    """How many tensors of each shape are alive."""
+    """Count the tensors of each shape that are alive."""
     gc.collect()
     return Counter(tuple(o.shape) for o in gc.get_objects() if type(o) is torch.Tensor)
 
@@ -483,7 +483,7 @@ def test_after_the_first_half_only_inputs_and_output_gradients_of_calls_are_aliv
     split.forward(0, torch.randn(2, 3, 11, dtype=torch.float64))
     split.backward_input(0)
     split.inputs.clear()
-    # An input and an output gradient for each, and the weights as constants.
+    # For each call its input, the gradient of its output, and its weight as a constant.
     expected = Counter({(2, 3, 11): 1, (2, 5, 10): 2, (2, 7, 12): 1, (5, 3, 2): 1, (5, 7, 3): 1})
     assert _live_sizes() - before == expected
     split.backward_weight(0)
@@ -509,7 +509,7 @@ def test_after_the_first_half_of_an_embedding_its_words_and_gradient_are_alive()
     assert _live_sizes() == before
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- errors, later uses
 
 
 def test_an_input_that_is_changed_in_place_is_refused_as_in_plain_autograd() -> None:
@@ -537,7 +537,7 @@ def test_an_input_that_is_changed_in_place_is_refused_as_in_plain_autograd() -> 
     ],
     ids=["row", "function", "bias", "checkpoint", "turned_output", "other_side", "force"],
 )
-def test_a_use_that_comes_up_in_a_later_microbatch_is_not_lost(
+def test_a_use_that_first_appears_in_a_later_microbatch_is_not_lost(
     later: Callable[[Any, torch.Tensor], Any],
 ) -> None:
     def build() -> nn.Module:
@@ -559,7 +559,7 @@ def test_a_use_that_comes_up_in_a_later_microbatch_is_not_lost(
 # ---------------------------------------------------------------- the user's modules
 
 
-def test_weights_are_what_they_were_outside_a_forward() -> None:
+def test_weights_have_their_own_type_only_during_a_forward() -> None:
     module = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Conv1d(3, 3, 2))
     split = Split(module)
     seen = []
@@ -572,7 +572,7 @@ def test_weights_are_what_they_were_outside_a_forward() -> None:
     assert {type(p) for p in module.parameters()} == {nn.Parameter}
 
 
-def test_a_watched_module_can_be_copied_and_written_to_a_file() -> None:
+def test_a_deferred_module_can_be_copied_and_saved() -> None:
     module = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh())
     split = Split(module)
     split.forward(0, torch.randn(2, 2, 5))
@@ -587,7 +587,7 @@ def test_a_watched_module_can_be_copied_and_written_to_a_file() -> None:
         assert type(other[0]) is nn.Conv1d
 
 
-def test_weights_that_are_replaced_wait_like_those_before() -> None:
+def test_replaced_weights_are_deferred_too() -> None:
     split = prepared(nn.Sequential(nn.Conv1d(2, 3, 2), nn.Conv1d(3, 3, 2)), 2, 2, 5)
     split.module[0].weight = nn.Parameter(torch.randn(3, 2, 2, dtype=torch.float64))  # type: ignore[index]  # a sequence of modules
     counts = []
@@ -596,11 +596,11 @@ def test_weights_that_are_replaced_wait_like_those_before() -> None:
         split.backward_input(number)
         counts.append(len(split.waiting[number]))
         split.backward_weight(number)
-    # Seen after its first forward.
+    # The new weight is found after its first forward.
     assert counts == [1, 2, 2]
 
 
-def test_a_module_may_be_compiled_after_its_weights_were_watched() -> None:
+def test_a_module_may_be_compiled_after_its_weights_were_deferred() -> None:
     torch._dynamo.reset()
     module = Apply(
         lambda m, x: m.g(m.f(x).tanh()), f=nn.Conv1d(2, 3, 2), g=nn.Conv1d(3, 3, 2)

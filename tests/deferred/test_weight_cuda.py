@@ -1,4 +1,4 @@
-"""Products with weights on a CUDA device; without one, the same is tested on the processor."""
+"""Products with weights on a CUDA device; `test_weight.py` has the same on the processor."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where weight work goes: the whole of a gradient, or what a view shows of it."""
+"""Deferred work is added to a whole gradient, or to the part that a view shows."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def _held(kind: str, weight: torch.Tensor) -> torch.Tensor | None:
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("held", ["nothing", "contiguous", "turned"])
 @pytest.mark.parametrize("offset", [0, 7])
-def test_what_is_added_to_a_part_is_what_autograd_adds(view: str, held: str, offset: int) -> None:
+def test_a_part_gets_the_gradient_that_autograd_adds(view: str, held: str, offset: int) -> None:
     torch.manual_seed(0)
     memory = torch.randn(100, dtype=torch.float64)
     weight = nn.Parameter(memory[offset : offset + 60].view(SHAPE))
@@ -53,7 +53,7 @@ def test_what_is_added_to_a_part_is_what_autograd_adds(view: str, held: str, off
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("held", ["nothing", "contiguous"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_product_added_to_a_part_is_its_product_and_keeps_its_dtype(
+def test_a_product_is_added_to_a_part_in_the_dtype_of_the_weight(
     view: str, held: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)

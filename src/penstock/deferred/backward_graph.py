@@ -1,12 +1,12 @@
-"""Cuts the graph of a compiled backward in two: what gradients for inputs need, and products.
+"""Cutting the graph of a compiled backward in two: input gradients first, weight products second.
 
     whole         tangents, saved -> gradients of inputs, weights, scales ...
     first half    tangents, saved -> gradients of inputs, scales ..., operands of the products
     second half   operands        -> gradients of weights
 
-A weight's gradient goes to the second half where it is made by matrix products, convolutions, and
-views and sums of them. Views of the operands go with it, so that what is kept in between is what
-they are views of, once.
+A weight's gradient moves to the second half if it is computed by matrix products, convolutions,
+and views and sums of them. Views of the operands move with it, so that each tensor that they view
+is kept only once between the halves.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ _VIEWS = {
     _aten.squeeze.dim,
     _aten.unsqueeze.default,
 }
-# What may stand between a product and the gradient that it makes.
+# Operations allowed between a product and the gradient computed from it.
 _FOLLOWERS = {*_VIEWS, _aten.add.Tensor, _aten._to_copy.default, _aten._unsafe_view.default} | {
     # Inductor's own cast.
     torch.ops.prims.convert_element_type.default
@@ -40,9 +40,10 @@ _FOLLOWERS = {*_VIEWS, _aten.add.Tensor, _aten._to_copy.default, _aten._unsafe_v
 
 @dataclass(frozen=True)
 class GraphProduct:
-    """How one weight's gradient is made, from the operands that the first half keeps.
+    """The second half of one weight's gradient, computed from operands that the first half keeps.
 
-    `make` gives the two factors of a product, if there is nothing else to do, or the gradient.
+    `output` and `weight` are positions in the outputs and inputs of the whole graph. `make` takes
+    the operands and returns the gradient, or the two factors of it if `gives_factors`.
     """
 
     output: int
@@ -56,9 +57,9 @@ class GraphProduct:
 class CutBackward:
     """Both halves of a backward.
 
-    `first_half` returns what the whole did, with None in the place of each product's gradient,
-    and then the operands that it made. An operand's number counts on from the inputs of the graph
-    to these.
+    `first_half` returns the outputs of the whole, with None for the gradient of each product, and
+    then the operands that it computed. The operands of a product are numbered: first come the
+    inputs of the graph, then these computed operands.
     """
 
     first_half: fx.GraphModule
@@ -68,14 +69,14 @@ class CutBackward:
 
 
 def cut_backward(whole: fx.GraphModule) -> CutBackward | None:
-    """Cut the graph of a backward in two, in place; nothing if there is nothing to put off."""
+    """Cut the graph of a backward in two, in place; return None if no product can be deferred."""
     inputs = [node for node in whole.graph.nodes if node.op == "placeholder"]
     position = {node.name: number for number, node in enumerate(inputs)}
     output = next(iter(whole.graph.find_nodes(op="output")))
     gradients: list[Any] = list(output.args[0])
     found: list[tuple[int, int, _Region]] = []
     for number, gradient in enumerate(gradients):
-        # Gradients come in the order of the forward's inputs, which are named by their places.
+        # Gradients are in the order of the forward's inputs, whose names hold their positions.
         weight = position.get(f"primals_{number + 1}")
         if weight is None or gradients.count(gradient) > 1:
             continue
@@ -87,16 +88,16 @@ def cut_backward(whole: fx.GraphModule) -> CutBackward | None:
     if not found:
         return None
     operands = list(dict.fromkeys(node for _, _, region in found for node in region.operands))
-    made = [node for node in operands if node.op != "placeholder"]
-    place = {node: position[node.name] for node in operands if node.op == "placeholder"}
-    place |= {node: len(inputs) + number for number, node in enumerate(made)}
+    computed = [node for node in operands if node.op != "placeholder"]
+    index = {node: position[node.name] for node in operands if node.op == "placeholder"}
+    index |= {node: len(inputs) + number for number, node in enumerate(computed)}
     products = tuple(
-        GraphProduct(number, weight, tuple(place[n] for n in region.operands), *region.compile())
+        GraphProduct(number, weight, tuple(index[n] for n in region.operands), *region.compile())
         for number, weight, region in found
     )
     for number, _, _ in found:
         gradients[number] = None
-    _replace_outputs(whole, output, [*gradients, *made])
+    _replace_outputs(whole, output, [*gradients, *computed])
     return CutBackward(whole, products, len(inputs), len(gradients))
 
 
@@ -110,7 +111,7 @@ def _is_gradient_of(gradient: object, weight: fx.Node) -> bool:
 
 
 class _Region:
-    """The nodes that make one gradient, in order, and the nodes outside that they start from."""
+    """The nodes that compute one gradient, in order, and the outer nodes that they start from."""
 
     def __init__(self, gradient: fx.Node, nodes: set[fx.Node]) -> None:
         self._gradient = gradient
@@ -122,13 +123,13 @@ class _Region:
         )
 
     def compile(self) -> tuple[Callable[..., Any], bool]:
-        """A function of the operands, and whether it gives factors in place of the gradient."""
+        """Return a function of the operands, and whether it returns factors, not the gradient."""
         graph = fx.Graph()
         copies = {node: graph.placeholder(f"operand_{i}") for i, node in enumerate(self.operands)}
         for node in self._nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.target is _CONVOLUTION:
-                _ask_for(copies[node], weight=True)
+                _request(copies[node], weight=True)
         gives_factors = self._gradient.target in (_aten.mm.default, _aten.bmm.default)
         last = copies[self._gradient]
         graph.output(last.args if gives_factors else last)
@@ -137,7 +138,7 @@ class _Region:
 
 
 def _find_region(gradient: fx.Node) -> _Region | None:
-    """The products that make a gradient and nothing else, with what stands between and before."""
+    """Find the products that only this gradient uses, with the views and sums around them."""
     nodes: set[fx.Node] = set()
     products = _collect_products(gradient, nodes)
     if not products:
@@ -148,9 +149,10 @@ def _find_region(gradient: fx.Node) -> _Region | None:
 
 
 def _collect_products(node: fx.Node, nodes: set[fx.Node]) -> list[fx.Node]:
-    """The products behind a node, if it is made of them alone and serves one gradient alone.
+    """Return the products that a node is computed from, or nothing if anything else is involved.
 
-    What stands between them and the node is added to `nodes`, the products themselves too.
+    Each node on the way may have one user only. The products, and the nodes between them and this
+    node, are added to `nodes`.
     """
     if node.op != "call_function" or len(node.users) != 1 or not _is_static(node):
         return []
@@ -173,7 +175,7 @@ def _is_convolution_weight(node: fx.Node) -> bool:
 
 
 def _views_before(product: fx.Node) -> Iterator[fx.Node]:
-    """Views that lead to a product's operands; they are made anew where they have other users."""
+    """Yield the views before a product; if they have other users, both halves compute them."""
     for node in product.all_input_nodes:
         while node.op == "call_function" and node.target in _VIEWS and _is_static(node):
             yield node
@@ -181,26 +183,26 @@ def _views_before(product: fx.Node) -> Iterator[fx.Node]:
 
 
 def _is_static(node: fx.Node) -> bool:
-    """Whether all sizes that a node is told are known numbers."""
+    """Whether no argument of a node is a symbolic size."""
     values = [source.meta.get("val") for source in node.all_input_nodes]
     return all(isinstance(value, torch.Tensor | tuple | list) for value in values)
 
 
-def _ask_for(convolution: fx.Node, *, weight: bool) -> None:
-    """Let the backward of a convolution make the gradient of its weight only, or all others."""
+def _request(convolution: fx.Node, *, weight: bool) -> None:
+    """Make the backward of a convolution compute only its weight's gradient, or all others."""
     *arguments, mask = convolution.args
-    assert isinstance(mask, list | tuple), "a convolution says which gradients it is asked for"
+    assert isinstance(mask, list | tuple), "the last argument says which gradients to compute"
     wanted = [False, True, False] if weight else [mask[0], False, mask[2]]
     convolution.args = (*arguments, wanted)
 
 
 def _replace_outputs(module: fx.GraphModule, output: fx.Node, values: list[Any]) -> None:
     output.args = (tuple(values),)
-    # Inductor keeps the strides of these outputs; those that are gone have none.
+    # Inductor keeps the strides of these outputs; those that became None have none.
     visible = output.meta.get("user_visible_output_idxs", ())
     output.meta["user_visible_output_idxs"] = [n for n in visible if values[n] is not None]
     module.graph.eliminate_dead_code()
     for node in module.graph.find_nodes(op="call_function", target=_CONVOLUTION):
         if not any(user.args[1] == 1 for user in node.users):
-            _ask_for(node, weight=False)
+            _request(node, weight=False)
     module.recompile()

@@ -1,4 +1,4 @@
-"""One forward of a stage whose layers are watched, and whether a call in it may be deferred."""
+"""The calls of one forward whose weight gradients may be deferred, and when that is allowed."""
 
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -6,33 +6,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-__all__ = ["CastTo", "DeferredCalls", "current_cast", "current_recording", "is_plain_place"]
+from penstock.torch_private import (
+    is_any_autocast_enabled,
+    peek_interpreter_stack,
+    top_saved_tensors_default_hooks,
+)
 
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_functorch_stack = torch._C._functorch.peek_interpreter_stack
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+__all__ = ["CastTo", "DeferredCalls", "current_cast", "current_recording", "is_plain_place"]
 
 
 class DeferredCalls:
-    """What the calls of one forward share: several layers often take the same input."""
+    """State that the calls of one forward share; several layers often take the same input."""
 
-    __slots__ = ("last", "last_input", "last_kept", "last_matrix", "products", "watched")
+    __slots__ = ("last", "last_input", "last_kept", "last_matrix", "products", "used")
 
-    def __init__(self, watched: set[nn.Parameter], products: set[torch.Tensor]) -> None:
-        # Weights that were given to a function of torch, and those of them that made a product.
-        self.watched = watched
+    def __init__(self, used: set[nn.Parameter], products: set[torch.Tensor]) -> None:
+        # Weights used in a call that cannot be deferred, and weights of deferred products.
+        self.used = used
         self.products = products
-        # The last input and what is kept of it, without its graph.
+        # The last input, and the same without its graph.
         self.last: torch.Tensor | None = None
         self.last_kept: torch.Tensor | None = None
-        # The same for linear layers, which want a matrix.
+        # The same for linear layers, which need a matrix.
         self.last_input: torch.Tensor | None = None
         self.last_matrix: torch.Tensor | None = None
 
     def keep(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return an input without its graph.
+        """Return an input without its graph, in the dtype that autocast gave it.
 
-        Autocast may have cast it; what it was cast to is all that a product needs.
+        A product needs nothing more.
         """
         kept = self.last_kept
         if kept is None or value is not self.last or kept.dtype is not dtype:
@@ -53,7 +55,7 @@ class DeferredCalls:
         return kept
 
     def close(self) -> None:
-        """Let go of the inputs, after the forward."""
+        """Release the inputs, after the forward."""
         self.last = self.last_kept = self.last_input = self.last_matrix = None
 
 
@@ -63,28 +65,29 @@ current_recording: ContextVar[DeferredCalls | None] = ContextVar(
 
 
 def is_plain_place() -> bool:
-    """Whether what runs here is neither checkpointed, offloaded nor transformed.
+    """Whether this code is neither checkpointed, offloaded nor transformed by `torch.func`.
 
-    In the first two an input is not to be kept, and in the last it is not what it seems.
+    Checkpoints and offloading must not have their inputs kept alive, and tensors inside a
+    transform are wrappers.
     """
-    return _saved_tensors_hooks(True) is None and _functorch_stack() is None
+    return top_saved_tensors_default_hooks(True) is None and peek_interpreter_stack() is None
 
 
 class CastTo(NamedTuple):
-    """Autocast as it was at some moment, to run something again under it."""
+    """The state of autocast during a call, so that the call can run again under it."""
 
     device: str
     dtype: torch.dtype | None
 
     def __call__(self) -> Any:
-        """Return a context with it; what it casts is not remembered for others."""
+        """Return a context with that state, which adds nothing to the cache of autocast."""
         if self.dtype is None:
             return torch.autocast(self.device, enabled=False)
         return torch.autocast(self.device, self.dtype, cache_enabled=False)
 
 
 def current_cast(device: str) -> CastTo:
-    """Return what autocast does here with tensors on a kind of device."""
-    if not _is_any_autocast_enabled() or not torch.is_autocast_enabled(device):
+    """Return the current state of autocast for a kind of device."""
+    if not is_any_autocast_enabled() or not torch.is_autocast_enabled(device):
         return CastTo(device, None)
     return CastTo(device, torch.get_autocast_dtype(device))

@@ -1,8 +1,8 @@
 """Compiled code in a stage that splits its backward.
 
-`torch.compile` hands the graph of a backward over to be compiled. Here it is cut in two first
-(`backward_graph.py`). The first half is compiled and runs as part of autograd; instead of weight
-gradients it keeps what they are products of, and the products are made when W comes.
+`torch.compile` passes the graph of a backward to a backend. This backend cuts it in two first
+(`backward_graph.py`). The first half is compiled and runs as part of autograd. Instead of weight
+gradients it keeps the operands of their products, and W computes the products.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,28 +11,35 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-import torch._functorch.config
 from torch import fx, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.backends.debugging import aot_eager, boxed_nop
-from torch._dynamo.eval_frame import OptimizedModule, _TorchDynamoContext
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
+import penstock.torch_private as torch_private
 from penstock.deferred.backward_graph import CutBackward, GraphProduct, cut_backward
 from penstock.deferred.own_pass import deferred_work
 from penstock.deferred.work import add_gradient, add_product, has_hooks
+from penstock.torch_private import (
+    CompileContext,
+    OptimizedModule,
+    TorchCompileInductorWrapper,
+    TorchCompileWrapper,
+    aot_autograd,
+    aot_eager,
+    boxed_nop,
+    functorch_config,
+    min_cut_rematerialization_partition,
+)
 
 __all__ = ["split_compiled"]
 
-# Takes its inputs as a list, which it empties.
+# A function that takes its inputs as a list, and empties it.
 _Compiled: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 
 
 def split_compiled(modules: Iterable[nn.Module]) -> bool:
-    """Let the backwards of compiled modules leave weight work; whether any of them can.
+    """Make the backwards of compiled modules defer weight work; return whether any of them can.
 
-    They are compiled as they would be, when they run next, except for the CUDA graphs of
-    `mode="reduce-overhead"`: values in them do not outlive the next microbatch.
+    The modules are compiled again with the same settings when they run next, but without the CUDA
+    graphs of `mode="reduce-overhead"`, whose values do not outlive the next microbatch.
     """
     can_wait = [_split_module(module) for module in modules]
     return any(can_wait)
@@ -56,23 +63,23 @@ def _split_module(module: nn.Module) -> bool:
     return True
 
 
-def _context_of(compiled: Any) -> _TorchDynamoContext | None:
-    """What `torch.compile` was told; of a function, only the function itself knows it."""
+def _context_of(compiled: Any) -> CompileContext | None:
+    """Return the settings of `torch.compile`; a compiled function has them in its closure."""
     if isinstance(compiled, OptimizedModule):
         return compiled.dynamo_ctx
     held = [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
-    return next((item for item in held if isinstance(item, _TorchDynamoContext)), None)
+    return next((item for item in held if isinstance(item, CompileContext)), None)
 
 
 def _innermost(backend: Any) -> Any:
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
-    return backend.compiler_fn if isinstance(backend, torch._TorchCompileWrapper) else backend
+    return backend.compiler_fn if isinstance(backend, TorchCompileWrapper) else backend
 
 
 def _in_halves(backend: Any) -> Callable[..., Any] | None:
-    """The same compiler with the backward cut; nothing for one that is not known."""
-    if isinstance(backend, torch._TorchCompileInductorWrapper):
+    """Return the same backend with the backward cut, or None if the backend is not supported."""
+    if isinstance(backend, TorchCompileInductorWrapper):
         return _Inductor(tuple(sorted(backend.config.items())))
     if backend is aot_eager:
         return _AotEager()
@@ -81,28 +88,26 @@ def _in_halves(backend: Any) -> Callable[..., Any] | None:
 
 @dataclass(frozen=True)
 class _Inductor:
-    """torch's default compiler, with its settings, but with backwards cut in two."""
+    """Torch's default backend with the user's settings, but with backwards cut in two."""
 
     config: tuple[tuple[str, Any], ...]
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        # Loaded when it is needed, as `torch.compile` does it.
-        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-        # A cached backward would not be cut, and buffers given away could not be kept.
+        # A cached backward would not be cut, and donated buffers could not be kept.
         settings = {"enable_autograd_cache": False, "donated_buffer": False}
-        with torch._functorch.config.patch(settings):
-            return compile_fx(
+        with functorch_config.patch(settings):
+            # Looked up here, since inductor takes seconds to load.
+            return torch_private.compile_fx(
                 graph,
                 inputs,
-                inner_compile=partial(_compile_cut, compile_fx_inner),
+                inner_compile=partial(_compile_cut, torch_private.compile_fx_inner),
                 config_patches={**dict(self.config), "triton.cudagraphs": False},
             )
 
 
 @dataclass(frozen=True)
 class _AotEager:
-    """torch's `aot_eager`, which runs graphs as they are, but with backwards cut in two."""
+    """Torch's `aot_eager`, which compiles nothing, but with backwards cut in two."""
 
     def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         compile_graph = aot_autograd(
@@ -112,7 +117,7 @@ class _AotEager:
             keep_inference_input_mutations=True,
         )
         settings = {"enable_autograd_cache": False, "donated_buffer": False}
-        with torch._functorch.config.patch(settings):
+        with functorch_config.patch(settings):
             return compile_graph(graph, inputs)
 
 
@@ -122,7 +127,7 @@ def _compile_cut(
     inputs: Sequence[Any],
     **options: Any,
 ) -> Any:
-    """Compile a graph that Inductor wants compiled; of a backward, the first half."""
+    """Compile a graph for inductor; of a backward, only the first half."""
     cut = cut_backward(graph) if options.get("is_backward") else None
     if cut is None:
         return compile_graph(graph, inputs, **options)
@@ -137,10 +142,10 @@ def _run_cut(graph: fx.GraphModule, inputs: list[Any]) -> Any:
 
 
 class _FirstHalf:
-    """Runs the first half of a backward, and leaves the products for later where it may."""
+    """The compiled first half of a backward, which defers the products where that is allowed."""
 
     def __init__(self, cut: CutBackward, run: _Compiled) -> None:
-        # So does torch mark functions that take one list and empty it.
+        # Torch's mark of functions that take one list and empty it.
         self._boxed_call = True
         self._cut, self._run = cut, run
         self._wanted = sorted(
@@ -165,26 +170,26 @@ class _FirstHalf:
 
 
 def _can_wait(weight: torch.Tensor) -> bool:
-    """Whether adding to a weight's gradient is all that autograd would do with this one."""
+    """Whether autograd would only add this gradient to that of the weight."""
     return type(weight) is nn.Parameter and weight.requires_grad and not has_hooks(weight)
 
 
 @dataclass(slots=True)
 class _ProductWork:
-    """One product that waits, with its operands."""
+    """One deferred product, with its operands."""
 
     weight: torch.Tensor
     product: GraphProduct
     operands: list[torch.Tensor]
 
     def make(self) -> torch.Tensor:
-        """The gradient itself."""
+        """Compute the gradient."""
         made = self.product.make(*self.operands)
         gradient: torch.Tensor = made[0] @ made[1] if self.product.gives_factors else made
         return gradient
 
     def finish(self) -> None:
-        """Add it to the weight's gradient."""
+        """Compute the product and add it to the weight's gradient."""
         if self.product.gives_factors:
             add_product(self.weight, *self.product.make(*self.operands))
         else:

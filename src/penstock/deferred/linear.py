@@ -1,7 +1,7 @@
 """Plain linear layers in a stage that splits its backward.
 
-Recording comes on top of every forward, and linear layers are most of what there is, so the path
-of a call that is deferred is short: looked-up answers in place of questions.
+Most weights belong to linear layers, and deferring adds to the time of every forward. So a call
+that is deferred takes a short path, with few checks and little Python.
 """
 
 from functools import partial
@@ -15,24 +15,26 @@ from penstock.deferred.calls import CastTo, DeferredCalls, current_cast, current
 from penstock.deferred.own_pass import pass_number, work_of
 from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.work import add_product, require_unchanged
+from penstock.torch_private import (
+    is_any_autocast_enabled,
+    is_functorch_wrapped_tensor,
+    peek_interpreter_stack,
+    top_saved_tensors_default_hooks,
+)
 
 __all__ = ["DeferredLinear", "LayerCall"]
 
-# Asked for every layer: a look-up by one name is a good part of what the question costs.
+# Checked in every call, where each look-up of an attribute takes a good part of the time.
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_functorch_stack = torch._C._functorch.peek_interpreter_stack
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _Parameter, _Tensor, _strided = nn.Parameter, torch.Tensor, torch.strided
 
 
 class LayerCall(NamedTuple):
     """One call of a linear layer whose weight gradient is deferred.
 
-    It has the layer's input, as a matrix if that takes no copy, and the gradient of its output,
-    which has the same dtype.
+    `value` is the layer's input, as a matrix if that takes no copy. `gradient` is that of the
+    layer's output, in the same dtype.
     """
 
     weight: nn.Parameter
@@ -60,17 +62,17 @@ class LayerCall(NamedTuple):
         elif gradient.dim() == 2:
             total.addmm_(gradient.t(), value)
         else:
-            # A reshape and a transposition in one.
+            # Reshape and transpose at once.
             width = total.shape[0]
             total.addmm_(gradient.as_strided((width, value.shape[0]), (1, width)), value)
 
 
-# `LayerCall(...)` of a tuple, without a Python function in between.
+# Makes a `LayerCall` of a tuple without a call of a Python function.
 _new_call: Any = partial(tuple.__new__, LayerCall)
 
 
 class _Product(torch.autograd.Function):
-    """A linear layer; in the stage's own pass it leaves its weight for later."""
+    """A linear layer that defers its weight gradient in the stage's own backward pass."""
 
     @staticmethod
     def forward(
@@ -78,21 +80,21 @@ class _Product(torch.autograd.Function):
         value: torch.Tensor,
         weight: nn.Parameter,
         bias: torch.Tensor | None,
-        recording: DeferredCalls,
+        calls: DeferredCalls,
     ) -> torch.Tensor:
         cast = None
-        if _is_any_autocast_enabled():
+        if is_any_autocast_enabled():
             cast = current_cast(value.device.type)
-            # Autocast remembers casts of parameters, and this one has no graph.
+            # Autocast caches casts of parameters, and a cast made here has no graph.
             output = F.linear(value, weight.detach(), None if bias is None else bias.detach())
         else:
             output = F.linear(value, weight, bias)
         if output._is_view():
-            # Autograd lets nobody write to a view that a function of ours returns.
+            # Autograd forbids writing to a view that a custom function returns.
             output = output.detach()
-        kept = recording.last_matrix
-        if kept is None or value is not recording.last_input or kept.dtype is not output.dtype:
-            kept = recording.keep_matrix(value, output.dtype)
+        kept = calls.last_matrix
+        if kept is None or value is not calls.last_input or kept.dtype is not output.dtype:
+            kept = calls.keep_matrix(value, output.dtype)
         ctx.call = value, weight, bias, cast, kept, kept._version, weight._version
         return output
 
@@ -115,13 +117,13 @@ class _Product(torch.autograd.Function):
             if factor.is_complex():
                 factor = factor.conj()
             of_value = gradient.mm(factor) if gradient.dim() == 2 else gradient.matmul(factor)
-        # Autograd sums what is larger than the bias over the rows, as it does for its own nodes.
+        # Autograd sums a gradient that is larger than the bias over the rows.
         return of_value, None, gradient if needs_bias else None, None
 
 
-# `_Product.apply` without its preparations for `torch.func`, in which no call is deferred.
+# `_Product.apply` without its support of `torch.func`, inside which no call is deferred.
 _run_product: Any = super(torch.autograd.Function, _Product).apply
-# What autograd calls in a pass; torch looks up `backward` each time.
+# The function that autograd calls in a pass; by default it looks up `backward` each time.
 _Product._backward_cls.apply = _Product.backward  # type: ignore[attr-defined]  # made by its metaclass
 
 
@@ -130,18 +132,17 @@ def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class DeferredLinear(nn.Linear):
-    """A linear layer of a stage that splits its backward; outside a step it is a plain one."""
+    """A linear layer of a stage that splits its backward; outside a step it is a plain layer."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  # nn.Linear's own name
-        """Run the layer; in a recorded forward its weight gradient may be deferred."""
-        recording = None if _is_compiling() else current_recording.get()
-        # The same as `self.weight`, without a Python function in between; a weight that is
-        # normed, pruned or parametrized is not there.
+        """Run the layer; in a training step its weight gradient may be deferred."""
+        calls = None if _is_compiling() else current_recording.get()
+        # Faster than `self.weight`; a normed, pruned or parametrized weight is missing here.
         parameters = self._parameters
         weight = parameters.get("weight")
         if (
-            recording is None
-            # A weight that is watched itself is a matter of its own.
+            calls is None
+            # A weight of another type defers its calls itself.
             or type(weight) is not _Parameter
             or "bias" not in parameters
             or not weight.requires_grad
@@ -152,10 +153,10 @@ class DeferredLinear(nn.Linear):
             or weight._backward_hooks
             or weight._post_accumulate_grad_hooks
             or not _is_grad_enabled()
-            or _saved_tensors_hooks(True) is not None
-            or _functorch_stack() is not None
-            or _is_wrapped(input)
+            or top_saved_tensors_default_hooks(True) is not None
+            or peek_interpreter_stack() is not None
+            or is_functorch_wrapped_tensor(input)
         ):
             return F.linear(input, self.weight, self.bias)
-        output: torch.Tensor = _run_product(input, weight, parameters["bias"], recording)
+        output: torch.Tensor = _run_product(input, weight, parameters["bias"], calls)
         return output

@@ -1,8 +1,8 @@
-"""Differentiates a call as plain autograd would, from its inputs.
+"""Differentiating a deferred call as plain autograd would, from its inputs.
 
-A call whose weight gradient is deferred gives up only its own pass to that. In any other pass it
-is run again with its real inputs, and autograd does all of it, to any order of derivative. The
-calls are products without random numbers or memory, so that they come out the same.
+A weight gradient is deferred only in the stage's own backward pass. In any other pass the call
+runs again with its real inputs, and autograd differentiates it, to any order. Such calls are
+products, without random numbers or state, so that running them again gives the same result.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +25,13 @@ def run_again(
 ) -> list[torch.Tensor | None]:
     """Return the gradients of the arguments that need one, positional ones first.
 
-    They have graphs of their own where the pass that runs now is to have one.
+    They have graphs of their own if the current pass creates graphs.
     """
     creates_graph = torch.is_grad_enabled()
     given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
     needed = [name for name, is_needed in zip(given, needs, strict=True) if is_needed]
     with torch.enable_grad(), cast():
-        # The pass must end at this call: an input may depend on the weight, and have hooks.
+        # Views, so that the pass ends here: an input may depend on the weight, and have hooks.
         aliases = {name: given[name].view_as(given[name]) for name in needed}
         used = {**given, **aliases}
         positional = [used[number] for number in range(len(args))]

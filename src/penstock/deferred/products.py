@@ -1,9 +1,9 @@
-"""Calls whose weight gradient is one product: which weight, of what, and how it is made later.
+"""Calls whose weight gradient is one product: which weight, which operands, and how to compute it.
 
-A `find_...` function takes the arguments of a call, in torch's order, and says how the weight's
-gradient comes about, or nothing where the call is of a kind that is left to autograd. One argument
-is a watched weight, so in a product of two the operand that is a plain tensor is the other one.
-An `_add_...` function makes the gradient from that of the output and what the call has kept.
+A `find_...` function takes the arguments of a call, in torch's order. It returns how to compute
+the weight's gradient later, or None if the call is left to autograd. One argument is a deferred
+weight, so that in a product of two operands the plain tensor is the other one. An `_add_...`
+function computes the gradient from that of the output and from the tensors that the call has kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from penstock.deferred.work import WeightPart
+from penstock.torch_private import grouped_mm
 
 __all__ = [
     "Product",
@@ -29,7 +30,7 @@ __all__ = [
 
 
 class Product(NamedTuple):
-    """How a call's weight gradient is made: `add(part, gradient of the output, *kept)`."""
+    """How to compute a call's weight gradient: `add(part, gradient of the output, *kept)`."""
 
     weight: torch.Tensor
     kept: tuple[torch.Tensor, ...]
@@ -40,7 +41,7 @@ class Product(NamedTuple):
 
 
 def find_linear(value: Any, weight: Any, _bias: Any) -> Product | None:
-    """`value @ weight.T + bias`, for rows of any number of dimensions."""
+    """Recognise `value @ weight.T + bias`, where `value` has any number of dimensions."""
     is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
     return Product(weight, (value,), _add_linear) if is_matrix else None
 
@@ -50,7 +51,7 @@ def _add_linear(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -
 
 
 def find_product(left: Any, right: Any) -> Product | None:
-    """`left @ right`, for two matrices, two stacks of as many, or rows times a matrix."""
+    """Recognise `left @ right` of two matrices, of two equal stacks, or of rows and a matrix."""
     if not isinstance(left, torch.Tensor) or not isinstance(right, torch.Tensor):
         return None
     of_left, of_right = left.dim(), right.dim()
@@ -65,7 +66,7 @@ def find_product(left: Any, right: Any) -> Product | None:
 
 
 def find_added_product(added: Any, left: Any, right: Any, beta: Any, alpha: Any) -> Product | None:
-    """`added + left @ right`, without factors, where what is added is not the weight again."""
+    """Recognise `added + left @ right` without factors, unless the weight is also added."""
     product = find_product(left, right) if beta == alpha == 1 else None
     return None if product is None or product.weight is added else product
 
@@ -85,7 +86,7 @@ def _add_left(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> 
 def find_grouped_product(
     left: Any, right: Any, offsets: Any, bias: Any, out_dtype: Any
 ) -> Product | None:
-    """Rows in groups, each group times its own matrix of a stack."""
+    """Recognise rows in groups, each multiplied by its own matrix of a stack."""
     if bias is not None or out_dtype is not None:
         return None
     if offsets is None:
@@ -99,15 +100,15 @@ def _add_grouped(
     part: WeightPart, gradient: torch.Tensor, value: torch.Tensor, offsets: torch.Tensor
 ) -> None:
     gradient = gradient.contiguous()
-    # The result lies in memory as the weight does, so that adding them is quick.
+    # The result has the memory layout of the weight, which makes adding it fast.
     if part.shown.stride(-1) == 1:
-        part.add(torch._grouped_mm(value.t(), gradient, offs=offsets))
+        part.add(grouped_mm(value.t(), gradient, offs=offsets))
     else:
-        part.add(torch._grouped_mm(gradient.t(), value, offs=offsets).mT)
+        part.add(grouped_mm(gradient.t(), value, offs=offsets).mT)
 
 
 def find_einsum(equation: Any, first: Any, second: Any) -> Product | None:
-    """Two operands, whose gradients are such sums themselves."""
+    """Recognise an einsum of two operands, whose gradients are einsums too."""
     if not isinstance(equation, str) or not isinstance(second, torch.Tensor):
         return None
     sides = equation.replace(" ", "").split("->")
@@ -121,7 +122,7 @@ def find_einsum(equation: Any, first: Any, second: Any) -> Product | None:
     else:
         weight, value, of_weight, of_value = first, second, *terms
     sizes = dict(zip(of_value, value.shape, strict=True))
-    # A size of one that is spread over a larger one has a gradient that is a sum.
+    # If a dimension of size one is broadcast, the gradient is a sum.
     is_spread = any(
         sizes.get(name, size) != size for name, size in zip(of_weight, weight.shape, strict=True)
     )
@@ -152,7 +153,7 @@ def find_embedding(
     by_frequency: Any,
     sparse: Any,
 ) -> Product | None:
-    """`torch.nn.functional.embedding`, which counts a padding row from either end."""
+    """Recognise `torch.nn.functional.embedding`, whose padding index may be negative."""
     if max_norm is not None or not isinstance(weight, torch.Tensor):
         return None
     row = -1 if padding is None else padding % weight.shape[0]
@@ -162,7 +163,7 @@ def find_embedding(
 def find_indexed_rows(
     weight: Any, indices: Any, padding: Any, by_frequency: Any, sparse: Any
 ) -> Product | None:
-    """`torch.embedding`; a sparse gradient is not made of products."""
+    """Recognise `torch.embedding`, unless its gradient is sparse."""
     if sparse:
         return None
     return Product(weight, (indices,), partial(_add_rows, padding, by_frequency))
@@ -184,13 +185,13 @@ def _add_rows(
 # ---------------------------------------------------------------- convolutions
 
 
-# Found once, since a look-up in `torch.ops` costs about a microsecond.
+# Looked up once, since a look-up in `torch.ops` takes about a microsecond.
 _convolution_backward = torch.ops.aten.convolution_backward.default
 _ONLY_WEIGHT = (False, True, False)
 
 
 class _Convolution(NamedTuple):
-    """What a convolution was told, in the order in which its backward wants it."""
+    """The settings of a convolution, in the order of the arguments of its backward."""
 
     stride: list[int]
     padding: list[int]
@@ -200,27 +201,27 @@ class _Convolution(NamedTuple):
     groups: int
 
     def add(self, part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
-        """Make the gradient of the weight only."""
+        """Compute and add the gradient of the weight only."""
         shown = part.shown
         if shown.dtype is not value.dtype:
             shown = shown.to(value.dtype)
         if value.dim() < shown.dim():
             gradient, value = gradient.unsqueeze(0), value.unsqueeze(0)
-        _, made, _ = _convolution_backward(gradient, value, shown, None, *self, _ONLY_WEIGHT)
-        part.add(made)
+        _, computed, _ = _convolution_backward(gradient, value, shown, None, *self, _ONLY_WEIGHT)
+        part.add(computed)
 
 
 def find_convolution(
     value: Any, weight: Any, _bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Product | None:
-    """A convolution over any number of dimensions."""
+    """Recognise a convolution over any number of dimensions."""
     if not isinstance(weight, torch.Tensor):
         return None
     settings = stride, padding, dilation, groups, weight.shape[2:]
     try:
         add = _convolution_of(*settings)
     except TypeError:
-        # A list, which cannot be looked up.
+        # A list is not hashable.
         add = _convolution_of.__wrapped__(*settings)
     return None if add is None else Product(weight, (value,), add)
 
@@ -229,14 +230,14 @@ def find_convolution(
 def _convolution_of(
     stride: Any, padding: Any, dilation: Any, groups: int, kernel: Sequence[int]
 ) -> Callable[..., None] | None:
-    """How the weight's gradient is made; the settings of a layer come again and again."""
+    """Return how to compute the weight's gradient; cached, since layers repeat their settings."""
     size = len(kernel)
     steps = _per_dimension(dilation, size)
     padded = _symmetric_padding(padding, steps, kernel)
     if padded is None:
         return None
-    made = _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
-    return made.add
+    settings = _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
+    return settings.add
 
 
 def find_transposed_convolution(
@@ -249,11 +250,11 @@ def find_transposed_convolution(
     groups: Any,
     dilation: Any,
 ) -> Product | None:
-    """A transposed convolution over any number of dimensions."""
+    """Recognise a transposed convolution over any number of dimensions."""
     if not isinstance(weight, torch.Tensor):
         return None
     size = weight.dim() - 2
-    told = _Convolution(
+    settings = _Convolution(
         _per_dimension(stride, size),
         _per_dimension(padding, size),
         _per_dimension(dilation, size),
@@ -261,19 +262,19 @@ def find_transposed_convolution(
         _per_dimension(output_padding, size),
         groups,
     )
-    return Product(weight, (value,), told.add)
+    return Product(weight, (value,), settings.add)
 
 
-def _per_dimension(told: int | Sequence[int], size: int) -> list[int]:
-    if isinstance(told, int):
-        return [told] * size
-    return list(told) * size if len(told) == 1 else list(told)
+def _per_dimension(setting: int | Sequence[int], size: int) -> list[int]:
+    if isinstance(setting, int):
+        return [setting] * size
+    return list(setting) * size if len(setting) == 1 else list(setting)
 
 
 def _symmetric_padding(
     padding: str | int | Sequence[int], dilation: list[int], kernel: Sequence[int]
 ) -> list[int] | None:
-    """How much goes on each side; nothing where that is more on one side than on the other."""
+    """Return the padding on either side, or None if the two sides differ."""
     if not isinstance(padding, str):
         return _per_dimension(padding, len(kernel))
     if padding == "valid":

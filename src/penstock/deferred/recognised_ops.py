@@ -18,6 +18,7 @@ from penstock.deferred.products import (
     find_product,
     find_transposed_convolution,
 )
+from penstock.torch_private import grouped_mm
 
 __all__ = ["VIEWS", "find_call"]
 
@@ -25,7 +26,7 @@ _aten = torch.ops.aten
 
 
 class _Signature(NamedTuple):
-    """What a function calls its arguments, and what they are if left out."""
+    """The names of a function's arguments, and their defaults."""
 
     find: Callable[..., Product | None]
     names: tuple[str, ...]
@@ -92,18 +93,18 @@ _SIGNATURES: dict[Any, _Signature] = {
     torch.baddbmm: _BADDBMM,
     torch.Tensor.baddbmm: _BADDBMM,
     torch.einsum: _EINSUM,
-    torch._grouped_mm: _GROUPED,
+    grouped_mm: _GROUPED,
     F.grouped_mm: _GROUPED,
 }
 
 
 def _reading(name: str) -> Any:
-    """What torch calls the reading of an attribute of a tensor."""
+    """Return the function that torch dispatches when an attribute of a tensor is read."""
     attribute: Any = getattr(torch.Tensor, name)
     return attribute.__get__
 
 
-# Views that show each number of a weight once at most.
+# Views in which each element of a weight appears at most once.
 VIEWS: frozenset[Any] = frozenset(
     {
         torch.Tensor.__getitem__,
@@ -129,7 +130,7 @@ VIEWS: frozenset[Any] = frozenset(
 
 
 def find_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Product | None:
-    """The product that a call makes with a watched weight, if it is one that is known."""
+    """Return the product of a deferred weight that a call computes, if it is recognised."""
     signature = _SIGNATURES.get(function)
     if signature is None:
         return None

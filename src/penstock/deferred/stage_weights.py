@@ -1,4 +1,4 @@
-"""Which parts of a stage are watched: linear layers, other weights, compiled modules."""
+"""The parts of a stage that can be deferred: linear layers, other weights, compiled modules."""
 
 from collections.abc import Iterator, Set
 from operator import is_
@@ -9,22 +9,23 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList
 
 from penstock.deferred.linear import DeferredLinear
+from penstock.modules.compiled import is_compiled
 
 __all__ = ["StageWeights"]
 
-# What these do with their weights is never one product.
+# Modules that never compute a single product with their weights.
 _NO_PRODUCTS = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.Bilinear, ParametrizationList)
 
 
 class StageWeights:
-    """The linear layers of a stage, made watched, and the weights to be watched one by one."""
+    """The linear layers of a stage, made deferred, and the other weights that may be deferred."""
 
     def __init__(self, *modules: nn.Module) -> None:
         compiled = [part for module in modules for part in _compiled_modules(module)]
         self.compiled = [
             part for part in compiled if any(p.requires_grad for p in part.parameters())
         ]
-        # The compiler takes the type of a weight for a part of the program.
+        # Compiled code depends on the type of a weight, so that these keep theirs.
         self._compiled_weights = {p for part in compiled for p in part.parameters()}
         eager = list(dict.fromkeys(part for module in modules for part in _eager_modules(module)))
         self._layers = [part for part in eager if _is_plain_linear(part)]
@@ -44,9 +45,9 @@ class StageWeights:
         self.look_again()
 
     def look_again(self) -> None:
-        """Find the weights that are in their places now, if others than last time.
+        """Find the weights of the modules again, if any was replaced, frozen or unfrozen.
 
-        FSDP puts others there while it has gathered them, and a user may freeze some.
+        FSDP replaces weights while they are gathered.
         """
         found = [parameters.get(name) for parameters, name in self._places]
         trained = [weight is not None and weight.requires_grad for weight in found]
@@ -57,30 +58,30 @@ class StageWeights:
             weight
             for weight in found
             if weight is not None
-            and _is_watchable(weight)
+            and _can_be_deferred(weight)
             and weight not in self._whole
             and weight not in self._compiled_weights
         ]
 
     def leave_out(self, weights: Set[torch.Tensor]) -> None:
-        """Watch these no longer, since that is of no use."""
+        """Defer these weights no longer, since they were never part of a product."""
         if weights:
             self._whole |= weights
             self.watched = [weight for weight in self.watched if weight not in weights]
 
     def are_trained(self) -> bool:
-        """Whether there is any weight whose gradient may turn out to be able to wait."""
+        """Whether the gradient of any weight might be deferred."""
         places = [*self._places, *((layer._parameters, "weight") for layer in self._layers)]
         weights = (parameters.get(name) for parameters, name in places)
-        # Of a lazy module nothing is known before it has run.
         return any(w is not None and w.requires_grad and _may_be_matrix(w) for w in weights)
 
 
 def _may_be_matrix(weight: torch.Tensor) -> bool:
+    # The shape of a lazy weight is unknown before its module has run.
     return isinstance(weight, UninitializedParameter) or weight.dim() >= 2
 
 
-def _is_watchable(weight: nn.Parameter) -> bool:
+def _can_be_deferred(weight: nn.Parameter) -> bool:
     return (
         type(weight) is nn.Parameter
         and weight.requires_grad
@@ -91,8 +92,8 @@ def _is_watchable(weight: nn.Parameter) -> bool:
 
 
 def _eager_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """A module and those below it that run as they are, not as part of compiled code."""
-    if _is_compiled(module):
+    """Yield a module and those below it, except for compiled ones."""
+    if is_compiled(module):
         return
     yield module
     for child in module.children():
@@ -100,20 +101,16 @@ def _eager_modules(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _compiled_modules(module: nn.Module) -> Iterator[nn.Module]:
-    """The modules at and below a module that run as compiled code."""
-    if _is_compiled(module):
+    """Yield the outermost compiled modules at and below a module."""
+    if is_compiled(module):
         yield module
         return
     for child in module.children():
         yield from _compiled_modules(child)
 
 
-def _is_compiled(module: nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-
-
 def _is_plain_linear(module: nn.Module) -> bool:
-    """Whether this is torch's own layer; one that is normed or pruned holds its weight apart."""
+    """Whether this is torch's own layer with its weight; a normed or pruned layer hides it."""
     weight = module._parameters.get("weight")
     return (
         type(module) in (nn.Linear, DeferredLinear) and weight is not None and weight.numel() > 0

@@ -1,15 +1,16 @@
-"""Weights that see the calls they are used in, while a stage is recorded.
+"""Weights that intercept the calls they are used in, to defer their gradients.
 
-A convolution, an embedding, attention or experts use their weights in functions of torch. While a
-stage's forward runs, such a weight has a type of its own, so that torch hands every function that
-takes it to `_run` below. What is recognised as a product (`product_calls.py`) runs with the weight
-as a constant, and behind it a node that has the weight in the graph all the same; anything else
-runs as it is. A view of the weight (one expert of a stack, a transposed matrix) is watched too.
+Convolutions, embeddings, attention and experts use their weights in functions of torch. While a
+stage's forward runs, such a weight has its own type, so that torch passes every function that
+takes it to `_run` below. A call that is recognised as a product (`recognised_ops.py`) runs with
+the weight as a constant, followed by a node ("tap") that has the weight in its graph. Any other
+call runs unchanged. A view of the weight (one expert of a stack, a transposed matrix) intercepts
+calls too.
 
     x ---------- product(x, constant) --- tap --- y      own pass: y to product to x
     x, weight ---------------------------/               any other pass: y to x and weight
 
-The weight itself is what is used, never a copy, so nothing is lost by not looking.
+Calls use the weight itself, never a copy, so a call that is not intercepted is still right.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,17 +34,16 @@ from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.products import Product
 from penstock.deferred.recognised_ops import VIEWS, find_call
 from penstock.deferred.work import WeightPart, has_hooks, require_unchanged
+from penstock.torch_private import DisableTorchFunctionSubclass, is_any_autocast_enabled
 
 __all__ = ["FunctionCall", "watch_weights"]
 
-# Used in every call: a look-up by one name is a good part of what they cost.
-_as_it_is = torch._C.DisableTorchFunctionSubclass
+# Used in every call, where each look-up of an attribute takes a good part of the time.
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _Tensor, _strided = torch.Tensor, torch.strided
 _attention: Any = F.multi_head_attention_forward
-_attention_asks = "has_torch_function" in _attention.__code__.co_names
+_attention_dispatches = "has_torch_function" in _attention.__code__.co_names
 
 
 class FunctionCall:
@@ -64,23 +64,23 @@ class FunctionCall:
         self.gradient: torch.Tensor | None = None
 
     def require_unchanged(self) -> None:
-        """Refuse inputs that were written to since the forward."""
+        """Raise an error if an input was written to since the forward."""
         for value, version in self._versions:
             if value._version != version:
                 require_unchanged(value, version, value.shape)
 
     def finish(self) -> None:
-        """Make the weight's gradient, as the function does it, and add it."""
+        """Compute the weight's gradient and add it."""
         self.require_unchanged()
         self._add(WeightPart(self.weight, self._constant), self.gradient, *self.kept)
 
 
 class _Tap(torch.autograd.Function):
-    """Comes after a call that ran with its weight as a constant, and has the real inputs.
+    """A node after a call that ran with its weight as a constant, with the real inputs.
 
-    In the stage's own pass the gradient goes on into that call, and the weight's is deferred. In
-    any other pass it goes to the real inputs, the weight among them. Of these it is given those
-    that take a gradient, since each argument costs something in both directions.
+    In the stage's own pass it passes the gradient to that call, and defers that of the weight. In
+    any other pass it passes gradients to the real inputs, including the weight. Only inputs that
+    require a gradient are arguments, because each argument takes time in both directions.
     """
 
     @staticmethod
@@ -109,14 +109,14 @@ class _Tap(torch.autograd.Function):
         passed_on: list[torch.Tensor | None] = [None] * len(needs)
         if needs[2]:
             passed_on[2] = gradient
-        # Autograd takes tuples only.
+        # Autograd accepts tuples only.
         return tuple(passed_on)
 
 
 def _differentiate(
     original: tuple[Any, ...], needs: Sequence[bool], gradient: torch.Tensor
 ) -> list[torch.Tensor | None]:
-    """Differentiate a call as the module made it, with respect to what the tap was given."""
+    """Differentiate a call with its real weight, with respect to the inputs of the tap."""
     function, args, kwargs, cast, places = original
     needed = dict(zip(places, needs, strict=True))
     needs_all = [needed.get(place, False) for place in range(len(args) + len(kwargs))]
@@ -125,14 +125,14 @@ def _differentiate(
     return [found[place] for place in places]
 
 
-# Without the preparations of `apply` for `torch.func`, in which no call is deferred; and what
-# autograd calls in a pass, where torch would look up `backward` each time.
+# `_Tap.apply` without its support of `torch.func`, inside which no call is deferred; and the
+# function that autograd calls in a pass, where by default it looks up `backward` each time.
 _tap: Any = super(torch.autograd.Function, _Tap).apply
 _Tap._backward_cls.apply = _Tap.backward  # type: ignore[attr-defined]  # made by its metaclass
 
 
 class _DeferredWeight(nn.Parameter):
-    """A weight while it is watched."""
+    """A weight while it intercepts calls."""
 
     @classmethod
     def __torch_function__(
@@ -146,55 +146,55 @@ class _DeferredWeight(nn.Parameter):
 
 
 class _DeferredView(torch.Tensor):
-    """A view of a watched weight."""
+    """A view of a deferred weight, which intercepts calls too."""
 
     __torch_function__ = _DeferredWeight.__torch_function__
 
 
-_WATCHED = (_DeferredWeight, _DeferredView)
+_DEFERRED = (_DeferredWeight, _DeferredView)
 
 
 @contextmanager
 def watch_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let weights see the calls they are used in meanwhile."""
-    watched = [weight for weight in weights if type(weight) is nn.Parameter]
-    for weight in watched:
+    """Let weights intercept the calls they are used in meanwhile."""
+    plain = [weight for weight in weights if type(weight) is nn.Parameter]
+    for weight in plain:
         weight.__class__ = _DeferredWeight
     try:
         yield
     finally:
-        for weight in watched:
+        for weight in plain:
             weight.__class__ = nn.Parameter
 
 
 def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    recording = None if _is_compiling() else current_recording.get()
-    if recording is not None and function is _attention and _attention_asks:
-        return _unasked(function)(*args, **kwargs)
-    with _as_it_is():
-        if recording is None:
+    calls = None if _is_compiling() else current_recording.get()
+    if calls is not None and function is _attention and _attention_dispatches:
+        return _without_dispatch(function)(*args, **kwargs)
+    with DisableTorchFunctionSubclass():
+        if calls is None:
             return function(*args, **kwargs)
         product = find_call(function, args, kwargs)
-        if product is not None and _can_wait(*product):
-            return _run_product(recording, product, function, args, kwargs)
-        _note_use(recording, args)
-        made = function(*args, **kwargs)
-        return _watch_views(made) if product is None and function in VIEWS else made
+        if product is not None and _can_be_deferred(*product):
+            return _run_product(calls, product, function, args, kwargs)
+        _note_use(calls, args)
+        result = function(*args, **kwargs)
+        return _defer_views(result) if product is None and function in VIEWS else result
 
 
-def _note_use(recording: DeferredCalls, args: tuple[Any, ...]) -> None:
-    """Note which weights were given to a function in which their gradients cannot wait."""
+def _note_use(calls: DeferredCalls, args: tuple[Any, ...]) -> None:
+    """Note the weights that were used in a call that cannot be deferred."""
     for value in args:
         if type(value) is _DeferredWeight:
-            recording.watched.add(value)
+            calls.used.add(value)
 
 
-def _can_wait(shown: torch.Tensor, kept: Iterable[torch.Tensor], _add: object) -> bool:
-    """Whether autograd would do nothing here but save the inputs and make one product of them."""
+def _can_be_deferred(shown: torch.Tensor, kept: Iterable[torch.Tensor], _add: object) -> bool:
+    """Whether autograd would only save the inputs here, and compute one product from them."""
     for value in kept:
         if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
             return False
-    if type(shown) not in _WATCHED:
+    if type(shown) not in _DEFERRED:
         return False
     base = shown._base
     weight = shown if base is None else base
@@ -208,7 +208,7 @@ def _can_wait(shown: torch.Tensor, kept: Iterable[torch.Tensor], _add: object) -
 
 
 def _run_product(
-    recording: DeferredCalls,
+    calls: DeferredCalls,
     product: Product,
     function: Callable[..., torch.Tensor],
     args: tuple[Any, ...],
@@ -218,7 +218,7 @@ def _run_product(
     shown, kept, add = product
     base = shown._base
     weight: Any = shown if base is None else base
-    recording.products.add(weight)
+    calls.products.add(weight)
     constant = shown.detach()
     constants = [constant if value is shown else value for value in args]
     if kwargs:
@@ -227,31 +227,31 @@ def _run_product(
     else:
         output = function(*constants)
     dtype = output.dtype
-    values = [recording.keep(v, dtype if v.is_floating_point() else v.dtype) for v in kept]
+    values = [calls.keep(v, dtype if v.is_floating_point() else v.dtype) for v in kept]
     places, given = [], []
     for place, value in enumerate((*args, *kwargs.values()) if kwargs else args):
         if isinstance(value, _Tensor) and value.requires_grad:
             places.append(place)
             given.append(value)
-    cast = current_cast(output.device.type) if _is_any_autocast_enabled() else None
+    cast = current_cast(output.device.type) if is_any_autocast_enabled() else None
     call = FunctionCall(weight, constant, values, add)
     tapped: torch.Tensor = _tap(call, (function, args, kwargs, cast, places), output, *given)
     return tapped
 
 
-def _watch_views(made: Any) -> Any:
-    """Let what are views of a weight, and not copies, be watched as well."""
-    for view in made if isinstance(made, tuple | list) else (made,):
+def _defer_views(result: Any) -> Any:
+    """Let views of a weight, but not copies, intercept calls too."""
+    for view in result if isinstance(result, tuple | list) else (result,):
         weight = view._base
         if type(weight) is _DeferredWeight and weight.is_contiguous() and view.requires_grad:
             view.__class__ = _DeferredView
-    return made
+    return result
 
 
-def _unasked(function: Any) -> Any:
-    """A function of torch's Python code, without its question whether its arguments see to it.
+def _without_dispatch(function: Any) -> Any:
+    """Return a Python function of torch that does not dispatch to its arguments.
 
-    So its inner calls are seen.
+    The functions that it calls do, so that they are intercepted one by one.
     """
     known = {**function.__globals__, "has_torch_function": lambda _: False}
     inner = FunctionType(

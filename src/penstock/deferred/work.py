@@ -1,4 +1,4 @@
-"""What the first half of a backward leaves for the second: products that make weight gradients."""
+"""Work that the first half of a backward defers to the second: products for weight gradients."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -19,14 +19,14 @@ __all__ = [
 
 
 class DeferredWork(Protocol):
-    """A part of weight gradients that is left for later."""
+    """A deferred contribution to weight gradients."""
 
     def finish(self) -> None:
-        """Add it to the gradients, and let go of what it was made from."""
+        """Add it to the gradients."""
 
 
 def add_weight_gradients(work: list[DeferredWork]) -> None:
-    """Do what waits, the last call first, letting go of each as it is done."""
+    """Finish deferred work, the last call first, and release each item when it is done."""
     with torch.no_grad():
         while work:
             work.pop().finish()
@@ -51,7 +51,7 @@ def _add_product_to(total: torch.Tensor, rows: torch.Tensor, columns: torch.Tens
 
 
 def add_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
-    """Add to a weight's gradient what nobody else holds."""
+    """Add to a weight's gradient; the tensor that is added must have no other user."""
     if weight.grad is None:
         weight.grad = gradient.to(weight.dtype)
     else:
@@ -59,24 +59,24 @@ def add_gradient(weight: torch.Tensor, gradient: torch.Tensor) -> None:
 
 
 class _Window(NamedTuple):
-    """Which numbers of a contiguous weight a view of it shows."""
+    """The elements of a contiguous weight that a view of it shows."""
 
     shape: torch.Size
     strides: tuple[int, ...]
     offset: int
 
     def of(self, total: torch.Tensor) -> torch.Tensor:
-        """The same numbers of the weight's gradient."""
+        """Return the same elements of the weight's gradient."""
         return total.as_strided(self.shape, self.strides, total.storage_offset() + self.offset)
 
 
 class WeightPart:
-    """A weight, or what a view shows of one: where a gradient goes."""
+    """A weight, or the part of it that a view shows, to which a gradient is added."""
 
     __slots__ = ("_window", "shown", "weight")
 
     def __init__(self, weight: torch.Tensor, shown: torch.Tensor) -> None:
-        """`shown` has the numbers of the weight, or of a view of it without overlaps."""
+        """Take the weight, and as `shown` the weight itself or a view of it without overlaps."""
         self.weight, self.shown = weight, shown
         self._window: _Window | None = None
         strides = shown.stride()
@@ -92,7 +92,7 @@ class WeightPart:
             self._add_inside(self._window, lambda total: _add_product_to(total, rows, columns))
 
     def add(self, gradient: torch.Tensor) -> None:
-        """Add what nobody else holds."""
+        """Add a gradient; the tensor that is added must have no other user."""
         if self._window is None:
             add_gradient(self.weight, gradient)
         else:
@@ -103,21 +103,22 @@ class WeightPart:
         if total is not None and total.is_contiguous():
             add(window.of(total))
             return
-        made = torch.zeros_like(self.weight, memory_format=torch.contiguous_format)
-        add(window.of(made))
-        add_gradient(self.weight, made)
+        added = torch.zeros_like(self.weight, memory_format=torch.contiguous_format)
+        add(window.of(added))
+        add_gradient(self.weight, added)
 
 
 def has_hooks(weight: torch.Tensor) -> bool:
-    """Whether autograd does more with a weight's gradient than adding it."""
+    """Whether autograd does more with a weight's gradient than to add it."""
     return bool(weight._backward_hooks or weight._post_accumulate_grad_hooks)
 
 
 def require_unchanged(value: torch.Tensor, version: int, shape: Sequence[int]) -> None:
-    """Refuse what a layer used and somebody has written to since, as autograd does."""
+    """Raise an error, as autograd does, if a tensor was written to after a layer used it."""
     if value._version != version:
         what = "weight" if isinstance(value, torch.nn.Parameter) else "input"
         raise PipelineError(
-            f"the {what} of a layer (shape {tuple(shape)}) was changed in place before its "
-            "gradient was made; change a copy of it"
+            "the inputs and weights of layers must stay unchanged until their gradients are "
+            f"computed (the {what} of a layer (shape {tuple(shape)}) was changed in place); "
+            "change a copy of it"
         )
