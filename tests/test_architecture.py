@@ -42,7 +42,7 @@ LAYERS = (
 TORCH_LINE = LAYERS.index(("torch_private",))
 OPTIONAL = {"matplotlib", "numba", "ortools"}
 # Rooms in which private names of torch are still to be replaced by those of `torch_private`.
-PENDING = {"loss", "dropin"}
+PENDING = {"dropin"}
 # Private attributes that are neither torch's nor ours, and what they are.
 FOREIGN_ATTRIBUTES = {
     "_active_collector": "transformers: what collects outputs now",

@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from penstock.torch_private import OpOverload, top_saved_tensors_default_hooks
 
 __all__ = [
     "HINTED_IGNORE_INDEX",
@@ -22,7 +23,6 @@ __all__ = [
     "LossCall",
     "LossWatch",
     "Mean",
-    "is_compiled",
     "number_alike",
     "watch_eagerly",
 ]
@@ -219,7 +219,7 @@ def _note(
     # A copy, since the caller may add to its loss in place.
     value = result.detach().clone() if result.numel() == 1 else result.detach()
     size = max(part.numel() for part in given.values() if isinstance(part, torch.Tensor))
-    is_hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    is_hooked = top_saved_tensors_default_hooks(False) is not None
     return LossCall(reduction, target, size, mean, value, edge, is_hooked)
 
 
@@ -239,7 +239,7 @@ def _is_counted(func: Callable[..., Any]) -> bool:
 @lru_cache(maxsize=4096)
 def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
     """The signature of a loss function with a choice of reduction; None for anything else."""
-    if isinstance(func, torch._ops.OpOverload):
+    if isinstance(func, OpOverload):
         return _signature_of_operation(func)
     name = getattr(func, "__name__", "")
     if getattr(functional, name, None) is not func or name not in _LOSSES:
@@ -247,7 +247,7 @@ def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
     return inspect.signature(func)
 
 
-def _signature_of_operation(func: torch._ops.OpOverload) -> inspect.Signature | None:
+def _signature_of_operation(func: OpOverload) -> inspect.Signature | None:
     name = func._schema.name.removeprefix("aten::")
     if name not in _OPERATIONS:
         return None
@@ -277,14 +277,6 @@ def _names_of_losses() -> frozenset[str]:
 
 
 _LOSSES = _names_of_losses()
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile was asked for the module or for some of it."""
-    return any(
-        inner._compiled_call_impl is not None or hasattr(inner, "_orig_mod")
-        for inner in module.modules()
-    )
 
 
 @contextmanager

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from penstock.errors import PipelineError
 from penstock.parallel.dtensor import as_whole
+from penstock.torch_private import tree_leaves
 
 __all__ = ["require_graph", "require_number"]
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, Node
-from torch.utils._pytree import tree_leaves
+
+from penstock.torch_private import tree_leaves
 
 __all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count", "sign_graph"]
 

@@ -19,28 +19,14 @@ import torch
 from torch import nn
 
 from penstock.errors import BatchError
-from penstock.loss.calls import (
-    Labelled,
-    LossCall,
-    LossWatch,
-    is_compiled,
-    number_alike,
-    watch_eagerly,
-)
-from penstock.loss.form import (
-    COUNTING,
-    LossForm,
-    find_form,
-    name_top,
-    read_count,
-    sign_graph,
-)
+from penstock.loss.calls import Labelled, LossCall, LossWatch, number_alike, watch_eagerly
+from penstock.loss.form import LossForm, name_top, read_count, sign_graph
 from penstock.loss.labels import Source
-from penstock.loss.memory import KnownForm, LossMemory, Reading, Term
-from penstock.loss.parts import make_parts
+from penstock.loss.memory import LossMemory, Reading, Term
 from penstock.loss.rerun import LossMade
 from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, read_call
-from penstock.loss.weigher import Share
+from penstock.loss.weigher import Share, make_parts
+from penstock.modules.compiled import is_compiled
 
 __all__ = ["FoundWeights"]
 
@@ -74,7 +60,7 @@ class FoundWeights:
         if self.is_alone or not self._given.makes_own or not habit.is_watched:
             return nullcontext()
         if not habit.top:
-            habit.is_opaque = is_compiled(module)
+            habit.is_opaque = any(map(is_compiled, module.modules()))
         self._inside = LossWatch(is_safe=habit.is_mixed)
         return watch_eagerly(self._inside)
 
@@ -178,7 +164,7 @@ class FoundWeights:
         if calls and not is_shown and not self._given.makes_own and call is not None:
             again = call.repeat_with_graph(loss)
             loss, calls = (loss, calls) if again is None else (again.loss, again.calls)
-        form = self._find_form(loss, calls)
+        form = self._memory.find_form(self._given.names, loss, calls)
         if not form.used and any(loss is one for watch in watches for one in watch.sums):
             raise BatchError(
                 "a loss that ends in .sum() must say whether it adds up over the microbatches "
@@ -186,7 +172,14 @@ class FoundWeights:
             )
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
-        self._learn(used, terms, form, top)
+        self.habit.learn(
+            used,
+            terms,
+            form,
+            top=top,
+            signature=self._signature,
+            is_training=self._given.is_training,
+        )
         weights = [
             0.0 if term is None else self._weights.of_one(number, term, call, microbatch)
             for number, call, term in zip(number_alike(used), used, terms, strict=True)
@@ -222,27 +215,6 @@ class FoundWeights:
     def _by_rows(self, microbatch: int, *, is_known: bool) -> float:
         is_known = is_known or self._is_compared or self.habit.is_confirmed
         return self._weights.by_rows(microbatch, is_known=is_known)
-
-    def _find_form(self, loss: torch.Tensor, calls: Sequence[LossCall]) -> LossForm:
-        if loss.requires_grad:
-            form = find_form(loss, [call.edge for call in calls])
-            if not form.is_linear and all(calls[n].reduction == "none" for n in form.used):
-                # Whatever is made of single results, such as a focal loss, is one of the rest.
-                form = LossForm((), has_rest=True, is_linear=True, is_scaled=True)
-            known = self._memory.forms.get(self._given.names)
-            if known is None or known.form != form or known.num_calls != len(calls):
-                self._memory.forms[self._given.names] = KnownForm(len(calls), form)
-            return form
-        # Without a graph, a loss that is the result of a call is known by its value.
-        same = [number for number, call in enumerate(calls) if call.is_value(loss)]
-        known = self._memory.forms.get(self._given.names)
-        is_mean = bool(same) and calls[same[-1]].reduction == "mean"
-        if known is not None and known.num_calls == len(calls) and not is_mean:
-            return known.form
-        if same:
-            return LossForm((same[-1],), has_rest=False, is_linear=True, is_scaled=False)
-        used = tuple(number for number, call in enumerate(calls) if call.value.numel() == 1)
-        return LossForm(used, has_rest=True, is_linear=True, is_scaled=True)
 
     def _find_terms(
         self, used: Sequence[LossCall], microbatch: int, form: LossForm, loss: torch.Tensor
@@ -288,39 +260,6 @@ class FoundWeights:
         # If nothing counts in the whole batch, this says so.
         self._weights.of_all(term)
         return None
-
-    def _learn(
-        self,
-        used: Sequence[LossCall],
-        terms: Sequence[Term | None],
-        form: LossForm,
-        top: str,
-    ) -> None:
-        """Keep what was seen; a loss that is one known call need not be watched again."""
-        learned = tuple(term for term in terms if term is not None)
-        habit = self.habit
-        if len(learned) < len(terms):
-            return
-        habit.terms = learned
-        habit.is_mixed = len(learned) + form.has_rest > 1
-        habit.top = top
-        habit.single = learned[0] if learned else None
-        is_simple = form.is_linear and not habit.is_mixed
-        habit.is_counted = (
-            not form.has_rest and form.is_linear and all(t.is_counted for t in learned)
-        )
-        if self._signature:
-            habit.signatures.add(self._signature)
-        # Only the graph of a loss shows, without being watched, that it is made in another way.
-        is_simple = is_simple and (self._given.is_training or habit.is_opaque)
-        habit.is_left = is_simple and (not learned or self._can_be_left(used[0], learned[0]))
-
-    def _can_be_left(self, call: LossCall, term: Term) -> bool:
-        """Whether a call that is the loss is known well enough without being watched."""
-        if term.reading != "mean":
-            return term.reduction == "sum" and term.reading == "sum"
-        is_checked = self._given.is_training and self.habit.top in COUNTING and not call.is_hooked
-        return term.source is not None and (is_checked or self.habit.is_opaque)
 
     def _join(
         self,

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from penstock.loss.calls import HINTED_IGNORE_INDEX, Labelled, LossCall, Mean
+from penstock.torch_private import keystr, tree_flatten_with_path
 
 __all__ = ["LABELS", "BatchLabels", "Relation", "Source", "derive", "fetch_numbers"]
 

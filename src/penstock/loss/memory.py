@@ -1,22 +1,24 @@
-"""What a pipeline has learned of how its loss is made, from one step to the next."""
+"""What a pipeline has learned about how its loss is computed, from one step to the next."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import torch
+
 from penstock.loss.calls import LossCall, Mean
-from penstock.loss.form import LossForm
+from penstock.loss.form import COUNTING, LossForm, find_form
 from penstock.loss.labels import Source
 
 __all__ = ["Habit", "KnownForm", "LossMemory", "Reading", "Term"]
 
-# What a call comes to in the loss: a mean over what it counts, a sum, or neither of them.
+# The role of a call in the loss: a mean over what it counts, a sum, or neither.
 Reading: TypeAlias = Literal["mean", "sum", "rest"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
-    """A call that the loss is made of: what it comes to, what it counts, and in which labels."""
+    """A call that is part of the loss: its role, what it counts, and in which labels."""
 
     reduction: str
     reading: Reading
@@ -25,15 +27,15 @@ class Term:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it is known what it counts in every microbatch, and checked."""
+        """Whether what it counts is known in every microbatch, and checked."""
         return self.reading == "sum" or (self.reading == "mean" and self.source is not None)
 
     def is_like(self, call: LossCall) -> bool:
-        """Whether a call may be the same one, in another microbatch."""
+        """Whether a call may be the same one in another microbatch."""
         return self.reduction == call.reduction and self.mean.is_like(call.mean)
 
 
-# How many ways of making the loss are remembered for one kind of step; the oldest go first.
+# How many ways to compute the loss are kept for one kind of step; the oldest are dropped.
 _MOST_WAYS = 8
 
 
@@ -62,22 +64,61 @@ class Habit:
 
     @property
     def is_watched(self) -> bool:
-        """Whether this step looks at how the loss is made: in steps 1, 2, 4, 8 and so on."""
+        """Whether this step watches how the loss is computed: in steps 1, 2, 4, 8 and so on."""
         return not self.is_left or (self.is_due and not self.is_opaque)
 
     @property
     def is_due(self) -> bool:
-        """Whether this step finds out anew what was known."""
+        """Whether this step looks again at what is known."""
         return self.steps & (self.steps - 1) == 0
 
+    def learn(
+        self,
+        used: Sequence[LossCall],
+        terms: Sequence[Term | None],
+        form: LossForm,
+        *,
+        top: str,
+        signature: str,
+        is_training: bool,
+    ) -> None:
+        """Keep what a loss was seen to consist of; a loss of one known call is not watched again.
+
+        Nothing is learned from a microbatch in which one of the calls counts nothing.
+        """
+        known = tuple(term for term in terms if term is not None)
+        if len(known) < len(terms):
+            return
+        self.terms, self.top = known, top
+        self.single = known[0] if known else None
+        self.is_mixed = len(known) + form.has_rest > 1
+        self.is_counted = (
+            not form.has_rest and form.is_linear and all(term.is_counted for term in known)
+        )
+        if signature:
+            self.signatures.add(signature)
+        # Only a graph shows, without watching, that a loss is computed in another way.
+        is_visible = is_training or self.is_opaque
+        is_simple = form.is_linear and not self.is_mixed and is_visible
+        self.is_left = is_simple and (
+            not known or self._can_be_left(used[0], known[0], is_training=is_training)
+        )
+
+    def _can_be_left(self, call: LossCall, term: Term, *, is_training: bool) -> bool:
+        """Whether enough is known about a loss that is one call to stop watching it."""
+        if term.reading != "mean":
+            return term.reduction == "sum" and term.reading == "sum"
+        is_checked = is_training and self.top in COUNTING and not call.is_hooked
+        return term.source is not None and (is_checked or self.is_opaque)
+
     def forget(self) -> None:
-        """Look again from now on."""
+        """Watch the loss again from now on."""
         self.is_left, self.single, self.terms = False, None, ()
 
 
 @dataclass(frozen=True, slots=True)
 class KnownForm:
-    """The form of a loss as training has shown it, and how much each of its calls counts in it."""
+    """The form of a loss as seen in training, and the factor of each of its calls."""
 
     num_calls: int
     form: LossForm
@@ -87,20 +128,20 @@ class KnownForm:
 
 @dataclass(slots=True)
 class LossMemory:
-    """The habits of a pipeline, and the forms of its losses, by what a step is given."""
+    """The habits of a pipeline, and the forms of its losses, by the arguments of a step."""
 
     habits: dict[Hashable, list[Habit]] = field(default_factory=dict)
     forms: dict[Hashable, KnownForm] = field(default_factory=dict)
     has_warned: bool = False
 
     def begin_step(self, key: Hashable) -> Habit:
-        """Return how the loss of such a step was made last, which may be new."""
+        """Return how the loss of such a step was computed last, or a new habit."""
         habit = self.habits.setdefault(key, [Habit()])[-1]
         habit.steps += 1
         return habit
 
     def switch(self, key: Hashable, signature: str) -> Habit:
-        """Return how a loss with another graph than in the step before is made."""
+        """Return the habit of a loss whose graph differs from the step before."""
         habits = self.habits[key]
         known = [habit for habit in habits if signature in habit.signatures]
         habit = known[-1] if known else Habit()
@@ -108,3 +149,29 @@ class LossMemory:
         others = [other for other in habits if other is not habit]
         self.habits[key] = [*others[-_MOST_WAYS:], habit]
         return habit
+
+    def find_form(
+        self, names: Hashable, loss: torch.Tensor, calls: Sequence[LossCall]
+    ) -> LossForm:
+        """Find which calls a loss consists of: by its graph, or by its value and past training.
+
+        `names` are the arguments of the step.
+        """
+        known = self.forms.get(names)
+        if loss.requires_grad:
+            form = find_form(loss, [call.edge for call in calls])
+            if not form.is_linear and all(calls[n].reduction == "none" for n in form.used):
+                # A function of unreduced results, such as a focal loss, belongs to the rest.
+                form = LossForm((), has_rest=True, is_linear=True, is_scaled=True)
+            if known is None or known.form != form or known.num_calls != len(calls):
+                self.forms[names] = KnownForm(len(calls), form)
+            return form
+        # Without a graph, a loss that is the result of one call is recognised by its value.
+        same = [number for number, call in enumerate(calls) if call.is_value(loss)]
+        is_mean = bool(same) and calls[same[-1]].reduction == "mean"
+        if known is not None and known.num_calls == len(calls) and not is_mean:
+            return known.form
+        if same:
+            return LossForm((same[-1],), has_rest=False, is_linear=True, is_scaled=False)
+        used = tuple(number for number, call in enumerate(calls) if call.value.numel() == 1)
+        return LossForm(used, has_rest=True, is_linear=True, is_scaled=True)

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from penstock.errors import BatchError
 from penstock.loss.calls import LossWatch
@@ -37,6 +36,7 @@ from penstock.loss.rerun import as_leaves, copy_tensors, run_again
 from penstock.loss.term_weights import ADVICE, Given, uneven_error
 from penstock.loss.weigher import Share
 from penstock.tensors.output_tree import fill, tensors_of
+from penstock.torch_private import tree_leaves
 
 __all__ = ["ComparedWeights"]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from penstock.loss.calls import LossCall, LossWatch
 from penstock.loss.contract import require_number
 from penstock.tensors.output_tree import fill, tensors_of
+from penstock.torch_private import tree_leaves, tree_map
 
 __all__ = ["LossMade", "MadeAgain", "as_leaves", "copy_tensors", "run_again"]
 

@@ -1,20 +1,26 @@
-"""What each microbatch's loss counts for in the loss of the batch."""
+"""How much each microbatch's loss, and each part of it, counts in the loss of the batch."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-__all__ = ["KnownWeights", "Part", "Share", "Weigher"]
+from penstock.errors import BatchError
+from penstock.loss.calls import LossCall
+from penstock.loss.memory import KnownForm, LossMemory
+from penstock.loss.term_weights import ADVICE
+
+__all__ = ["KnownWeights", "Part", "Share", "Weigher", "make_parts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A part of a loss that counts for more or less than the rest of it, by this weight."""
+    """A part of a loss that counts more or less than the rest of it, by this weight."""
 
     value: torch.Tensor
     edge: GradientEdge | None
@@ -23,31 +29,31 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The weight of a microbatch's loss, and of parts of it beside that."""
+    """The weight of a microbatch's loss, and additional weights of parts of it."""
 
     weight: float
     parts: Sequence[Part] = ()
 
 
 class Weigher(Protocol):
-    """Says what the losses of a step's microbatches count for, once each of them is made."""
+    """The weights of the losses of a step's microbatches, found as the losses are computed."""
 
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Return what to run a last stage in, since a model may make its loss itself."""
+        """Return a context to run a last stage in, since a model may compute its own loss."""
         ...
 
     def make_loss(
         self, function: Callable[..., Any], microbatch: int, output: Any, target: Any
     ) -> Any:
-        """Call the loss function, whatever it returns; it may be called again to look closer."""
+        """Call the loss function, perhaps more than once, and return what it returns."""
         ...
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
-        """Return what this loss counts for."""
+        """Return the weight of this loss."""
         ...
 
     def check(self) -> None:
-        """Raise, at the end of the step, if a weight has turned out to be wrong."""
+        """Raise an error, at the end of the step, if a weight has turned out to be wrong."""
         ...
 
 
@@ -77,3 +83,53 @@ class KnownWeights:
 
     def check(self) -> None:
         """Accept the step."""
+
+
+def make_parts(
+    memory: LossMemory,
+    names: Hashable,
+    loss: torch.Tensor,
+    used: Sequence[LossCall],
+    extra: Sequence[float],
+) -> list[Part]:
+    """Return the parts of a loss with their weights beyond that of the whole loss.
+
+    `extra` has a weight for each call. `names` are the arguments of the step, which are the keys
+    of the memory.
+    """
+    known = memory.forms.get(names)
+    trained: list[torch.Tensor | None] = [None] * len(used)
+    if loss.requires_grad and known is not None:
+        edges = [call.edge for call in used if call.edge is not None]
+        found = torch.autograd.grad(loss, edges, retain_graph=True, create_graph=True)
+        trained = [factor if factor.requires_grad else None for factor in found]
+        factors = tuple(factor.item() for factor in found)
+        is_trained = any(factor is not None for factor in trained)
+        known = KnownForm(known.num_calls, known.form, factors, is_trained)
+        memory.forms[names] = known
+    elif known is None or not _still_holds(known, loss, used):
+        raise BatchError(
+            "the factors of a loss's parts must be known if the parts have different weights, "
+            "but a loss without a graph does not show them (got an evaluation of a model that "
+            "computes its own loss, and no step before it with these factors); call step first, "
+            f"or {ADVICE}"
+        )
+    parts = []
+    for call, factor, graph, weight in zip(used, known.factors, trained, extra, strict=True):
+        if weight:
+            parts.append(Part(call.value, call.edge, factor * weight))
+        if weight and graph is not None:
+            # The gradient of the factor itself; its value is part of the loss already.
+            edge = get_gradient_edge(graph)
+            parts.append(Part(torch.zeros_like(graph.detach()), edge, float(call.value) * weight))
+    return parts
+
+
+def _still_holds(known: KnownForm, loss: torch.Tensor, used: Sequence[LossCall]) -> bool:
+    """Whether a loss without a graph may have the factors of the last step."""
+    if len(known.factors) != len(used):
+        return False
+    if known.form.has_rest:
+        return not known.has_trained_factor
+    found = sum(factor * float(c.value) for factor, c in zip(known.factors, used, strict=True))
+    return math.isclose(found, float(loss), rel_tol=256 * torch.finfo(loss.dtype).eps)
