@@ -1,4 +1,4 @@
-"""Losses that a stage adds on its way."""
+"""Losses that a stage adds in its forward."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
@@ -43,7 +43,7 @@ def test_outside_a_step_nothing_happens() -> None:
     assert losses == []
 
 
-def test_contexts_inside_each_other_are_apart_even_after_an_error() -> None:
+def test_nested_contexts_collect_their_own_losses_even_after_an_error() -> None:
     with collect_losses() as outer:
         add_loss(torch.tensor(1.0))
         with pytest.raises(PipelineError), collect_losses():
@@ -54,7 +54,7 @@ def test_contexts_inside_each_other_are_apart_even_after_an_error() -> None:
     assert ([float(x) for x in outer], [float(x) for x in inner]) == ([1, 3], [2])
 
 
-def test_threads_do_not_see_each_other() -> None:
+def test_threads_collect_their_own_losses() -> None:
     barrier = Barrier(3)
 
     def collect(number: int) -> list[float]:
@@ -84,7 +84,7 @@ def test_the_gradient_is_exact_and_not_doubled_by_a_checkpoint() -> None:
 
 
 def test_a_loss_that_would_have_no_gradient_is_refused() -> None:
-    # A reentrant checkpoint runs its forward without a graph, and its recomputation unseen.
+    # A reentrant checkpoint runs its forward without a graph, and its recomputation elsewhere.
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     with collect_losses(), pytest.raises(PipelineError, match="use_reentrant=True"):
         checkpoint(Balanced(), x, use_reentrant=True)

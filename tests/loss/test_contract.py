@@ -12,7 +12,7 @@ from penstock.loss.contract import require_graph, require_number
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
-def test_one_number_of_any_shape_is_a_loss_without_dimensions(shape: tuple[int, ...]) -> None:
+def test_one_number_of_any_shape_becomes_a_loss_without_dimensions(shape: tuple[int, ...]) -> None:
     number = require_number(torch.full(shape, 2.0, requires_grad=True))
     assert (number.shape, number.item(), number.requires_grad) == ((), 2.0, True)
 
@@ -54,7 +54,8 @@ def test_one_number_of_any_shape_is_a_loss_without_dimensions(shape: tuple[int, 
         (
             None,
             "None",
-            "return the loss from the loss function (a model that makes its own needs its labels)",
+            "return the loss from the loss function (a model that computes its own loss needs its "
+            "labels)",
         ),
         (
             (torch.ones(()), 1),
@@ -85,20 +86,20 @@ def test_one_number_of_any_shape_is_a_loss_without_dimensions(shape: tuple[int, 
         ("1.0", "a str", "return a tensor that is computed from the output of the model"),
     ],
 )
-def test_anything_else_is_refused_with_what_to_return(loss: object, got: str, advice: str) -> None:
+def test_any_other_loss_is_refused_with_advice(loss: object, got: str, advice: str) -> None:
     with pytest.raises(PipelineError) as caught:
         require_number(loss)
     assert str(caught.value) == f"the loss must be one real number (got {got}); {advice}"
 
 
-def test_a_loss_with_a_graph_can_be_trained() -> None:
+def test_a_loss_with_a_graph_is_accepted() -> None:
     require_graph(torch.ones((), requires_grad=True), None, nn.Linear(1, 1))
 
 
 GOT = "(got a Tensor of shape (), torch.float32, requires_grad=False)"
 
 
-def test_a_loss_that_was_cut_off_is_refused() -> None:
+def test_a_detached_loss_is_refused() -> None:
     with pytest.raises(PipelineError) as caught:
         require_graph(torch.ones(()), {"h": torch.ones(2)}, nn.Linear(1, 1))
     assert str(caught.value) == (
@@ -107,14 +108,14 @@ def test_a_loss_that_was_cut_off_is_refused() -> None:
     )
 
 
-def test_a_loss_that_nothing_trainable_leads_to_says_so() -> None:
+def test_a_loss_without_trainable_parameters_is_refused() -> None:
     frozen = nn.Linear(1, 1).requires_grad_(False)
     with pytest.raises(PipelineError) as caught:
         require_graph(torch.ones(()), torch.ones(2), frozen)
     assert str(caught.value) == (
         f"the loss of a training step must have a graph {GOT}; no parameter of the last stage is "
         "trainable, and what the stage receives requires no gradient: unfreeze a parameter that "
-        "the loss depends on, or call eval"
+        "the loss depends on, or call evaluate"
     )
     with pytest.raises(PipelineError, match="without detach"):
         require_graph(torch.ones(()), torch.ones(2, requires_grad=True), frozen)

@@ -1,7 +1,7 @@
-"""Losses and hooks that take gradients through a stage themselves, before its own backward.
+"""Losses and hooks that take gradients through a stage before its own backward.
 
-The cause of the wrong numbers that these tests hold off: deferred weights were constants in the
-graph, and whatever gradient came first at a call's output was taken for that of its own pass.
+These gave wrong gradients: deferred weights were constants in the graph, and the first gradient
+that reached the output of a call was taken for that of the stage's own pass.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ SPLIT_FAMILIES = ["ZB-H1", "ZB-H2", "InterleavedZeroBubble", "ZBV", "V-Half", "V
 ROWS, WIDTH, MICROBATCHES = 8, 6, 4
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Makes a loss from a model's last linear layer.
+# Builds a loss from a model's last linear layer.
 Build = Callable[[nn.Linear], Loss]
 
 
 class Head(nn.Module):
     """A last stage with linear layers, and a weight without a layer.
 
-    Both are used twice, so that an input of the second use depends on the weight; and values in
-    between have hooks, which must see every gradient once.
+    Both are used twice, so that an input of the second use depends on the weight. A value in
+    between has a hook, which must see every gradient once.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def _backward_inside(layer: nn.Linear) -> Loss:
 
 
 def _backward_through_everything(_layer: nn.Linear) -> Loss:
-    """What it leaves in `.grad` stays there, in the stages before the last one too."""
+    """Run a backward whose gradients stay in `.grad`, in the stages before the last one too."""
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         near = F.mse_loss(output, target)
@@ -127,7 +127,7 @@ def _backward_through_everything(_layer: nn.Linear) -> Loss:
 
 
 def _hook_inside(layer: nn.Linear) -> Loss:
-    """A hook that runs while the stage's own pass does, and takes gradients through it."""
+    """Add a hook that takes gradients through the stage while its own pass runs."""
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         near = F.mse_loss(output, target)
@@ -161,7 +161,7 @@ LOSSES: dict[str, Build] = {
 def _expected(
     model: nn.Sequential, build: Build, batch: torch.Tensor, target: torch.Tensor
 ) -> float:
-    """The unsplit model, microbatch by microbatch: such losses are not sums over rows."""
+    """Train the unsplit model by microbatches, because such losses are not means over rows."""
     loss, total = build(model[-1].last), 0.0  # type: ignore[arg-type]  # a Head
     for _ in range(2):
         total = 0.0
@@ -192,7 +192,7 @@ def test_gradients_are_exact_whatever_the_loss_differentiates(family: str, name:
 
 
 def test_a_stage_may_differentiate_itself_from_some_step_on() -> None:
-    """Forces of an energy, switched on after the first step, in a stage in the middle."""
+    """Switch on forces of an energy after the first step, in a stage in the middle."""
 
     class Energy(nn.Module):
         def __init__(self) -> None:
@@ -220,8 +220,8 @@ def test_a_stage_may_differentiate_itself_from_some_step_on() -> None:
     assert differences(found, gradients_of(plain.named_parameters())) == {}
 
 
-def test_a_backward_that_the_loss_takes_back_in_the_last_stage_only_is_refused() -> None:
-    # What it left at the last stage's input would go on to the stages before it all the same.
+def test_a_backward_that_the_loss_undoes_in_the_last_stage_only_is_refused() -> None:
+    # The gradient at the last stage's input would still reach the stages before it.
     model = _make_model(2)
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

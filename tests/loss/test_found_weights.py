@@ -15,7 +15,7 @@ from penstock.errors import PipelineError
 CLASSES = 6
 LENGTH = 8
 Loss = Callable[..., torch.Tensor]
-# Valid labels of each row; the third microbatch of two rows has none.
+# The number of labels that count in each row; the third microbatch has none.
 UNEVEN = [1, 2, 8, 3, 0, 0, 7, 0]
 
 
@@ -41,7 +41,7 @@ def make_stages(family: str) -> list[nn.Module]:
 def assert_like_unsplit(
     loss: Loss, target: Any, *, family: str = "1F1B", batch: Any = None, **settings: Any
 ) -> None:
-    """Compare three steps and evaluations with the unsplit model; steps look anew in 1 and 2."""
+    """Compare three steps and evaluations with the unsplit model; steps 1 and 2 are watched."""
     stages = make_stages(family)
     plain = nn.Sequential(*deepcopy(stages))
     x = make_scores(len(UNEVEN), LENGTH) if batch is None else batch
@@ -98,7 +98,7 @@ def two_heads(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (whole + 3 * shifted(output, target)) / 2
 
 
-# The means of microbatches were averaged by rows, and one over nothing made the loss NaN.
+# Means of microbatches were averaged by rows, and a mean over no labels made the loss NaN.
 @pytest.mark.parametrize("family", ["1F1B", "ZBV"])
 @pytest.mark.parametrize(
     "loss",
@@ -120,7 +120,7 @@ def two_heads(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         pytest.param(two_heads, id="two means"),
     ],
 )
-def test_a_mean_over_labels_is_weighed_by_what_counts(loss: Loss, family: str) -> None:
+def test_a_mean_over_labels_is_weighted_by_the_labels_that_count(loss: Loss, family: str) -> None:
     assert_like_unsplit(loss, make_labels(UNEVEN), family=family)
 
 
@@ -129,7 +129,7 @@ def test_another_index_may_be_ignored() -> None:
     assert_like_unsplit(loss, make_labels(UNEVEN, ignored=0))
 
 
-def test_labels_may_be_replaced_by_the_ignored_one_in_the_loss() -> None:
+def test_the_loss_may_replace_labels_by_the_ignored_one() -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output, target.masked_fill(target == -1, -100))
 
@@ -153,7 +153,7 @@ def test_a_sum_of_squares_is_a_sum() -> None:
     assert_like_unsplit(nn.MSELoss(reduction="sum"), target, batch=make_scores(8) + 1)
 
 
-def test_a_mean_over_elements_of_uneven_microbatches_is_one_over_all_of_them() -> None:
+def test_a_mean_over_elements_of_uneven_microbatches_is_the_mean_over_all_elements() -> None:
     stages = make_stages("1F1B")
     plain = nn.Sequential(*deepcopy(stages))
     lengths = [1, 5, 2]
@@ -217,7 +217,7 @@ def random_target(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         (random_target, "what the loss counts must be known of all microbatches before the first"),
     ],
 )
-def test_a_loss_that_cannot_be_known_is_refused_with_the_way_to_say_it(
+def test_an_unclear_loss_is_refused_with_advice_to_set_the_reduction(
     loss: Loss, message: str
 ) -> None:
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(loss))
@@ -226,7 +226,7 @@ def test_a_loss_that_cannot_be_known_is_refused_with_the_way_to_say_it(
         pipeline.step(x, target=labels)
     assert message in str(caught.value)
     assert "say what it is with Pipeline(reduction=...)" in str(caught.value)
-    # A sum beside a mean may be anything, however even the labels are.
+    # A sum next to a mean is unclear even if the labels are even.
     if loss not in (random_target, variational):
         even = torch.full((8, LENGTH), 2)
         assert pipeline.step(x, target=even).loss is not None
@@ -256,7 +256,7 @@ def test_a_factor_may_be_trained() -> None:
 
     labels, x = make_labels(UNEVEN), make_scores(len(UNEVEN), LENGTH)
     assert_like_unsplit(flat(loss), labels)
-    # The factor's gradient too: its parts were weighed where the calls are, which it does not see.
+    # The factor gets its gradient too: weights were applied at the calls, which it does not see.
     stages = make_stages("1F1B")
     found: list[float] = []
     for microbatches in (1, 4):
@@ -270,7 +270,7 @@ def test_a_factor_may_be_trained() -> None:
 
 
 @pytest.mark.parametrize("call", ["step", "evaluate"])
-def test_a_sum_by_hand_is_asked_what_it_is(call: str) -> None:
+def test_a_sum_by_hand_needs_a_reduction(call: str) -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target).square().sum()
 
@@ -294,7 +294,7 @@ def test_a_mask_that_picks_unevenly_is_refused() -> None:
     assert pipeline.step(x, target=(values, even)).loss == pytest.approx(expected.item())
 
 
-def test_a_rule_that_held_in_the_first_microbatch_alone_is_noticed_in_the_same_step() -> None:
+def test_labels_that_only_later_microbatches_ignore_are_noticed_in_the_same_step() -> None:
     # Labels of 5 are ignored too, but the first microbatch has none of them.
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(output, target.masked_fill(target == 5, -100))
@@ -306,7 +306,7 @@ def test_a_rule_that_held_in_the_first_microbatch_alone_is_noticed_in_the_same_s
         pipeline.step(make_scores(8, LENGTH), target=labels)
 
 
-def test_labels_that_the_loss_begins_to_change_later_are_noticed_at_the_end_of_the_step() -> None:
+def test_a_loss_that_changes_its_labels_in_a_later_step_is_refused_in_that_step() -> None:
     changes = False
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -323,9 +323,9 @@ def test_labels_that_the_loss_begins_to_change_later_are_noticed_at_the_end_of_t
         pipeline.step(x, target=labels)
 
 
-def test_a_penalty_that_is_switched_on_later_is_weighed_by_rows() -> None:
-    # Between the steps that look, only the last operation was compared, and the first step after a
-    # change was refused, or weighed as before; now such a loss is made again and looked at.
+def test_a_penalty_that_is_switched_on_later_is_weighted_by_rows() -> None:
+    # Between watched steps only the last operation was compared. The first step after a change was
+    # refused, or had the old weights; now such a loss is computed again and watched.
     is_on = False
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -350,7 +350,7 @@ def test_a_batch_in_which_nothing_counts_is_refused(call: str) -> None:
         getattr(pipeline, call)(make_scores(8, LENGTH), target=make_labels([0] * 8))
 
 
-def test_a_loss_is_known_by_its_value_where_there_is_no_graph() -> None:
+def test_a_loss_without_a_graph_is_recognised_by_its_value() -> None:
     pipeline = ps.Pipeline(make_stages("1F1B"), "1F1B", microbatches=4, loss=flat(F.cross_entropy))
     x, labels = make_scores(8, LENGTH), make_labels(UNEVEN)
     expected = flat(F.cross_entropy)(nn.Sequential(*make_stages("1F1B"))(x), labels)
@@ -358,8 +358,8 @@ def test_a_loss_is_known_by_its_value_where_there_is_no_graph() -> None:
 
 
 def test_a_loss_of_several_parts_may_be_evaluated_before_it_is_trained() -> None:
-    # Without a graph it was not known what the parts count for, and the factors of the last
-    # training step were taken, whatever they were by now.
+    # Without a graph the factors of the parts are unknown, and those of the last training step
+    # were used even if they had changed.
     factors = [0.5]
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -377,7 +377,7 @@ def test_a_loss_of_several_parts_may_be_evaluated_before_it_is_trained() -> None
 
 
 class WithLoss(nn.Module):
-    """A last stage that makes its own loss."""
+    """A last stage that computes its own loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -389,7 +389,7 @@ class WithLoss(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, on import
 @pytest.mark.parametrize("how", ["checkpointed", "compiled"])
-def test_a_loss_inside_of_a_stage_that_runs_in_another_way_is_weighed_too(how: str) -> None:
+def test_a_loss_inside_of_a_checkpointed_or_compiled_stage_has_its_weights(how: str) -> None:
     torch.manual_seed(0)
     stages: list[nn.Module] = [nn.Linear(CLASSES, CLASSES, dtype=torch.float64), WithLoss()]
     first, last = deepcopy(stages)
@@ -416,7 +416,7 @@ def test_a_loss_inside_of_a_stage_that_runs_in_another_way_is_weighed_too(how: s
 def _classify_words(
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> tuple[float, float]:
-    """The loss of a step on words that may be taken for labels, and that of the unsplit model."""
+    """Return the loss of a step on words that look like labels, and that of the unsplit model."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).double()
     words = torch.tensor([[5, 2], [1, 6], [2, 4]])
@@ -433,9 +433,9 @@ def _entropy(
     return F.cross_entropy(scores.flatten(0, -2), labels.flatten(), weights)
 
 
-def test_class_weights_may_be_made_anew_in_every_call() -> None:
+def test_class_weights_may_be_created_in_every_call() -> None:
     # They were compared by identity, so that each microbatch found its own labels for the second
-    # term: in one of them the words have the values of the labels, and were taken for these.
+    # term: in one of them the words have the values of the labels, and were counted instead.
     def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         weights = torch.linspace(0.5, 2, 3, dtype=torch.float64)
         return _entropy(scores, labels) + 0.5 * _entropy(torch.tanh(scores), labels, weights)

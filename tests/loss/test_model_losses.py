@@ -1,4 +1,4 @@
-"""Models of the transformers library that make their own loss, by default that of the batch."""
+"""Models of the transformers library that compute their own loss, by default that of the batch."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -23,14 +23,14 @@ SIZES = {
     "max_position_embeddings": 16,
 }
 BERT = SIZES | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-# Valid labels in each row; the second microbatch of two has none.
+# The number of labels that count in each row; the second microbatch has none.
 VALID = [1, 6, 0, 0, 3, 5, 2, 6]
 
 
 def double_loss(
     logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **_: object
 ) -> torch.Tensor:
-    """What transformers compute for causal models, in float64 where they say float()."""
+    """Compute the loss of causal models as transformers do, but in float64."""
     shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return nn.functional.cross_entropy(logits.view(-1, vocab_size), shifted.reshape(-1))
 
@@ -91,7 +91,7 @@ def make_inputs(make: Callable[[], nn.Module]) -> dict[str, Any]:
     if make is make_classifier:
         return {"input_ids": tokens, "labels": torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])}
     if make is make_answering:
-        # Positions from six on lie outside and are ignored, others in the start than in the end.
+        # Positions from six on are ignored; start and end positions differ in which are.
         return {
             "input_ids": tokens,
             "start_positions": torch.tensor([0, 1, 6, 9, 9, 9, 2, 3]),
@@ -121,7 +121,7 @@ def run_unsplit(model: nn.Module, inputs: dict[str, Any]) -> tuple[float, dict[s
     return loss.item(), {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
 
 
-# Microbatches counted by their rows: 4.118 for 4.150, and NaN where all labels are ignored.
+# Microbatches were weighted by rows: 4.118 instead of 4.150, and NaN if no label counts.
 @pytest.mark.parametrize("family", ["1F1B", "ZBV"])
 @pytest.mark.parametrize("how", ["layers", pytest.param("traced", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_loss_and_gradients_are_those_of_the_unsplit_model(
     assert evaluated.loss == pytest.approx(expected, rel=1e-10)
 
 
-def test_the_count_of_the_whole_batch_makes_losses_that_add_up() -> None:
-    # With num_items_in_batch a model returns its part of the sum, which was averaged once more.
+def test_losses_add_up_if_the_model_gets_the_count_of_the_batch() -> None:
+    # With num_items_in_batch a model returns its part of the sum, which was averaged again.
     torch.manual_seed(0)
     config = transformers.LlamaConfig(**SIZES, num_key_value_heads=1, use_cache=False)
     model = transformers.LlamaForCausalLM(config)
@@ -165,8 +165,8 @@ def test_the_count_of_the_whole_batch_makes_losses_that_add_up() -> None:
     assert found == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_reduction_without_a_target_counts_the_labels() -> None:
-    # A function was ignored where there was no target.
+def test_a_reduction_counts_the_labels_if_there_is_no_target() -> None:
+    # A function was ignored if there was no target.
     model, inputs = make_model(make_llama), make_inputs(make_llama)
     expected, _ = run_unsplit(model, inputs)
     pipe = ps.split(model, layers="model.layers", stages=2)
@@ -184,7 +184,7 @@ def test_a_reduction_with_nothing_to_count_is_refused() -> None:
         pipeline.step(**make_inputs(make_answering))
 
 
-def test_a_target_that_nobody_takes_is_refused() -> None:
+def test_a_target_that_the_loss_does_not_take_is_refused() -> None:
     pipe = ps.split(make_model(make_llama), layers="model.layers", stages=2)
     pipeline = ps.Pipeline(pipe, "1F1B", microbatches=4, loss=ps.find_loss)
     inputs = make_inputs(make_llama)
@@ -195,7 +195,7 @@ def test_a_target_that_nobody_takes_is_refused() -> None:
 def train_with_labels_on(
     rank: int, labelled: list[int], family: str, reduction: Any
 ) -> tuple[list[float | None], dict[str, torch.Tensor]]:
-    """Losses and gradients of steps for which only these ranks get the batch."""
+    """Return losses and gradients of steps for which only some ranks get the batch."""
     model, inputs = make_model(make_llama), make_inputs(make_llama)
     stages = 4 if family == "ZBV" else 2
     pipe = ps.split(model, layers="model.layers", stages=stages)

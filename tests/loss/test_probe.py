@@ -1,7 +1,7 @@
-"""Losses written by hand are those of the unsplit model, or refused.
+"""Losses written by hand equal those of the unsplit model, or are refused.
 
-The cause of what is tested here: anything but a call of torch's losses was taken for a mean over
-rows, and nobody looked whether the losses of microbatches make up that of the batch.
+Any loss that was not one of torch's was assumed to be a mean over rows, and nothing checked
+whether the losses of microbatches add up to that of the batch.
 """
 
 import warnings
@@ -47,7 +47,7 @@ def make_pipeline(
 
 
 def assert_like_unsplit(loss: Loss, target: Any, dtype: torch.dtype = torch.float64) -> None:
-    """Compare steps and evaluations with the unsplit model, also where nothing is looked at."""
+    """Compare steps and evaluations with the unsplit model, in watched steps and in others."""
     stages, (x, _) = make_stages(dtype), make_batch(dtype)
     plain = nn.Sequential(*deepcopy(stages))
     expected = loss(plain(x), target)
@@ -121,7 +121,7 @@ def test_a_masked_mean_is_refused_if_the_mask_is_uneven(dtype: torch.dtype) -> N
     assert_like_unsplit(masked_mean, (y, torch.ones(ROWS, dtype=dtype)), dtype)
 
 
-def test_what_was_refused_works_if_it_is_said_what_it_is() -> None:
+def test_refused_losses_work_with_an_explicit_reduction() -> None:
     (x, y), mask, stages = make_batch(), make_mask(), make_stages()
     expected = masked_mean(nn.Sequential(*stages)(x), (y, mask)).item()
     pipeline = make_pipeline(masked_mean, stages, reduction=lambda target: float(target[1].sum()))
@@ -150,7 +150,7 @@ def test_a_mean_over_rows_by_hand_is_exact(loss: Loss, dtype: torch.dtype) -> No
 
 
 def test_a_loss_that_is_nearly_zero_is_not_refused_for_its_rounding() -> None:
-    # As of a critic, whose loss is a difference; of numbers up to 1, only rounding is left here.
+    # The loss of a critic is a difference of numbers near 1, and here only rounding remains.
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return output.mean() - target.mean()
 
@@ -211,7 +211,7 @@ def test_rows_along_another_dimension_are_joined_there() -> None:
     assert found.loss == pytest.approx(expected, rel=1e-12)
 
 
-def test_random_numbers_are_those_of_a_loss_that_is_called_once() -> None:
+def test_calling_a_loss_again_draws_no_random_numbers() -> None:
     x, y = make_batch()
     drawn = []
     for reduction in ("mean", "auto"):
@@ -221,7 +221,7 @@ def test_random_numbers_are_those_of_a_loss_that_is_called_once() -> None:
     torch.testing.assert_close(*drawn, rtol=0, atol=0)
 
 
-def test_a_loss_that_draws_random_numbers_is_said_to_be_unseen_once() -> None:
+def test_a_loss_that_draws_random_numbers_gets_one_warning() -> None:
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return (output - target + torch.randn_like(target)).square().mean()
 
@@ -264,7 +264,7 @@ def test_buffers_of_a_loss_are_changed_once_per_microbatch() -> None:
     assert int(loss.seen) == MICROBATCHES
 
 
-def test_a_loss_that_changes_between_looks_is_looked_at_again() -> None:
+def test_a_loss_that_changes_between_comparisons_is_compared_again() -> None:
     is_late = False
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -276,14 +276,14 @@ def test_a_loss_that_changes_between_looks_is_looked_at_again() -> None:
     for _ in range(5):
         pipeline.step(x, target=y)
     is_late = True
-    # Both end in an operation of one number; the old rule was kept for a step.
+    # Both end in an operation on one number, and the old rule was kept for a step.
     with pytest.raises(ps.errors.PipelineError, match=REFUSED):
         pipeline.step(x, target=y)
     is_late = False
     pipeline.step(x, target=y)
 
 
-def test_a_loss_that_takes_turns_is_called_again_in_few_steps() -> None:
+def test_a_loss_that_alternates_is_called_again_in_few_steps() -> None:
     calls = [0]
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -296,7 +296,7 @@ def test_a_loss_that_takes_turns_is_called_again_in_few_steps() -> None:
     for _ in range(16):
         pipeline.step(x, target=y)
         calls.append(0)
-    # Each way is looked at in its own steps 1, 2, 4 and 8, and in none between.
+    # Each form is compared in its own steps 1, 2, 4 and 8 only.
     assert [calls[step] for step in (8, 9, 10, 11, 12, 13)] == [MICROBATCHES] * 6
 
 
@@ -309,7 +309,7 @@ def train(pipeline: ps.Pipeline, x: torch.Tensor, y: torch.Tensor) -> None:
     pipeline.step(x, target=y)
 
 
-# What steps 1 and 2 may be given that shows nothing of how a loss adds up.
+# Steps that cannot show how a loss adds up.
 SHOWING_NOTHING: dict[str, Callable[[ps.Pipeline, torch.Tensor, torch.Tensor], None]] = {
     "one microbatch": lambda pipeline, x, y: train(pipeline, x[:1], y[:1]),
     "equal microbatches": lambda pipeline, x, y: train(
@@ -348,7 +348,7 @@ def test_a_loss_that_is_a_number_for_the_batch_but_not_for_a_microbatch_is_refus
         getattr(make_pipeline(masked_mean), call)(x, target=(y, mask))
 
 
-def test_a_loss_that_was_compared_is_left_alone_between_looks() -> None:
+def test_a_loss_is_not_compared_in_every_step() -> None:
     calls = [0]
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -361,13 +361,13 @@ def test_a_loss_that_was_compared_is_left_alone_between_looks() -> None:
     for _ in range(7):
         calls.append(0)
         pipeline.step(x, target=y)
-    # Step 1 has shown nothing, which step 2 has made up for.
-    looked = [calls[step] > MICROBATCHES for step in range(8)]
-    assert looked == [False, True, False, True, False, False, False, True]
+    # Step 1 could show nothing, so that step 2 compares instead.
+    is_compared = [calls[step] > MICROBATCHES for step in range(8)]
+    assert is_compared == [False, True, False, True, False, False, False, True]
 
 
 def test_a_focal_loss_is_a_mean_over_rows() -> None:
-    # A function of single results was refused like a function of their mean.
+    # A function of unreduced results was refused like a function of their mean.
     def focal(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         entropy = F.cross_entropy(output, target, reduction="none")
         return ((1 - torch.exp(-entropy)) ** 2 * entropy).mean()
@@ -376,15 +376,15 @@ def test_a_focal_loss_is_a_mean_over_rows() -> None:
 
 
 def test_a_target_of_booleans_need_not_be_a_mask() -> None:
-    # Any uneven booleans in a target were taken for a mask, and the loss was refused.
+    # Uneven booleans in a target were always taken for a mask, and the loss was refused.
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return torch.where(target, F.softplus(-output), F.softplus(output)).mean()
 
     assert_like_unsplit(loss, make_batch()[1] > 0.7)
 
 
-def test_labels_that_are_equal_in_the_first_microbatch_are_told_apart() -> None:
-    # Targets were found by their values alone, and the first argument of two was taken.
+def test_labels_that_are_equal_in_the_first_microbatch_are_not_confused() -> None:
+    # Targets were found by their values alone, and the first of two arguments was taken.
     def loss(output: torch.Tensor, target: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return F.cross_entropy(output, target[1])
 
@@ -394,7 +394,7 @@ def test_labels_that_are_equal_in_the_first_microbatch_are_told_apart() -> None:
     assert_like_unsplit(loss, (labels, other))
 
 
-def test_a_refused_step_leaves_no_gradients_behind() -> None:
+def test_a_refused_step_leaves_no_gradients() -> None:
     x, y = make_batch()
     pipeline = make_pipeline(root)
     with pytest.raises(ps.errors.PipelineError, match=REFUSED):

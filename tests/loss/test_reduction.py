@@ -12,11 +12,11 @@ from penstock.errors import ArgumentError, BatchError
 from penstock.loss.reduction import require_reduction, share_counts, weigh_rows
 
 
-def test_a_mean_weighs_by_rows() -> None:
+def test_a_mean_is_weighted_by_rows() -> None:
     assert weigh_rows([3, 3, 2, 2]) == [0.3, 0.3, 0.2, 0.2]
 
 
-def test_a_microbatch_that_counts_nothing_weighs_nothing() -> None:
+def test_a_microbatch_that_counts_nothing_has_weight_zero() -> None:
     assert share_counts([3, 0, 1]) == [0.75, 0.0, 0.25]
 
 
@@ -25,7 +25,7 @@ def test_shares_add_up_to_one(rows: list[int]) -> None:
     assert math.isclose(math.fsum(weigh_rows(rows)), 1.0, rel_tol=1e-12)
 
 
-def test_weighed_token_means_add_up_to_the_mean_over_all_tokens() -> None:
+def test_weighted_token_means_add_up_to_the_mean_over_all_tokens() -> None:
     logits = torch.randn(28, 5, dtype=torch.float64)
     target = torch.randint(5, (28,))
     sizes = [1, 2, 3, 4, 5, 6, 7]
@@ -43,7 +43,7 @@ def test_weighed_token_means_add_up_to_the_mean_over_all_tokens() -> None:
 
 
 @pytest.mark.parametrize("count", [0.0, -1.0, math.nan, math.inf])
-def test_counts_that_weigh_nothing_are_refused(count: float) -> None:
+def test_invalid_counts_are_refused(count: float) -> None:
     with pytest.raises(BatchError) as caught:
         share_counts([count, count])
     assert str(caught.value) == (
@@ -62,5 +62,5 @@ def test_another_reduction_is_refused() -> None:
         require_reduction("median")  # type: ignore[arg-type]  # what is tested
     assert str(caught.value) == (
         "reduction must be 'auto', 'mean', 'sum' or a function of a target or of labels (got "
-        "'median')"
+        "'median'); leave it out to find it from the loss"
     )

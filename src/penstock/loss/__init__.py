@@ -1,1 +1,1 @@
-"""What a loss must be, and how the losses of microbatches add up to that of the batch."""
+"""What counts as a loss, and how the losses of microbatches add up to that of the batch."""

@@ -1,4 +1,4 @@
-"""Losses added inside a stage: they count as if they were part of the loss of the whole model."""
+"""Losses added inside a stage, which count as parts of the loss of the whole model."""
 
 from contextvars import ContextVar
 
@@ -15,9 +15,9 @@ _current: ContextVar[list[torch.Tensor] | None] = ContextVar("penstock_losses", 
 def add_loss(loss: torch.Tensor) -> None:
     """Add an auxiliary loss from inside a stage's forward: one number, a mean over the rows seen.
 
-    It is weighed like the microbatch's share of the batch, so that the gradient is that of the
-    mean over the whole batch. Outside a training step, and while a checkpoint recomputes, this
-    does nothing. Call it in the thread that runs the forward.
+    Its weight is the microbatch's share of the batch, so that its gradient is that of the mean
+    over the whole batch. Outside a training step, and while a checkpoint recomputes, this does
+    nothing. Call it in the thread that runs the forward.
     """
     collected = _current.get()
     if collected is None:
@@ -25,15 +25,15 @@ def add_loss(loss: torch.Tensor) -> None:
     number = require_number(loss, "an added loss")
     if not torch.is_grad_enabled():
         raise PipelineError(
-            "a loss was added where no gradient is recorded (under no_grad, or in a checkpoint "
-            "with use_reentrant=True) and would have no effect; add it outside, or set "
+            "a loss must be added where gradients are recorded, or it has no effect (got one "
+            "under no_grad, or in a checkpoint with use_reentrant=True); add it outside, or set "
             "use_reentrant=False"
         )
     collected.append(number)
 
 
 class collect_losses:  # noqa: N801  # a context manager, written for speed
-    """Gather what `add_loss` gets meanwhile, in this thread."""
+    """Collect what `add_loss` is called with meanwhile, in this thread."""
 
     __slots__ = ("_token",)
 

@@ -1,4 +1,4 @@
-"""The calls of torch's loss functions that a loss is made by, and what each is a mean over."""
+"""The calls of torch's loss functions in a loss, and what each is a mean over."""
 
 import inspect
 import math
@@ -27,11 +27,11 @@ __all__ = [
     "watch_eagerly",
 ]
 
-# The label that torch and transformers ignore unless they are asked for another.
+# The label that torch and transformers ignore by default.
 HINTED_IGNORE_INDEX = -100
-# Losses that are a mean over the labels that count, which may be few in one microbatch.
+# Losses that are a mean over the labels that count; one microbatch may have few of them.
 _COUNTED = {"cross_entropy", "linear_cross_entropy", "nll_loss"}
-# The same as operations of a traced graph, and their reductions, which are numbers there.
+# The same losses as operations of a traced graph, where reductions are numbers.
 _OPERATIONS = {
     "cross_entropy_loss": "cross_entropy",
     "nll_loss": "nll_loss",
@@ -43,7 +43,7 @@ _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Labelled:
-    """A mean over labels: those of a class, but for one index, each by the weight of its class.
+    """A mean over labels, each with the weight of its class; one index is ignored.
 
     Labels that are probabilities count once per position.
     """
@@ -64,7 +64,7 @@ class Labelled:
         return weights.where(is_counted, 0).sum()
 
     def find_counted(self, target: torch.Tensor) -> torch.Tensor:
-        """Return which labels count; one that is not a class must become the ignored one."""
+        """Return which labels count; a label outside the classes counts as ignored."""
         ignored, classes = self.ignore_index, self.classes
         if classes is None:
             is_any = torch.ones_like(target, dtype=torch.bool)
@@ -75,7 +75,7 @@ class Labelled:
         return is_class & (target != ignored)
 
     def is_like(self, other: "Mean") -> bool:
-        """Whether both count alike."""
+        """Whether both count in the same way."""
         return (
             isinstance(other, Labelled)
             and (self.ignore_index, self.classes) == (other.ignore_index, other.classes)
@@ -84,7 +84,7 @@ class Labelled:
 
 
 def _are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two weights of classes are the same; a loss function may make them every time."""
+    """Whether class weights are equal; a loss function may create them in every call."""
     if one is None or other is None or one is other:
         return one is other
     return one.device == other.device and torch.equal(one, other)
@@ -92,14 +92,14 @@ def _are_equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Elementwise:
-    """A mean over all numbers of a target."""
+    """A mean over all elements of a target."""
 
     def count(self, target: torch.Tensor) -> torch.Tensor | float:
-        """Return how many numbers there are."""
+        """Return the number of elements."""
         return float(target.numel())
 
     def is_like(self, other: "Mean") -> bool:
-        """Whether both count alike."""
+        """Whether both count in the same way."""
         return isinstance(other, Elementwise)
 
 
@@ -108,10 +108,11 @@ Mean: TypeAlias = Labelled | Elementwise
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossCall:
-    """One call: what it was given and what it gave, as it was right after the call.
+    """One call of a loss function: its arguments and its result, as they were after the call.
 
-    `mean` is what the function averages if it is asked for a mean; `size` the numbers it is given;
-    `is_hooked` says that what its backward needs is not simply kept, but made again, say.
+    `mean` is what the function averages if its reduction is a mean. `size` is the number of
+    elements of its largest argument. `is_hooked` says that hooks, such as those of a checkpoint,
+    replace the tensors saved for its backward.
     """
 
     reduction: str
@@ -123,20 +124,20 @@ class LossCall:
     is_hooked: bool
 
     def count(self) -> float:
-        """Return how much this call counts for."""
+        """Return the number that a mean of this call is divided by."""
         if isinstance(self.mean, Elementwise):
             return float(self.size)
         return float(self.mean.count(self.target))
 
     def is_value(self, loss: torch.Tensor) -> bool:
-        """Whether a loss has the value of this call."""
+        """Whether a loss has the value of this call's result."""
         if self.value.numel() != 1:
             return False
         value, given = self.value.double().reshape(()), loss.detach().double()
         return bool(torch.isclose(value, given, rtol=0, atol=0, equal_nan=True))
 
     def is_divided(self, loss: torch.Tensor) -> bool:
-        """Whether a loss is the sum of the results, divided by what counts and nothing else."""
+        """Whether a loss is the sum of the results divided by what counts, and by nothing else."""
         count, size = self.count(), self.target.numel()
         if not count:
             return True
@@ -148,7 +149,7 @@ class LossCall:
 
 
 def number_alike(calls: Sequence[LossCall]) -> list[int]:
-    """Number calls among those before them that are like them."""
+    """Number each call among the similar calls: 0 for the first one, 1 for the second."""
     return [
         sum(c.reduction == call.reduction and c.mean.is_like(call.mean) for c in calls[:place])
         for place, call in enumerate(calls)
@@ -156,10 +157,10 @@ def number_alike(calls: Sequence[LossCall]) -> list[int]:
 
 
 class LossWatch(TorchFunctionMode):
-    """Notes the calls of loss functions in this thread.
+    """A record of the calls of loss functions in this thread.
 
-    With `is_safe`, a mean over no labels gives zero instead of what is not a number, so that other
-    parts of the loss keep their values.
+    With `is_safe`, a mean over no labels returns zero instead of NaN, so that other parts of the
+    loss keep their values.
     """
 
     def __init__(self, *, is_safe: bool) -> None:
@@ -175,7 +176,7 @@ class LossWatch(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function, and note it if it is a loss."""
+        """Call the function, and record the call if it is a loss."""
         result = func(*args, **(kwargs or {}))
         if func in _SUMMING and result.numel() == 1 and args[0].numel() > 1:
             self.sums.append(result)
@@ -184,19 +185,19 @@ class LossWatch(TorchFunctionMode):
             return result
         bound = signature.bind(*args, **(kwargs or {}))
         bound.apply_defaults()
-        return self._take(func, bound, result)
+        return self._record(func, bound, result)
 
-    def _take(
+    def _record(
         self, func: Callable[..., Any], bound: inspect.BoundArguments, result: torch.Tensor
     ) -> torch.Tensor:
-        """Note the call of a loss function; return what it gives, made safe if it is to be."""
-        call = _note(func, bound.arguments, result)
+        """Record the call of a loss function; return its result, without NaN if `is_safe`."""
+        call = _describe(func, bound.arguments, result)
         if call is None:
             return result
         if self._is_safe and call.reduction == "mean" and not call.count():
             bound.arguments["reduction"] = _SUMS[type(bound.arguments["reduction"])]
             result = func(*bound.args, **bound.kwargs)
-            call = _note(func, {**bound.arguments, "reduction": "mean"}, result) or call
+            call = _describe(func, {**bound.arguments, "reduction": "mean"}, result) or call
         self.calls.append(call)
         return result
 
@@ -205,7 +206,7 @@ _SUMS: dict[type, Any] = {str: "sum", int: 2}
 _SUMMING = frozenset({torch.sum, torch.Tensor.sum, torch.ops.aten.sum.default})
 
 
-def _note(
+def _describe(
     func: Callable[..., Any], given: Mapping[str, Any], result: torch.Tensor
 ) -> LossCall | None:
     target, reduction = given.get("target"), given["reduction"]
@@ -224,7 +225,7 @@ def _note(
 
 
 def _count_classes(given: Mapping[str, Any]) -> int | None:
-    """How many classes a call tells apart, if its scores say so."""
+    """Return the number of classes of a call, if its scores show it."""
     scores = given.get("input", given.get("self"))
     if "linear_weight" in given or not isinstance(scores, torch.Tensor):
         return None
@@ -238,7 +239,7 @@ def _is_counted(func: Callable[..., Any]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _signature_of(func: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a loss function with a choice of reduction; None for anything else."""
+    """Return the signature of a loss function that has a reduction; None for anything else."""
     if isinstance(func, OpOverload):
         return _signature_of_operation(func)
     name = getattr(func, "__name__", "")
@@ -266,7 +267,7 @@ def _signature_of_operation(func: OpOverload) -> inspect.Signature | None:
 
 
 def _names_of_losses() -> frozenset[str]:
-    """The functions of `torch.nn.functional` that take a target and a reduction."""
+    """Return the functions of `torch.nn.functional` that take a target and a reduction."""
     names = set()
     for name, value in vars(functional).items():
         if inspect.isfunction(value) and not name.startswith("_"):
@@ -281,7 +282,7 @@ _LOSSES = _names_of_losses()
 
 @contextmanager
 def watch_eagerly(watch: LossWatch) -> Iterator[None]:
-    """Watch a stage, and run compiled code as it was written, since it would not be seen."""
+    """Watch a stage, and run its compiled code eagerly, so that calls in it are seen."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))

@@ -1,4 +1,4 @@
-"""Two ways to the loss of several microbatches: in one call, and from their own losses."""
+"""The loss of several microbatches, computed in two ways: in one call, and from their losses."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ __all__ = ["SumOfLosses", "Together", "agree", "describe_gradients", "find_gradi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SumOfLosses:
-    """A loss, and its gradients by each tensor of each microbatch's output."""
+    """A loss, and its gradient for each tensor of each microbatch's output."""
 
     value: float
     gradients: list[list[torch.Tensor]]
@@ -24,7 +24,7 @@ class SumOfLosses:
 class Together:
     """The loss of several microbatches in one call.
 
-    `size` is what its terms add up to without their signs, by which rounding is judged.
+    `size` is the sum of the absolute values of its terms, from which its rounding is estimated.
     """
 
     made: SumOfLosses
@@ -33,7 +33,7 @@ class Together:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it is a number that another one can be compared with."""
+        """Whether the loss is finite, so that another one can be compared with it."""
         return math.isfinite(self.made.value)
 
 
@@ -43,7 +43,7 @@ def find_gradients(
     loss: torch.Tensor,
     leaves: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """The gradients of a weighed sum by the tensors of an output; zero where it has none."""
+    """Return the gradients of a weighted sum for the tensors of an output; zeros if unused."""
     trained = [leaf for leaf in leaves if leaf.requires_grad]
     if not roots or not trained or not loss.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
@@ -54,10 +54,10 @@ def find_gradients(
 
 
 def agree(ours: SumOfLosses, together: Together, accuracy: float) -> bool:
-    """Whether both give the same loss and gradients, of what can be compared at all.
+    """Whether both give the same loss and gradients, as far as they can be compared.
 
-    What is not a number for the whole batch cannot be compared; if it is one there, it must be
-    one here too.
+    A loss that is not finite for the whole batch cannot be compared. If it is finite there, the
+    sum of the losses must be finite too.
     """
     theirs = together.made
     scale = max(abs(theirs.value), together.size, 1e-30)
@@ -74,7 +74,7 @@ def agree(ours: SumOfLosses, together: Together, accuracy: float) -> bool:
 def _pair_gradients(
     ours: SumOfLosses, together: Together
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """What both say of each tensor; of one that all microbatches have, the sums."""
+    """Pair both gradients of each tensor; those of a shared tensor are summed."""
     for place, is_shared in enumerate(together.output.is_shared):
         mine = [gradients[place] for gradients in ours.gradients]
         theirs = [gradients[place] for gradients in together.made.gradients]
@@ -84,6 +84,6 @@ def _pair_gradients(
 
 
 def describe_gradients(ours: SumOfLosses, together: Together) -> str:
-    """Say that only the gradients differ, if it is so."""
+    """Return words for an error if only the gradients differ."""
     is_alike = f"{ours.value:.6g}" == f"{together.made.value:.6g}"
     return ", with other gradients" if is_alike else ""

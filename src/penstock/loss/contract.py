@@ -1,4 +1,4 @@
-"""What a loss must be: one real number, in training with a graph behind it."""
+"""What counts as a loss: one real number, in training with a graph."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["require_graph", "require_number"]
 
 
 def require_number(loss: object, name: str = "the loss") -> torch.Tensor:
-    """Return a loss as a tensor without dimensions, or refuse what is not one real number.
+    """Return a loss as a tensor without dimensions, or raise if it is not one real number.
 
     >>> require_number(torch.tensor([2.0]))
     tensor(2.)
@@ -27,7 +27,7 @@ def require_number(loss: object, name: str = "the loss") -> torch.Tensor:
 
 
 def require_graph(loss: torch.Tensor, output: object, module: nn.Module) -> None:
-    """Refuse a loss that no gradient can come from; `output` is what `module` has returned."""
+    """Raise if a loss has no graph; `output` is what `module`, the last stage, returned."""
     if loss.requires_grad:
         return
     is_trained = any(parameter.requires_grad for parameter in module.parameters())
@@ -40,7 +40,7 @@ def require_graph(loss: torch.Tensor, output: object, module: nn.Module) -> None
     else:
         advice = (
             "no parameter of the last stage is trainable, and what the stage receives requires no "
-            "gradient: unfreeze a parameter that the loss depends on, or call eval"
+            "gradient: unfreeze a parameter that the loss depends on, or call evaluate"
         )
     raise PipelineError(
         f"the loss of a training step must have a graph (got {_describe(loss)}); {advice}"
@@ -48,14 +48,14 @@ def require_graph(loss: torch.Tensor, output: object, module: nn.Module) -> None
 
 
 def _find_mistake(loss: object) -> str | None:
-    """What to return in place of this, if it is not one real number."""
+    """Return advice on what to return instead, if this is not one real number."""
     match loss:
         case torch.Tensor():
             return _find_mistake_in_tensor(loss)
         case None:
             return (
-                "return the loss from the loss function (a model that makes its own needs its "
-                "labels)"
+                "return the loss from the loss function (a model that computes its own loss needs "
+                "its labels)"
             )
         case bool() | int() | float() | complex():
             return "return the tensor itself, without .item() or float()"

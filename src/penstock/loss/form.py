@@ -1,4 +1,4 @@
-"""How a loss is put together from the results of loss functions, read off its graph."""
+"""How a loss combines the results of loss functions, as its graph shows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from penstock.torch_private import tree_leaves
 
 __all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count", "sign_graph"]
 
-# Operations that keep what they have counted, or the target whose numbers they average.
+# Operations that save what they counted, or the target whose elements they average.
 _COUNTERS = {"NllLossBackward0", "NllLoss2DBackward0"}
 _AVERAGES = {
     "BinaryCrossEntropyBackward0",
@@ -21,11 +21,11 @@ _AVERAGES = {
     "SmoothL1LossBackward0",
 }
 COUNTING = frozenset(_COUNTERS | _AVERAGES)
-# How operations number a reduction to a mean.
+# The number of the reduction to a mean.
 _MEAN = 1
-# How many operations of a loss are looked at in every step.
+# The number of operations in the signature of a graph, which every step reads.
 _SIGNED = 8
-# Operations whose result is a sum of their inputs, each by a factor of its own.
+# Operations whose result is a sum of their inputs, each multiplied by a factor.
 _LINEAR = {
     "AddBackward0",
     "AddBackward1",
@@ -50,17 +50,18 @@ _LINEAR = {
     "MeanBackward0",
     "MeanBackward1",
 }
-# Operations that are linear in an input that the others do not depend on.
+# Operations that are linear in one input, if no other input depends on a call.
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
 
 
 @dataclass(frozen=True, slots=True)
 class LossForm:
-    """Which calls a loss is a sum of, and whether there is anything else in it.
+    """The calls that a loss is a sum of, and whether it has other terms.
 
-    `used` are the numbers of the calls that it depends on, `is_linear` says whether it is a sum of
-    them and of the rest, each by a factor; `is_scaled` whether there is any operation in between.
+    `used` are the numbers of the calls that it depends on. `is_linear` says that it is a sum of
+    them and of the rest, each multiplied by a factor. `is_scaled` says that some operation lies
+    between the loss and the calls.
     """
 
     used: tuple[int, ...]
@@ -71,7 +72,7 @@ class LossForm:
 
 @dataclass(slots=True)
 class _Walk:
-    """What was met on the way down from the loss."""
+    """What was found in the graph of a loss so far."""
 
     calls: Mapping[Node, int]
     used: set[int] = field(default_factory=set)
@@ -80,7 +81,7 @@ class _Walk:
     is_scaled: bool = False
 
     def descend(self, node: Node) -> None:
-        """Go on to what a node's result is a sum of."""
+        """Visit a node and the terms that its result is a sum of."""
         if node in self.calls:
             self.used.add(self.calls[node])
             return
@@ -96,7 +97,7 @@ class _Walk:
         self.has_rest = True
 
     def _find_summands(self, node: Node) -> list[Node] | None:
-        """What a node's result is a sum of, each by a factor; None if it is another function."""
+        """Return the terms that a node sums, each with a factor; None if it does anything else."""
         inputs = [inner for inner, _ in node.next_functions]
         given = [inner for inner in inputs if inner is not None]
         if node.name() in _LINEAR:
@@ -113,7 +114,7 @@ class _Walk:
 
 
 def find_form(loss: torch.Tensor, edges: Sequence[GradientEdge | None]) -> LossForm:
-    """Find which calls a loss is made of, by the edges of their results."""
+    """Find which calls a loss consists of; `edges` are those of their results."""
     calls = {edge.node: number for number, edge in enumerate(edges) if edge is not None}
     walk = _Walk(calls)
     if loss.grad_fn is None:
@@ -124,7 +125,7 @@ def find_form(loss: torch.Tensor, edges: Sequence[GradientEdge | None]) -> LossF
 
 
 def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:
-    """The calls anywhere below a node; whatever is older than all of them cannot depend on one."""
+    """Return the calls that a node depends on; nodes older than all calls are skipped."""
     oldest = min((call._sequence_nr() for call in calls), default=0)
     found, seen, stack = set[int](), {node}, [node]
     while stack:
@@ -140,14 +141,14 @@ def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:
 
 
 def name_top(loss: torch.Tensor) -> str:
-    """The operation that has made a loss, by which another way of making it is noticed."""
+    """Name the last operation of a loss, which shows if the loss is computed in another way."""
     return "nothing" if loss.grad_fn is None else _name(loss.grad_fn)
 
 
 def sign_graph(loss: torch.Tensor, output: Any) -> str:
     """Name the last operations of a loss, down to the output of the model.
 
-    Two losses that are made in different ways have different signatures, in all but rare cases.
+    Losses that are computed in different ways almost always have different signatures.
     """
     ends = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
     outputs = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
@@ -164,13 +165,13 @@ def sign_graph(loss: torch.Tensor, output: Any) -> str:
 
 
 def _name(node: Node) -> str:
-    # The same operation makes means and sums.
+    # The same operation computes means and sums.
     reduction = getattr(node, "_saved_reduction", None)
     return node.name() if reduction in (None, _MEAN) else f"{node.name()} ({reduction})"
 
 
 def read_count(loss: torch.Tensor) -> torch.Tensor | float | None:
-    """What the operation that has made a loss has counted, if it keeps that."""
+    """Return what the last operation of a loss counted, if it saves that."""
     name, node = name_top(loss), loss.grad_fn
     if name in _COUNTERS:
         counted: torch.Tensor = node._saved_total_weight  # type: ignore[union-attr]  # it has that

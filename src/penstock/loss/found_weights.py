@@ -1,14 +1,14 @@
-"""Weights of microbatches that are found out: what makes up the loss of the unsplit model.
+"""Weights of microbatches, found so that their losses add up to the loss of the unsplit model.
 
-A mean over labels that count (`cross_entropy`, `nll_loss`) is weighed by the labels that count in
-each microbatch, a sum by one, and everything else by rows:
+A mean over labels (`cross_entropy`, `nll_loss`) is weighted by the labels that count in each
+microbatch, a sum by one, and everything else by rows:
 
     loss of a microbatch   =  factor * cross_entropy  +  rest
     its part of the batch  =  factor * cross_entropy * labels here / labels
                               +  rest * rows here / rows
 
-The calls are watched while the loss is made, until it is known to be the result of one of them;
-from then on it is looked at again in steps 2, 4, 8 and so on, and what it counts in every step.
+The calls are watched while the loss is computed, until it is known to be the result of one call.
+From then on it is watched in steps 2, 4, 8 and so on, but what it counts is checked in every step.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -30,15 +30,15 @@ from penstock.modules.compiled import is_compiled
 
 __all__ = ["FoundWeights"]
 
-# Tops of graphs that do not show how a loss was made.
+# Last operations that do not show how a loss was computed.
 _OPAQUE = ("CompiledFunction", "_Replay")
 
 
 class FoundWeights:
     """The weights of one step's losses.
 
-    With `is_compared`, labels that are spread unevenly are no reason to refuse a loss by rows,
-    since somebody else compares it with that of several microbatches together.
+    With `is_compared`, a loss is weighted by rows even if its labels are spread unevenly, because
+    the caller compares it with the loss of several microbatches together.
     """
 
     def __init__(self, memory: LossMemory, given: Given, *, is_compared: bool = False) -> None:
@@ -55,7 +55,7 @@ class FoundWeights:
         self._outside: LossWatch | None = None
 
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Watch the calls of loss functions in a last stage, unless it is known what it does."""
+        """Watch the calls of loss functions in a last stage, unless its loss is known."""
         habit = self.habit
         if self.is_alone or not self._given.makes_own or not habit.is_watched:
             return nullcontext()
@@ -71,11 +71,11 @@ class FoundWeights:
         output: Any,
         target: Any,
     ) -> Any:
-        """Call the loss function, and watch it unless it makes the loss as it always did."""
+        """Call the loss function, and watch it unless the loss is computed as before."""
         if self.is_alone:
             return function(output, target)
         call = self._call = LossMade.begin(function, output, target)
-        # A stage that was watched may have settled what is to be watched.
+        # If its stage was watched, the loss function is watched too.
         is_watched = self.habit.is_watched or self._inside is not None
         loss = self._watch(call) if is_watched else function(output, target)
         is_first, self._has_begun = not self._has_begun, True
@@ -89,12 +89,12 @@ class FoundWeights:
         return loss
 
     def _watch_again(self, call: LossMade) -> Any:
-        """Make a loss once more and watch it, unless its first call has left traces."""
+        """Compute a loss once more and watch it, unless its first call had side effects."""
         if not call.can_be_repeated():
             self.habit.forget()
             raise BatchError(
-                "a loss that takes gradients or writes to its arguments must be made as in the "
-                f"step before (got another graph, {self._signature}); repeat the step, which "
+                "a loss that takes gradients or writes to its arguments must be computed as in "
+                f"the step before (got another graph, {self._signature}); repeat the step, which "
                 f"looks again, or {ADVICE}"
             )
         return self._watch(call)
@@ -105,8 +105,8 @@ class FoundWeights:
             return call.repeat()
 
     def _is_usual(self, loss: torch.Tensor, output: Any) -> bool:
-        """Whether a loss is made as in the step before, as far as its graph tells."""
-        # What is made inside of a stage cannot be looked at again; see `_repeat`.
+        """Whether a loss is computed as in the step before, as far as its graph shows."""
+        # A loss computed inside of a stage cannot be repeated; see `_repeat`.
         if not loss.requires_grad or self._given.makes_own:
             return True
         self._signature = sign_graph(loss, output)
@@ -114,7 +114,7 @@ class FoundWeights:
         return not known or self._signature in known or self._is_hidden(loss)
 
     def check(self) -> None:
-        """Refuse the step if a loss has counted something else than the labels said."""
+        """Raise if a loss counted something else than the labels of the step."""
         self._weights.check()
 
     @property
@@ -124,30 +124,30 @@ class FoundWeights:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look at how the loss adds up.
+        """Whether to check in this step how the loss adds up.
 
-        It always is until a step was of use for that, and if the loss is weighed by rows although
-        microbatches have unequal parts of the labels.
+        It is, until a step could show that; and whenever the loss is weighted by rows although
+        labels are spread unevenly over the microbatches.
         """
         habit = self.habit
         return habit.is_due or not habit.is_tried or self.find_doubt() is not None
 
     def find_doubt(self) -> str | None:
-        """Find labels that speak against a mean over rows, unless all of the loss is known."""
+        """Find labels that contradict a mean over rows, unless all of the loss is known."""
         if self.habit.is_counted or self.habit.is_confirmed:
             return None
         is_labelled = any(isinstance(term.mean, Labelled) for term in self.habit.terms)
         return None if is_labelled else self._weights.find_uneven()
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
-        """Return what a loss counts for."""
+        """Return the weight of a loss."""
         if self.is_alone:
             return Share(1.0)
         self._weights.begin_microbatch(microbatch)
         try:
             return self._weigh(microbatch, loss)
         finally:
-            # Nothing of the graph may live on.
+            # Keep nothing of the graph alive.
             self._inside = self._outside = self._call = None
 
     def _weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
@@ -187,12 +187,12 @@ class FoundWeights:
         return self._join(microbatch, loss, used, terms, weights, form)
 
     def _is_hidden(self, loss: torch.Tensor) -> bool:
-        """Whether the calls of a known loss cannot be seen, since it is compiled or captured."""
+        """Whether the calls of a known loss cannot be seen, because it is compiled or captured."""
         is_opaque = self.habit.is_opaque or name_top(loss).startswith(_OPAQUE)
         return self.habit.single is not None and is_opaque
 
     def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
-        """Weigh a loss that was made as in an earlier microbatch, as far as can be seen."""
+        """Return the weight of a loss that was computed as in an earlier microbatch."""
         habit, top = self.habit, name_top(loss)
         is_same = top == habit.top or habit.is_opaque or top.startswith(_OPAQUE)
         if habit.single is None and is_same:
@@ -202,8 +202,8 @@ class FoundWeights:
             before = habit.top if habit.single is None else f"{habit.top} of {habit.single.source}"
             habit.forget()
             raise BatchError(
-                f"all microbatches must make their losses alike (got {top}, after {before} in "
-                f"earlier ones); repeat the step, which looks again, or {ADVICE}"
+                f"all microbatches must compute their losses in the same way (got {top}, after "
+                f"{before} in earlier ones); repeat the step, which looks again, or {ADVICE}"
             )
         assert habit.single is not None, "weights are those of a call"
         found = read_count(loss)
@@ -219,7 +219,7 @@ class FoundWeights:
     def _find_terms(
         self, used: Sequence[LossCall], microbatch: int, form: LossForm, loss: torch.Tensor
     ) -> Sequence[Term | None]:
-        """What each call counts; None if that is nothing, which teaches nothing."""
+        """Find what each call counts; None for a call that counts nothing."""
         known = self.habit.terms
         is_like = len(known) == len(used) and all(map(Term.is_like, known, used))
         if not is_like or self.habit.is_due:
@@ -231,15 +231,15 @@ class FoundWeights:
                 terms.append(self._find_term(call, microbatch, reading, source, taken))
             return terms
         for term, call in zip(known, used, strict=True):
-            # A mean is one always; a sum may be divided by one thing now, by another then.
+            # A mean stays a mean, but a sum may be divided by something else each time.
             if (
                 call.reduction != "mean"
                 and read_call(call, form, loss, adds_up=self._given.adds_up) != term.reading
             ):
                 self.habit.forget()
                 raise BatchError(
-                    "all microbatches must make their losses alike (got a sum that is divided by "
-                    f"other things in some of them); {ADVICE}"
+                    "all microbatches must compute their losses in the same way (got a sum that "
+                    f"is divided by other things in some of them); {ADVICE}"
                 )
         return known
 
@@ -257,7 +257,7 @@ class FoundWeights:
         term = Term(call.reduction, reading, call.mean, source)
         if call.count():
             return term
-        # If nothing counts in the whole batch, this says so.
+        # Raises an error if nothing counts in the whole batch.
         self._weights.of_all(term)
         return None
 
@@ -270,7 +270,7 @@ class FoundWeights:
         weights: Sequence[float],
         form: LossForm,
     ) -> Share:
-        """Weigh each call by what it counts, and the rest by rows."""
+        """Return a weight by rows, and parts for the calls that have another weight."""
         if not form.is_linear:
             raise BatchError(
                 "a loss must be a sum of what is averaged over the batch, each by a factor (got "

@@ -1,4 +1,4 @@
-"""The outputs and targets of several microbatches as those of one."""
+"""The outputs and targets of several microbatches, joined to those of one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Merge: TypeAlias = Callable[[list[torch.Tensor]], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """One value made of several, and which of its tensors all of them have in common."""
+    """One value joined from several, and which of its tensors all of them share."""
 
     value: Any
     is_shared: tuple[bool, ...]
@@ -25,10 +25,10 @@ class Joined:
 def join_values(
     values: Sequence[Any], rows: Sequence[int], dim: int, merge: Merge | None = None
 ) -> Joined:
-    """Join the values of microbatches with these rows along a dimension, so that graphs go on.
+    """Join the values of microbatches with these rows along a dimension, including their graphs.
 
-    Tensors that do not grow with the rows must be the same in all of them. `merge` is how the user
-    joins tensors, if he does.
+    Tensors that do not grow with the rows must be the same in all of them. `merge` is the user's
+    function that joins tensors, if there is one.
 
     >>> join_values([torch.ones(2), torch.zeros(1)], [2, 1], 0).value
     tensor([1., 1., 0.])
@@ -52,7 +52,7 @@ def _tensors_of_any(value: Any) -> list[torch.Tensor]:
 def _join(
     column: list[torch.Tensor], rows: Sequence[int], dim: int, merge: Merge | None
 ) -> torch.Tensor | None:
-    """One tensor of several; None if they are one already."""
+    """Join tensors; return None if all of them are the same."""
     if all(tensor is column[0] for tensor in column):
         return None
     if _grow_with(column, rows, dim):
@@ -64,7 +64,7 @@ def _join(
 
 
 def _grow_with(column: Sequence[torch.Tensor], rows: Sequence[int], dim: int) -> bool:
-    """Whether tensors have the rows of their microbatches along a dimension, or so many each."""
+    """Whether the sizes of tensors along a dimension are proportional to the rows."""
     if not all(-tensor.dim() <= dim < tensor.dim() for tensor in column):
         return False
     shapes = [list(tensor.shape) for tensor in column]

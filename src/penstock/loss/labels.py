@@ -1,7 +1,7 @@
 """The labels of a step's microbatches, and how the target of a loss function derives from them.
 
-What a mean counts must be known of all microbatches before the first backward, so it is counted in
-the labels that the step was given, the way in which one microbatch's labels have become a target.
+What a mean counts in each microbatch must be known before the first backward. So it is counted in
+the labels that the step was given, derived as the target of one microbatch is from its labels.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from penstock.torch_private import keystr, tree_flatten_with_path
 
 __all__ = ["LABELS", "BatchLabels", "Relation", "Source", "derive", "fetch_numbers"]
 
-# What transformers call the keyword from which a model makes its loss.
+# The keyword of transformers from which a model computes its loss.
 LABELS = "labels"
-# What the target is called among the arguments of a step.
+# The name of the target among the arguments of a step.
 TARGET = "target"
 
 
 class Relation(Enum):
-    """How a target is made of labels: as they are, or from the second of each row on."""
+    """How a target derives from labels: unchanged, or without the first label of each row."""
 
     SAME = "same"
     SHIFTED = "shifted"
@@ -32,7 +32,7 @@ class Relation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The labels that a target is made of: which argument, where in it, and how."""
+    """The labels that a target derives from: which argument, where in it, and how."""
 
     argument: str
     place: str
@@ -40,23 +40,23 @@ class Source:
 
 
 def derive(labels: torch.Tensor, relation: Relation) -> torch.Tensor:
-    """Return the labels that a target of this relation counts."""
+    """Return the labels that are in a target of this relation."""
     is_shifted = relation is Relation.SHIFTED and labels.dim() > 0
     return labels[..., 1:] if is_shifted else labels
 
 
 class BatchLabels:
-    """What a step was given that may be labels, by argument, one value per microbatch."""
+    """The arguments of a step that may be labels, each with one value per microbatch."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        # What is called labels comes first: a model may well be given its inputs as labels too.
+        # Arguments named labels come first, since inputs may have the same values.
         names = sorted(columns, key=lambda name: LABELS not in name and name != TARGET)
         self._columns = {name: columns[name] for name in names}
 
     def pick(self, microbatches: Sequence[int], targets: Sequence[Any]) -> "BatchLabels":
-        """Return the labels of some microbatches, as if there were no others.
+        """Return the labels of some microbatches only.
 
-        `targets` take the place of theirs, if these were given any.
+        `targets` replace their targets, if the step has any.
         """
         columns = {
             name: [column[i] for i in microbatches] for name, column in self._columns.items()
@@ -66,9 +66,9 @@ class BatchLabels:
         return BatchLabels(columns)
 
     def find(self, call: LossCall, microbatch: int) -> Iterator[Source]:
-        """Find what the target of a call may be made of, by its values; then up to their order.
+        """Find labels with the values of a call's target; then labels with its values sorted.
 
-        What the target is a view of comes first, since others may have the same values here.
+        Labels that the target is a view of come first, since others may have the same values.
         """
         leaves = [
             (name, place, leaf)
@@ -96,9 +96,9 @@ class BatchLabels:
         return fetch_numbers(counts)
 
     def find_uneven(self) -> str | None:
-        """Find labels of -100, or a mask in a target, that are not spread evenly.
+        """Find labels of -100, or a mask in a target, that are spread unevenly.
 
-        They are signs of a mean that is not one over rows.
+        They are a sign that the loss is not a mean over rows.
         """
         has_target = TARGET in self._columns
         for name, column in self._columns.items():
@@ -113,7 +113,7 @@ class BatchLabels:
 
 
 def _leaves(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a value that may be labels, and their places."""
+    """Yield the tensors in a value, and their paths in it."""
     if isinstance(value, torch.Tensor):
         yield "", value
     elif value is not None:
@@ -123,7 +123,7 @@ def _leaves(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _targets(labels: torch.Tensor, relation: Relation, call: LossCall) -> Iterator[torch.Tensor]:
-    """What a call's target may look like that is made of these labels."""
+    """Yield the forms that a call's target may have if it derives from these labels."""
     if relation is Relation.SHIFTED and not (labels.dim() and labels.shape[-1]):
         return
     derived = derive(labels, relation)
@@ -131,7 +131,7 @@ def _targets(labels: torch.Tensor, relation: Relation, call: LossCall) -> Iterat
         yield derived
         return
     ignored, is_counted = call.mean.ignore_index, call.mean.find_counted(derived)
-    # Only those that count may have been picked, or ignored ones put in the place of others.
+    # The target may have only the labels that count, or others replaced by the ignored one.
     yield derived[is_counted]
     if ignored is not None:
         derived = derived.where(is_counted, ignored)
@@ -141,7 +141,7 @@ def _targets(labels: torch.Tensor, relation: Relation, call: LossCall) -> Iterat
 
 
 def _is_view(target: torch.Tensor, labels: torch.Tensor) -> bool:
-    """Whether a target lies in the memory of these labels."""
+    """Whether a target shares the memory of these labels."""
     if not labels.numel() or target.device != labels.device:
         return False
     first = labels.data_ptr()
@@ -166,7 +166,7 @@ def _is_hint(leaf: torch.Tensor | None, has_target: bool) -> bool:
 
 
 def _is_uneven(leaves: Sequence[torch.Tensor | None]) -> bool:
-    """Whether some microbatches have a larger part of what counts than of all that there is."""
+    """Whether some microbatches have a larger share of what counts than of all labels."""
     counts = fetch_numbers([0.0 if leaf is None else _count_hint(leaf) for leaf in leaves])
     sizes = [0 if leaf is None else leaf.numel() for leaf in leaves]
     pairs = zip(counts, sizes, strict=True)
@@ -178,7 +178,7 @@ def _count_hint(leaf: torch.Tensor) -> torch.Tensor:
 
 
 def fetch_numbers(counts: Sequence[torch.Tensor | float]) -> list[float]:
-    """Counts as numbers; those on a device are fetched at once."""
+    """Return counts as numbers; those on a device are fetched in one go."""
     tensors = [count for count in counts if isinstance(count, torch.Tensor)]
     if not tensors:
         return [float(count) for count in counts]

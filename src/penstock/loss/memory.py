@@ -41,13 +41,13 @@ _MOST_WAYS = 8
 
 @dataclass(slots=True, eq=False)
 class Habit:
-    """How the loss of one kind of step is made.
+    """How the loss of one kind of step is computed.
 
-    `is_left` says that it need not be watched every time: it is the result of the call `single`,
-    or of none that says what it counts, and `top` is the operation that has made it; `signatures`
-    are the tops of its graphs. `is_counted` says that all of it is known by what it counts;
-    `is_tried` that a step was compared with its whole batch, or could not be, in which a wrong
-    weight would have shown; `is_confirmed` that labels counted unevenly in such a batch.
+    `is_left` says that it need not be watched in every step: it is the result of the call
+    `single`, or of no call that counts anything. `top` is its last operation, and `signatures` are
+    the last operations of its graphs. `is_counted` says that what each part counts is known.
+    `is_tried` says that some step could have shown a wrong weight, and was compared with its whole
+    batch if possible. `is_confirmed` says that labels were spread unevenly in such a batch.
     """
 
     steps: int = 0

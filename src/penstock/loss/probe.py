@@ -1,8 +1,8 @@
-"""Compares the loss of several microbatches together with what their own losses make up.
+"""Comparison of the loss of several microbatches together with the sum of their own losses.
 
 How a loss adds up over microbatches is read off its calls and its graph, and a loss written by
-hand is taken for a mean over rows. Whether that is right is tried out, in the first steps of every
-way to make a loss until one could have shown that it is wrong, and in steps 2, 4, 8 and so on:
+hand is assumed to be a mean over rows. Whether that is right is checked for every way to compute a
+loss: in its first steps, until one could have shown a mistake, and in steps 2, 4, 8 and so on:
 
     microbatches      0   1   2   3
     as one batch      loss([0 1 2 3])          its value, and its gradients by the outputs
@@ -44,17 +44,17 @@ __all__ = ["ComparedWeights"]
 _ENOUGH_BYTES = 2**24
 # ...unless those two are larger than this.
 _MOST_BYTES = 2**28
-# How far two ways to the same numbers may lie apart, of the largest of them.
+# The largest allowed difference between two ways to compute a number, relative to the largest.
 _ACCURACY = {torch.float64: 1e-6, torch.float32: 1e-4}
 _LEAST_ACCURACY = 3e-2
 _FAST_ACCURACY = 1e-2
-# How far apart the losses of microbatches must be for a root of them, say, to show.
+# How far apart the losses of microbatches must be to show that a loss is, say, a root.
 _LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
-    """One microbatch as its loss was given it."""
+    """The arguments of the loss function for one microbatch."""
 
     output: Any
     target: Any
@@ -65,12 +65,12 @@ class _Kept:
         return fill(self.output, copies), copy_tensors(self.target, {})
 
 
-class _Incomparable(Exception):  # noqa: N818  # it is not an error, but why there is nothing to say
-    """Says why a loss could not be compared."""
+class _Incomparable(Exception):  # noqa: N818  # not an error, but a reason
+    """The reason why a loss could not be compared."""
 
 
 class ComparedWeights:
-    """Found weights that are compared, when it is due, with the loss of a larger batch."""
+    """Found weights that are checked, in some steps, with the loss of a larger batch."""
 
     def __init__(
         self, memory: LossMemory, given: Given, *, dims: Sequence[int], merge: Merge | None
@@ -89,17 +89,17 @@ class ComparedWeights:
         self._is_due = False
 
     def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Watch the calls of loss functions in a last stage, unless it is known what it does."""
+        """Watch the calls of loss functions in a last stage, unless its loss is known."""
         return self._weights.watch_stage(module)
 
     def make_loss(
         self, function: Callable[..., Any], microbatch: int, output: Any, target: Any
     ) -> Any:
-        """Call the loss function, and keep what it was given if it is to be called again."""
+        """Call the loss function, and keep its arguments if it will be called again."""
         if self._weights.is_alone:
             return function(output, target)
         is_first, self._function = self._function is None, function
-        # Before the loss is made, since it may write to what it is given.
+        # Before the call, since a loss may write to its arguments.
         is_asked = self._weights.is_due if is_first else self._is_due
         is_kept = is_asked and self._keep(microbatch, output, target)
         loss = self._weights.make_loss(function, microbatch, output, target)
@@ -112,7 +112,7 @@ class ComparedWeights:
         return loss
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
-        """Return what a loss counts for."""
+        """Return the weight of a loss."""
         share = self._weights.weigh(microbatch, loss)
         if self._is_due:
             self._shares[microbatch] = share
@@ -121,7 +121,7 @@ class ComparedWeights:
         return share
 
     def check(self) -> None:
-        """Refuse the step if a loss has counted something else, or does not add up as weighed."""
+        """Raise if a loss counted something else, or does not add up with these weights."""
         self._weights.check()
         if not self._is_due or self._function is None:
             return
@@ -132,10 +132,10 @@ class ComparedWeights:
             targets = [self._kept[number].target for number in kept]
             if is_compared and self._given.labels.pick(kept, targets).find_uneven() is not None:
                 habit.is_confirmed = True
-            habit.is_tried |= is_compared and self._is_telling()
+            habit.is_tried |= is_compared and self._is_conclusive()
         except _Incomparable as reason:
-            habit.is_tried |= self._is_telling()
-            self._tell(str(reason))
+            habit.is_tried |= self._is_conclusive()
+            self._warn(str(reason))
         finally:
             self._kept.clear()
             self._shares.clear()
@@ -144,11 +144,11 @@ class ComparedWeights:
         if doubt is not None:
             raise uneven_error(doubt)
 
-    def _is_telling(self) -> bool:
-        """Whether a loss that does not add up would show in what this step has given it.
+    def _is_conclusive(self) -> bool:
+        """Whether this step would show it if the loss did not add up.
 
-        Nothing shows in a single microbatch, in what is not a number, and where all losses are
-        the same: then any kind of mean of them is. What can never be compared is left alone.
+        A single microbatch shows nothing, nor do losses that are not finite or that are all the
+        same. A loss that can never be compared is not tried again.
         """
         if len(self._shares) - len(_find_empty(self._shares)) < 2:
             return False
@@ -160,25 +160,25 @@ class ComparedWeights:
         least = min(_LEAST_SPREAD, self._find_accuracy([])) * max(map(abs, values))
         return max(values) - min(values) > least
 
-    def _tell(self, reason: str) -> None:
-        """Say once that a loss is taken for a mean over rows unseen."""
+    def _warn(self, reason: str) -> None:
+        """Warn once that a loss is assumed to be a mean over rows without a comparison."""
         is_known = self._weights.habit.is_counted or self._given.makes_own
         if is_known or self._memory.has_warned or self._weights.find_doubt() is not None:
             return
         self._memory.has_warned = True
         warnings.warn(
-            "the loss is weighed by rows, but could not be compared with that of several "
-            f"microbatches together, since {reason}; if it is a mean over rows, say so with "
-            "Pipeline(reduction='mean')",
+            "the losses of microbatches are weighted by rows, but could not be compared with the "
+            f"loss of several microbatches together, because {reason}; if the loss is a mean over "
+            "rows, say so with Pipeline(reduction='mean')",
             stacklevel=2,
         )
 
     def _keep(self, microbatch: int, output: Any, target: Any) -> bool:
-        """Keep a copy of an output, if there is room and it may be of use."""
+        """Keep a copy of an output if it is small enough and can be joined; return whether."""
         try:
             tensors = tensors_of(output)
         except Exception:
-            # An output may be anything, and need not be joined.
+            # An output of any type is allowed, but cannot always be joined.
             return False
         if self._given.makes_own and any(t.requires_grad and not t.dim() for t in tensors):
             return False
@@ -205,7 +205,7 @@ class ComparedWeights:
         """
         numbers = sorted(self._kept)
         if len(numbers) < 2 or not self._values:
-            raise _Incomparable("fewer than two microbatches are at hand where it is made")
+            raise _Incomparable("fewer than two microbatches are available where it is computed")
         tensors = tensors_of(self._kept[numbers[0]].output)
         with _explained(), run_again(function, tensors):
             self._require_same_again(function)
@@ -227,7 +227,7 @@ class ComparedWeights:
         return any(one.is_finite for one in made)
 
     def _require_same_again(self, function: Callable[..., Any]) -> None:
-        """Leave out losses that depend on more than what they are given."""
+        """Exclude losses that depend on more than their arguments."""
         number, expected = next(iter(self._values.items()))
         with torch.no_grad(), LossWatch(is_safe=self._weights.habit.is_mixed):
             again = require_number(function(*self._kept[number].copy()))
@@ -240,7 +240,7 @@ class ComparedWeights:
             )
 
     def _find_accuracy(self, tensors: Sequence[torch.Tensor]) -> float:
-        """How exactly numbers agree that are made of these tensors and of losses like ours."""
+        """Return the allowed relative difference, by the dtypes of these tensors and losses."""
         values = next(iter(self._values.values()))
         found = [t for t in (*tensors, values) if t.is_floating_point() or t.is_complex()]
         kinds = {tensor.abs().dtype if tensor.is_complex() else tensor.dtype for tensor in found}
@@ -252,7 +252,7 @@ class ComparedWeights:
         return max(accuracy, _FAST_ACCURACY) if is_fast else accuracy
 
     def _make_ours(self, function: Callable[..., Any], numbers: Sequence[int]) -> SumOfLosses:
-        """Weigh the losses of these microbatches as if the batch consisted of them."""
+        """Sum the weighted losses of these microbatches as if they were the whole batch."""
         known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         targets = [copy_tensors(self._kept[number].target, known) for number in numbers]
         weights = FoundWeights(LossMemory(), self._given.pick(numbers, targets), is_compared=True)
@@ -275,7 +275,7 @@ class ComparedWeights:
         return SumOfLosses(total, gradients)
 
     def _as_in_step(self, ours: SumOfLosses) -> SumOfLosses:
-        """Put in the loss that the step has made of its microbatches, if all were kept."""
+        """Replace the value by the loss of the step, if all microbatches were kept."""
         if self._values.keys() | _find_empty(self._shares) != set(range(len(self._given.rows))):
             return ours
         total = 0.0
@@ -288,7 +288,7 @@ class ComparedWeights:
     def _make_together(
         self, function: Callable[..., Any], numbers: Sequence[int], dim: int
     ) -> "Together | str":
-        """Make the loss of these microbatches in one call; why not, if that is not possible."""
+        """Compute the loss of these microbatches in one call, or return why that fails."""
         kept = [self._kept[number] for number in numbers]
         rows = [self._given.rows[number] for number in numbers]
         begun = [as_leaves(one.output) for one in kept]
@@ -298,7 +298,7 @@ class ComparedWeights:
             target = join_values([one.target for one in kept], rows, dim)
             loss = require_number(function(output.value, copy_tensors(target.value, {})))
         except Exception as error:
-            # Whatever a loss says of what it was not made for.
+            # A loss may raise anything if it does not support joined arguments.
             return f"it cannot be called for them: {error}"
         gradients = find_gradients([loss], [1.0], loss, leaves)
         pairs = zip(gradients, leaves, strict=True)
@@ -310,7 +310,7 @@ class ComparedWeights:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Let nothing that goes wrong in a loss that is called again break the step."""
+    """Let no error of a loss that is called again break the step."""
     try:
         yield
     except _Incomparable:
@@ -320,7 +320,7 @@ def _explained() -> Iterator[None]:
 
 
 def _find_empty(shares: Mapping[int, Share]) -> set[int]:
-    """The microbatches in which nothing counts."""
+    """Return the microbatches in which nothing counts."""
     return {number for number, share in shares.items() if not share.weight}
 
 

@@ -8,24 +8,24 @@ from penstock.errors import ArgumentError, BatchError
 
 __all__ = ["Reduction", "require_reduction", "share_counts", "weigh_rows"]
 
-# "auto" for what the unsplit model computes, "mean" over rows, "sum", or a function of a
-# microbatch's target or labels that counts what it averages.
+# "auto" for the loss of the unsplit model, "mean" over rows, "sum", or a function that takes a
+# microbatch's target or labels and returns how much the loss counts in it.
 Reduction: TypeAlias = Literal["auto", "mean", "sum"] | Callable[[Any], float]
 
 
 def require_reduction(reduction: Reduction) -> None:
-    """Refuse what is not a way to make a loss of losses."""
+    """Raise if this is not a reduction."""
     if not callable(reduction) and reduction not in ("auto", "mean", "sum"):
         raise ArgumentError(
             "reduction must be 'auto', 'mean', 'sum' or a function of a target or of labels (got "
-            f"{reduction!r})"
+            f"{reduction!r}); leave it out to find it from the loss"
         )
 
 
 def share_counts(counts: Sequence[float]) -> list[float]:
-    """Each microbatch's share of what the loss of the batch is a mean over.
+    """Return each microbatch's share of what the loss of the batch is a mean over.
 
-    A microbatch that counts nothing has weight zero: its loss, a mean over nothing, is left out.
+    A microbatch that counts nothing has weight zero, and its loss, which may be NaN, is left out.
 
     >>> share_counts([3, 0, 1])
     [0.75, 0.0, 0.25]
@@ -34,7 +34,7 @@ def share_counts(counts: Sequence[float]) -> list[float]:
 
 
 def weigh_rows(rows: Sequence[float]) -> list[float]:
-    """Each microbatch's share of the rows of the batch."""
+    """Return each microbatch's share of the rows of the batch."""
     return _share(rows, "rows")
 
 

@@ -1,4 +1,4 @@
-"""Calling a loss function once more, without leaving traces of that."""
+"""Calling a loss function once more, without side effects."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +19,8 @@ __all__ = ["LossMade", "MadeAgain", "as_leaves", "copy_tensors", "run_again"]
 
 
 def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Return an output like this one whose tensors begin a graph of their own, and these."""
-    # No graph can begin at a tensor that was made in inference mode.
+    """Return a copy of an output whose tensors are leaves of a new graph, and these leaves."""
+    # A tensor made in inference mode cannot be a leaf.
     values = [
         tensor.clone() if tensor.is_inference() else tensor.detach()
         for tensor in tensors_of(output)
@@ -32,9 +32,9 @@ def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def copy_tensors(value: Any, known: dict[int, tuple[torch.Tensor, torch.Tensor]]) -> Any:
-    """Return a value with copies of its tensors, since a loss may write to what it is given.
+    """Return a value with copies of its tensors, since a loss may write to its arguments.
 
-    `known` are the tensors that have a copy already, by id; they stay alive in it.
+    `known` has the tensors that were copied already, by id, and keeps them alive.
     """
 
     def copy(leaf: Any) -> Any:
@@ -50,7 +50,7 @@ def copy_tensors(value: Any, known: dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeAgain:
-    """A loss that was made once more, and the calls of torch's losses in it."""
+    """A loss that was computed once more, and the calls of torch's losses in it."""
 
     loss: torch.Tensor
     calls: list[LossCall]
@@ -58,7 +58,7 @@ class MadeAgain:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossMade:
-    """A call of the loss function; `versions` say how often its tensors were written to before."""
+    """A call of the loss function, and the versions of its tensors before the call."""
 
     function: Callable[..., Any]
     output: Any
@@ -67,17 +67,17 @@ class LossMade:
 
     @classmethod
     def begin(cls, function: Callable[..., Any], output: Any, target: Any) -> "LossMade":
-        """Note what the loss function is about to be called with."""
+        """Keep the arguments of a call that is about to happen."""
         return cls(function, output, target, _versions_of(output, target))
 
     def repeat(self) -> Any:
-        """Call it just so."""
+        """Call the loss function with these arguments."""
         return self.function(self.output, self.target)
 
     def repeat_with_graph(self, loss: torch.Tensor) -> MadeAgain | None:
-        """Make a loss without a graph once more with one, which shows what it is made of.
+        """Compute a loss once more with a graph, which shows what it consists of.
 
-        Nothing is returned if that cannot be done, or gives another number.
+        Return None if that fails or gives another number.
         """
         watch = LossWatch(is_safe=True)
         try:
@@ -85,13 +85,13 @@ class LossMade:
                 output, target = as_leaves(self.output)[0], copy_tensors(self.target, {})
                 again = require_number(self.function(output, target))
         except Exception:
-            # A loss need not be made for that, and has worked without it.
+            # A loss need not support that, and has worked without it.
             return None
         is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
         return MadeAgain(again, watch.calls) if is_same and again.requires_grad else None
 
     def can_be_repeated(self) -> bool:
-        """Whether the first call has left no traces: nothing written, no gradients taken."""
+        """Whether the first call had no side effects: nothing written, no gradients taken."""
         if self.versions != _versions_of(self.output, self.target):
             return False
         try:
@@ -100,7 +100,7 @@ class LossMade:
                 copies = [tensor.detach().clone() for tensor in tensors]
                 self.function(fill(self.output, copies), copy_tensors(self.target, {}))
         except Exception:
-            # Without a graph there are no gradients to take.
+            # Without a graph, a loss that takes gradients fails.
             return False
         return True
 
@@ -116,10 +116,10 @@ def _versions_of(*values: Any) -> list[int]:
 
 @contextmanager
 def run_again(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Keep random states and the buffers of a loss's modules as they are, and record graphs.
+    """Record graphs, and restore random states and the buffers of a loss's modules afterwards.
 
-    `tensors` say on which devices the loss runs. Compiled code runs as it was written, since other
-    sizes would have to be compiled anew.
+    The loss runs on the devices of `tensors`. Compiled code runs eagerly, because other sizes
+    would have to be compiled again.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
     buffers = [buffer for module in _find_modules(function) for buffer in module.buffers()]
@@ -141,7 +141,7 @@ def run_again(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> 
 
 
 def _find_modules(function: object, depth: int = 3) -> Iterator[nn.Module]:
-    """The modules that a loss function is, or that it refers to directly."""
+    """Yield the modules that a loss function is, or that it refers to directly."""
     match function:
         case nn.Module():
             yield function

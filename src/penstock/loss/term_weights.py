@@ -1,4 +1,4 @@
-"""What the parts of a loss count for in one step: by labels, by elements, by one, or by rows."""
+"""The weights of a loss's parts in one step: by labels, by elements, by one, or by rows."""
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
@@ -22,10 +22,10 @@ from penstock.loss.reduction import share_counts, weigh_rows
 
 __all__ = ["ADVICE", "Given", "TermWeights", "is_close", "read_call", "uneven_error"]
 
-# How far sums of class weights may lie apart.
+# The allowed relative difference between sums of class weights.
 _ACCURACY = 1e-4
-# The argument that a source has whose labels are on another rank, which has sent their counts.
-_TOLD = "labels on another rank"
+# The argument of a source whose labels are on another rank, which has sent their counts.
+_REMOTE = "labels on another rank"
 ADVICE = (
     "say what it is with Pipeline(reduction=...): 'mean' for a mean over rows, 'sum' for losses "
     "that add up, or a function of one microbatch's target or labels that counts what the loss is "
@@ -35,17 +35,17 @@ ADVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a step was given, as far as the weights of its losses depend on it.
+    """The arguments of a step, as far as the weights of its losses depend on them.
 
-    `told` has the counts of labels that only another rank has, by how they become a target;
-    `doubt` says why rows may not be what the loss is a mean over; `adds_up` says that the model
-    was given the count of the whole batch, so that its losses are parts of a sum; `makes_own` says
-    that the model makes its loss itself.
+    `remote_counts` has the counts of labels that only another rank has, by their relation to the
+    target. `doubt` says why the loss may not be a mean over rows. `adds_up` says that the model
+    was given the count of the whole batch, so that its losses are parts of a sum. `makes_own` says
+    that the model computes its loss itself.
     """
 
     rows: Sequence[int]
     labels: BatchLabels
-    told: Mapping[Relation, Sequence[float]] | None
+    remote_counts: Mapping[Relation, Sequence[float]] | None
     doubt: str | None
     adds_up: bool
     makes_own: bool
@@ -53,22 +53,23 @@ class Given:
     names: Hashable
 
     def pick(self, microbatches: Sequence[int], targets: Sequence[Any]) -> "Given":
-        """Return what a step of some microbatches alone would be given, with these targets."""
-        told = self.told and {
-            relation: [counts[i] for i in microbatches] for relation, counts in self.told.items()
+        """Return the arguments of a step with some of the microbatches, and with these targets."""
+        remote = self.remote_counts and {
+            relation: [counts[i] for i in microbatches]
+            for relation, counts in self.remote_counts.items()
         }
         return replace(
             self,
             rows=[self.rows[i] for i in microbatches],
             labels=self.labels.pick(microbatches, targets),
-            told=told,
+            remote_counts=remote,
             is_training=True,
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """What a mean counts in labels, microbatch by microbatch."""
+    """What a mean counts in labels, per microbatch."""
 
     source: Source
     mean: Mean
@@ -78,10 +79,10 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _First:
-    """A term as it was found first.
+    """A term as it was found in its first microbatch.
 
-    If it is known what it counts, `given` has the weights that it was given; else `seen` has the
-    row weights and counts seen with it.
+    If what it counts is known, `given` has the weights that it got so far. Otherwise `seen` has
+    the row weights and counts seen with it.
     """
 
     number: int
@@ -104,17 +105,17 @@ class TermWeights:
 
     @property
     def num_microbatches(self) -> int:
-        """How many microbatches the step has."""
+        """The number of microbatches of the step."""
         return len(self._rows)
 
     def is_even(self, weights: Sequence[float]) -> bool:
-        """Whether these weights of all microbatches are those of their rows."""
+        """Whether these weights of all microbatches are their shares of the rows."""
         return all(map(is_close, weights, self._rows))
 
     def by_rows(self, microbatch: int, *, is_known: bool) -> float:
-        """Weigh by rows, unless something says that the loss is not a mean over them.
+        """Return the weight by rows, or raise if the loss may not be a mean over rows.
 
-        `is_known` says that something else explains any labels that do not count.
+        `is_known` says that labels that do not count are explained otherwise.
         """
         if self._given.doubt is not None:
             raise BatchError(
@@ -126,13 +127,13 @@ class TermWeights:
         return self._rows[microbatch]
 
     def find_uneven(self) -> str | None:
-        """Find labels of which some microbatches have more than others for their rows."""
+        """Find labels that are spread unevenly over the rows."""
         if self._uneven is None:
             self._uneven = (self._given.labels.find_uneven(),)
         return self._uneven[0]
 
     def of_all(self, term: Term) -> list[float] | None:
-        """Weigh a term in all microbatches, if it is known what it counts in them."""
+        """Return the weights of a term in all microbatches, if what it counts is known."""
         if term.reading == "sum":
             return [1.0] * len(self._rows)
         if term.reading == "rest":
@@ -153,7 +154,7 @@ class TermWeights:
         return self._known[-1]
 
     def expect(self, term: Term, microbatch: int, found: torch.Tensor | float) -> None:
-        """Compare what a loss has really counted; what is on a device, when the step is over."""
+        """Check what a loss counted: now, or at the end of the step if it is on a device."""
         if term.source is None or term.reading != "mean":
             return
         counted = self._find_counted(term.source, term.mean)
@@ -166,11 +167,11 @@ class TermWeights:
             _require_equal(microbatch, expected, found, 0.0)
 
     def begin_microbatch(self, microbatch: int) -> None:
-        """Note that the loss of a microbatch is weighed here."""
+        """Note that a microbatch has its loss on this rank."""
         self._weighed.append(microbatch)
 
     def check(self) -> None:
-        """Refuse a step whose losses have counted something else than its labels said."""
+        """Raise if the losses of a step counted something else than its labels."""
         if any(first.seen and len(first.seen) < len(self._weighed) for first in self._first):
             raise BatchError(
                 "a part of the loss that only some microbatches have must count labels that are "
@@ -179,17 +180,17 @@ class TermWeights:
         if not all(map(self._is_complete, self._first)):
             raise BatchError(
                 "each part of a loss must count alike in all microbatches (got one that counts "
-                f"other labels, or by other weights of classes, in some of them); {ADVICE}"
+                f"other labels, or has other class weights, in some of them); {ADVICE}"
             )
         actual = fetch_numbers([found for _, _, found in self._checks])
         for (microbatch, expected, found), number in zip(self._checks, actual, strict=True):
-            # Weights of classes are added in any order; counts only lose digits.
+            # Class weights are summed in any order; counts only lose digits.
             eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
             accuracy = 2 * eps if expected.is_integer() else max(_ACCURACY, 16 * eps)
             _require_equal(microbatch, expected, number, accuracy)
 
     def _is_complete(self, first: "_First") -> bool:
-        """Whether a term was given all of its weights; where nothing counts, it has none."""
+        """Whether a term got its weights in all microbatches in which it counts."""
         weights = self.of_all(first.term)
         if weights is None or first.term.reading != "mean":
             return True
@@ -197,9 +198,9 @@ class TermWeights:
         return math.isclose(math.fsum(first.given), expected, rel_tol=1e-9)
 
     def of_one(self, number: int, term: Term, call: LossCall, microbatch: int) -> float:
-        """Weigh a term of a loss in a microbatch; `number` tells it from others that are like it.
+        """Return the weight of a term in a microbatch; `number` is that among similar terms.
 
-        What it was found to count in its first microbatch holds for the step, and is checked.
+        What it counts is found in its first microbatch, and checked in the others.
         """
         first = self._find_first(number, term, call)
         weights = self.of_all(first.term)
@@ -212,7 +213,7 @@ class TermWeights:
         return self._rows[microbatch]
 
     def repeat(self, term: Term, weight: float) -> None:
-        """Note the weight that a term was given without being looked at again."""
+        """Note the weight of a term that was not watched again."""
         for first in self._first:
             if first.term.source == term.source and first.term.mean.is_like(term.mean):
                 first.given.append(weight)
@@ -226,9 +227,9 @@ class TermWeights:
         return self._first[-1]
 
     def _require_steady(self, first: "_First") -> None:
-        """Accept that rows stand for counts that are not known, if both grow alike."""
+        """Raise unless unknown counts are proportional to rows, which then replace them."""
         (first_row, first_count), (row, count) = first.seen[0], first.seen[-1]
-        # What is the same for all microbatches need not depend on them: say, a norm of weights.
+        # A constant count need not depend on the microbatches, as in a norm of weights.
         is_constant = isinstance(first.term.mean, Elementwise) and count == first_count
         if not is_constant and not is_close(count * first_row, first_count * row):
             raise BatchError(
@@ -241,10 +242,10 @@ class TermWeights:
     def find_source(
         self, call: LossCall, microbatch: int, known: Source | None, taken: Collection[Source]
     ) -> Source | None:
-        """Find the labels that a call's target was made of: values here, or counts from afar.
+        """Find the labels that a call's target derives from, on this rank or by remote counts.
 
-        Several may have the same values in this microbatch. Then it is the one that is known from
-        another, else one that is not taken by another call.
+        Several may have the same values in this microbatch. Then the source that is known from
+        another microbatch is chosen, else one that no other call has taken.
         """
         found = list(self._given.labels.find(call, microbatch))
         if known in found:
@@ -253,28 +254,29 @@ class TermWeights:
             return next((source for source in found if source not in taken), found[0])
         match call.mean:
             case Labelled(ignore_index=ignored, class_weights=None) if (
-                ignored == HINTED_IGNORE_INDEX and self._given.told is not None
+                ignored == HINTED_IGNORE_INDEX and self._given.remote_counts is not None
             ):
-                return self._find_told(self._given.told, call.count(), microbatch)
+                return self._find_remote(self._given.remote_counts, call.count(), microbatch)
             case _:
                 return None
 
-    def _find_told(
-        self, told: Mapping[Relation, Sequence[float]], count: float, microbatch: int
+    def _find_remote(
+        self, counts: Mapping[Relation, Sequence[float]], count: float, microbatch: int
     ) -> Source | None:
-        fitting = [relation for relation in told if told[relation][microbatch] == count]
-        if len({tuple(told[relation]) for relation in fitting}) != 1:
+        fitting = [relation for relation in counts if counts[relation][microbatch] == count]
+        if len({tuple(counts[relation]) for relation in fitting}) != 1:
             return None
-        return Source(_TOLD, "", fitting[0])
+        return Source(_REMOTE, "", fitting[0])
 
     def _count(self, source: Source, mean: Mean) -> Sequence[float] | None:
-        if source.argument != _TOLD:
+        if source.argument != _REMOTE:
             return self._given.labels.count(source, mean)
-        return None if self._given.told is None else self._given.told[source.relation]
+        remote = self._given.remote_counts
+        return None if remote is None else remote[source.relation]
 
 
 def read_call(call: LossCall, form: LossForm, loss: torch.Tensor, *, adds_up: bool) -> Reading:
-    """Return what a call comes to; one that is divided by what counts is a mean over that."""
+    """Return the role of a call; a sum that is divided by what counts is a mean."""
     if call.reduction == "mean":
         return "mean"
     is_alone = len(form.used) == 1 and not form.has_rest and form.is_linear
@@ -294,7 +296,7 @@ def read_call(call: LossCall, form: LossForm, loss: torch.Tensor, *, adds_up: bo
 
 
 def uneven_error(labels: str) -> BatchError:
-    """Return the error of a loss that may be a mean over labels that are spread unevenly."""
+    """Return the error for a loss that may be a mean over unevenly spread labels."""
     return BatchError(
         "what the loss is a mean over must be known where microbatches differ in how much of "
         f"their labels counts (got uneven labels in {labels}, and a loss that does not show "
@@ -312,5 +314,5 @@ def _require_equal(microbatch: int, expected: float, found: float, accuracy: flo
 
 
 def is_close(one: float, other: float) -> bool:
-    """Whether two weights differ by no more than their rounding."""
+    """Whether two weights are equal up to rounding."""
     return math.isclose(one, other, rel_tol=1e-12)
