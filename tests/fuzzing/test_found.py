@@ -68,7 +68,7 @@ def test_layers_are_counted_in_all(tmp_path: Path) -> None:
     # Only each layer's own count was limited; a few hundred lines asked for gigabytes.
     layer = '[[layers]]\nname = "a"\nrepeat = 99999\n'
     (tmp_path / "layers.toml").write_text(layer * 300)
-    with pytest.raises(CostsError, match="at most 100,000 layers .'a' is beyond"):
+    with pytest.raises(CostsError, match=r"at most 100,000 layers .'a' is beyond"):
         read_layers(tmp_path / "layers.toml")
 
 
