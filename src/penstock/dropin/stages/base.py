@@ -60,7 +60,6 @@ class _PipelineStageBase(StageBoundary):
         self._splits = False
         self._is_reduced = True
         self._scale_to_undo = 1
-        # Whether a client has put a backward of its own into torch's module.
         self._is_replaced = False
 
     # ------------------------------------------------------------------ the runtime stage
@@ -267,9 +266,8 @@ class _PipelineStageBase(StageBoundary):
         """
         if backward_type not in ("full", "input", "weight"):
             raise PipelineError(f"a backward is full, input or weight (got {backward_type!r})")
-        found: tuple[tuple[torch.Tensor | None, ...], Any]
         if self._is_replaced or "microbatch" not in bwd_kwargs:
-            found = run_by_hand(self.submod, backward_type, bwd_kwargs)
+            found: tuple[Any, Any] = run_by_hand(self.submod, backward_type, bwd_kwargs)
         elif backward_type == "weight":
             self.runtime.backward_weight(bwd_kwargs["microbatch"])
             found = (), None
