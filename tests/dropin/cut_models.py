@@ -121,7 +121,7 @@ class Normed(nn.Module):
 
 
 def mark_linears(traced: fx.GraphModule) -> fx.GraphModule:
-    """A policy: a new stage before every other linear layer but the first."""
+    """Start a new stage before every other linear layer but the first: a policy."""
     linears = [n for n in traced.graph.nodes if n.target is torch.ops.aten.linear.default]
     for node in linears[2::2]:
         with traced.graph.inserting_before(node):
@@ -152,7 +152,7 @@ class Case:
         return tuple(made[: self.num_inputs]), given
 
     def cut(self, package: Any, model: nn.Module, point: Any = SplitPoint) -> Any:
-        """The pipe that a package makes of the model."""
+        """Return the pipe that a package makes of the model."""
         args, kwargs = self.example()
         spec = {path: point[side] for path, side in self.spec.items()} or None
         with warnings.catch_warnings():

@@ -29,7 +29,7 @@ Texts = dict[int, list[str]]
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """For tests of something that not every version of torch has."""
+    """Skip tests of something that not every version of torch has."""
     return pytest.mark.skipif(not hasattr(pipelining, name), reason=f"this torch has no {name}")
 
 
@@ -59,7 +59,7 @@ class StandInStage:
 
 
 def torch_order(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> Texts | None:
-    """Every rank's order as torch computes it, or nothing where torch refuses the size."""
+    """Return every rank's order from torch, or None where torch refuses the size."""
     stage = StandInStage(ranks * stages_per_rank, ranks)
     schedule_class = pipelining.get_schedule_class(name)
     try:
@@ -76,7 +76,7 @@ def torch_order(name: str, ranks: int, microbatches: int, stages_per_rank: int) 
 
 
 def texts(order: Mapping[int, Sequence[object]]) -> Texts:
-    """An order as text, idle slots as "None"."""
+    """Return an order as text, idle slots as "None"."""
     return {rank: [str(action) for action in actions] for rank, actions in order.items()}
 
 
@@ -92,7 +92,7 @@ def to_torch(order: Mapping[int, Sequence[_Action | None]]) -> dict[int, list[An
 
 
 def read_order(*lines: str) -> Order:
-    """An order from a line of text per rank; a dot is an idle slot, brackets make an overlap."""
+    """Read an order from a line of text per rank; a dot is idle, brackets make an overlap."""
     return {
         rank: [
             _Action.from_str(cell.replace(")", ")OVERLAP_F_B").strip(".")) for cell in line.split()
@@ -102,7 +102,7 @@ def read_order(*lines: str) -> Order:
 
 
 def compute_order(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> Order:
-    """The compute actions of a family, without idle slots, for any size that we have."""
+    """Return the compute actions of a family, without idle slots, for any size that we have."""
     schedule = build(name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     return {
         rank: [_Action.from_str(str(work)) for work in order]
@@ -111,7 +111,7 @@ def compute_order(name: str, ranks: int, microbatches: int, stages_per_rank: int
 
 
 def rank_of_stage(order: Order) -> dict[int, int]:
-    """Where each stage runs."""
+    """Return the rank that each stage runs on."""
     holder = {}
     for rank, slots in order.items():
         for action in slots:

@@ -21,7 +21,7 @@ IS_OLD_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 
 
 def load(package: str) -> Any:
-    """The modules of a package under short names."""
+    """Return the modules of a package under short names."""
     names = ("stage", "schedules", "microbatch", "_utils", "_backward")
     return SimpleNamespace(
         **{name.lstrip("_"): importlib.import_module(f"{package}.{name}") for name in names}
@@ -80,7 +80,7 @@ def build(
     wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
     **settings: Any,
 ) -> tuple[Any, dict[int, nn.Module]]:
-    """A schedule of this name with blocks as stages, and the blocks."""
+    """Return a schedule of this name with blocks as stages, and the blocks."""
     modules = load(package)
     indices = stages_of(name, rank, ranks)
     num_stages = ranks * len(indices)
@@ -97,7 +97,7 @@ def build(
 def step(
     schedule: Any, held: dict[int, nn.Module], ranks: int, batch: Any, *, evaluate: bool = False
 ) -> tuple[list[torch.Tensor], Any]:
-    """One step, with each rank giving what its stages take."""
+    """Run one step, in which each rank gives what its stages take."""
     x, target = batch
     num_stages = ranks * len(held)
     args = (x,) if 0 in held else ()

@@ -236,7 +236,7 @@ def test_halves_add_up_over_microbatches() -> None:
     torch.testing.assert_close(gradients(model), gradients(copied))
 
 
-def test_what_is_no_tensor_has_no_gradient() -> None:
+def test_what_is_not_a_tensor_has_no_gradient() -> None:
     model, x = linear(), torch.randn(ROWS, WIDTH).double().requires_grad_()
     inputs = [object(), x, 3]
     dinputs, _ = stage_backward_input([model(x).sum()], None, inputs, model.parameters())

@@ -117,7 +117,7 @@ def test_waits_for_sends_are_read_and_left_to_the_transport() -> None:
 def patched_backward(
     self: Any, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
 ) -> Any:
-    """As trainers write it: torch's functions on what torch hands to them."""
+    """Call torch's functions on what torch passes, as trainers do."""
     assert isinstance(last_backward, bool)
     output: Any = bwd_kwargs.get("stage_output")
     match backward_type:
@@ -290,7 +290,7 @@ def test_sharded_parameters_are_let_go_of_without_backwards(two_processes: Proce
 
 
 def learn_by_refusal(rank: int) -> str:
-    """One rank's batch is too small to split; the others must not wait for it."""
+    """Give one rank a batch too small to split, which the others must not wait for."""
     schedule, held = build(OURS, "GPipe", rank, 2, 4)
     x, target = make_batch(2)[0], make_batch(8)[1]
     given = {"target": target} if rank else {}

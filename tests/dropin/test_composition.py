@@ -97,7 +97,7 @@ def train_copies(rank: int, name: str, kind: str) -> int:
 
 
 def whole(held: dict[int, nn.Module]) -> dict[str, torch.Tensor | None]:
-    """The gradients, each put together from its shards, named as in the model."""
+    """Return the gradients, each put together from its shards, named as in the model."""
     return {
         name.replace("module.", ""): grad.full_tensor() if isinstance(grad, DTensor) else grad
         for name, grad in gradients(held).items()

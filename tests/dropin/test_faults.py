@@ -118,7 +118,7 @@ def check_case(case: Case, folder: Path) -> None:
 
 
 def check_raised(case: Case, fates: list[Fate]) -> None:
-    """The one that raised keeps its own error, and all others name it and the action."""
+    """Check that the rank that raised keeps its error, and all others name it and the action."""
     assert [fate.exit_code for fate in fates] == [1] * RANKS
     (stage, *_) = stages_of(case.schedule, case.victim, RANKS)
     letters = "BI" if case.kind == "raise in B" else "F"
@@ -168,7 +168,7 @@ def test_others_end_and_name_the_rank_in_every_case(case: Case, tmp_path: Path) 
 
 
 def step_after_a_failure(rank: int, folder: Path) -> list[str]:
-    """A step that failed on one rank, and the same one without the fault."""
+    """Run a step that fails on one rank, and the same one without the fault."""
     stages: Any = make_stages("1F1B", rank, 2)
     schedule = get_schedule_class("1F1B")(stages[0], 4, nn.functional.mse_loss)
     schedule.timeouts = ps.Timeouts(folder=folder)

@@ -12,7 +12,7 @@ SECONDS = 180
 
 
 def run(*arguments: str, cwd: Path | None = None, **environment: str) -> str:
-    """What a Python process prints; it must end well, and in time."""
+    """Return what a Python process prints; it must succeed, and in time."""
     result = start(*arguments, cwd=cwd, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()
@@ -99,7 +99,7 @@ def test_install_refuses_when_torchs_package_is_there_already(name: str) -> None
     """
     assert run("-c", dedent(code)).splitlines() == [
         "torch.distributed.pipelining was imported before install(), and code that has it would "
-        "go on with torch's; call penstock.dropin.install() first, or run the program with "
+        "keep using torch's; call penstock.dropin.install() first, or run the program with "
         "python -m penstock.dropin",
         "torch.distributed.pipelining.schedules",
     ]

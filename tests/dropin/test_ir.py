@@ -27,7 +27,7 @@ def names_by_stage(pipe: Any) -> list[list[str]]:
 
 
 def sources_by_stage(pipe: Any) -> list[set[str]]:
-    """What each call of a stage takes: outputs of stages, and arguments of the model."""
+    """Return what each call of a stage takes: outputs of stages, and arguments of the model."""
     found = []
     for call in pipe.split_gm.graph.find_nodes(op="call_module"):
         values = call.all_input_nodes
@@ -285,7 +285,7 @@ def run_plain(wrapper: nn.Module, *args: torch.Tensor) -> dict[str, torch.Tensor
 
 
 def gradients(pipe: Any) -> dict[str, torch.Tensor]:
-    """The sum over stages of the gradients of each name."""
+    """Return the sum over stages of the gradients of each name."""
     found: dict[str, torch.Tensor] = {}
     for index in range(pipe.num_stages):
         for name, parameter in pipe.get_stage_module(index).named_parameters():
@@ -391,7 +391,7 @@ def test_a_loss_wrapper_wants_a_forward() -> None:
         _IR.LossWrapper(nn.ReLU(), nn.MSELoss())(torch.ones(1))
 
 
-def test_gradients_that_are_not_there_count_as_nothing() -> None:
+def test_missing_gradients_count_as_nothing() -> None:
     one = torch.ones(2)
     add = _IR._null_coalesce_accumulate
     assert add(None, None) is None

@@ -28,7 +28,7 @@ def test_splitting_and_merging_is_the_identity(rows: int, chunks: int) -> None:
     torch.testing.assert_close(merge_chunks(split_kwargs, None), kwargs)
 
 
-def test_what_is_no_tensor_is_given_to_every_microbatch() -> None:
+def test_what_is_not_a_tensor_is_given_to_every_microbatch() -> None:
     one = torch.tensor(3.0)
     split_args, split_kwargs = split_args_kwargs_into_chunks(
         (torch.arange(4), None, "text"), {"n": 3, "zero_dimensions": one}, 2

@@ -132,7 +132,7 @@ class NothingOfMine(_PipelineScheduleRuntime):
     """Sets no order."""
 
 
-def test_class_of_ones_own_is_made_with_stand_in_stages() -> None:
+def test_class_of_ones_own_is_made_with_placeholder_stages() -> None:
     assert get_schedule_ops(SingleOfMine, 2, 1) == list(
         read_order("0F0 . 0B0", "1F0 1B0").values()
     )
@@ -145,7 +145,7 @@ def test_class_of_ones_own_is_made_with_stand_in_stages() -> None:
         get_schedule_ops(SingleOfMine, 2, 1, num_stages_per_rank=2)
     with pytest.raises(ArgumentError, match="NothingOfMine sets no pipeline_order"):
         get_schedule_ops(NothingOfMine, 2, 1)
-    with pytest.raises(ValueError, match="dict is no schedule"):
+    with pytest.raises(ValueError, match="dict is not a schedule"):
         get_schedule_ops(dict, 2, 1)
 
 

@@ -132,7 +132,7 @@ def test_classes_are_found_by_name(name: str, expected: type) -> None:
     assert issubclass(expected, _PipelineSchedule)
 
 
-def test_an_unknown_name_is_told_with_the_known_ones() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'FiveF1B'; there are 1F1B, Interleaved1F1B, GPipe"):
         get_schedule_class("FiveF1B")
 
@@ -370,7 +370,7 @@ def make_runtime(blocks: nn.ModuleList, **settings: Any) -> _PipelineScheduleRun
 
 @contextmanager
 def left_for_the_collector() -> Iterator[list[object]]:
-    """What only the garbage collector can free, after the block."""
+    """Collect, after the block, what only the garbage collector can free."""
     found: list[object] = []
     gc.collect()
     gc.disable()
@@ -436,7 +436,7 @@ def test_orders_go_through_files(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("alone")
 def test_orders_that_cannot_run_are_refused() -> None:
     schedule = make_runtime(make_blocks(2))
-    with pytest.raises(ValueError, match=r"0SEND_F0 stands in an order of compute"):
+    with pytest.raises(ValueError, match=r"0SEND_F0 is not compute; leave it out"):
         schedule._prepare_schedule_with_comms({0: parse("0F0", "0SEND_F0")})
     slots = [*parse(*TWO_ON_ONE), None]
     with pytest.raises(AssertionError, match="idle"):
@@ -532,7 +532,7 @@ def test_a_failing_action_is_named_and_the_next_step_works() -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_actions_stand_in_a_profile_under_their_names() -> None:
+def test_a_profile_shows_actions_under_their_names() -> None:
     schedule = make_schedule(ScheduleGPipe, Block().double(), 2)
     x, target = make_batch(4)
     schedule.step(x, target=target)

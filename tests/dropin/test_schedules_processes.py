@@ -88,7 +88,7 @@ def test_any_number_of_microbatches_gives_what_torch_gives(
 def reference(
     num_stages: int, held: dict[int, nn.Module], batches: list[Any]
 ) -> list[tuple[torch.Tensor, dict[str, torch.Tensor | None]]]:
-    """What the unsplit model gives for a sum over each batch: outputs, and summed gradients."""
+    """Return outputs and summed gradients of the unsplit model for a sum over each batch."""
     model = nn.Sequential(*make_blocks(num_stages))
     found = []
     for x, target in batches:
@@ -132,7 +132,7 @@ def test_batches_of_other_sizes_are_learned_once(two_processes: Processes, name:
 
 
 class Wide(nn.Module):
-    """Several values go on: one in need of a gradient, one frozen, one of integers, one unused."""
+    """A stage of several outputs: one with a gradient, one frozen, one of integers, one unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def test_values_of_all_kinds_cross_and_layers_may_be_frozen(two_processes: Proce
 
 
 def insist(rank: int) -> list[str]:
-    """Rank 0 steps alone, and is told what is wrong without anybody to talk to."""
+    """Step on rank 0 alone, which must find out what is wrong without the other rank."""
     block = make_blocks(2)[rank]
     stage = PipelineStage(block, rank, 2, CPU)
     stage._runtime_validate = True
@@ -270,7 +270,7 @@ def test_orders_of_the_user_run(
 
 
 def run_from_a_file(rank: int, folder: str, name: str) -> None:
-    """The same order by its class, from a file of compute, and from a file with messages."""
+    """Run an order from its class, from a file of compute, and from a file with messages."""
     found = []
     for source in ("class", "compute_only", "compute_comms"):
         schedule, held = build(OURS, name, rank, 2, 4, defer_pp_recv=True)
@@ -298,7 +298,7 @@ def test_orders_from_files_run_like_their_class(
 
 
 class OwnWeights(nn.Module):
-    """A layer that makes its weight gradients itself, when it is told to."""
+    """A layer that makes its weight gradients itself, on request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ def test_weight_work_of_the_users_own_is_run(two_processes: Processes, name: str
 
 
 def refuse_target(rank: int) -> str:
-    """Only the last rank sees the target; how many rows the batch has it was told."""
+    """Give a wrong target to the last rank, which knows the rows of the batch from rank 0."""
     schedule, _ = build(OURS, "GPipe", rank, 2, 1)
     x, target = make_batch(8)
     if rank == 0:
@@ -372,7 +372,7 @@ def mean_square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def peak_bytes(rank: int, package: str, name: str, microbatches: int) -> int:
-    """The most bytes alive after any forward of a step, beside the batch and the parameters."""
+    """Return the most bytes alive after any forward, beside the batch and the parameters."""
     # The loss of `mse_loss` keeps a storage as large as its input.
     schedule, held = build(package, name, rank, 2, microbatches, loss_fn=mean_square)
     x, target = make_batch(2 * microbatches)
@@ -401,7 +401,7 @@ def test_memory_does_not_grow_with_the_number_of_microbatches(
 
 
 def change_shapes_by_order(rank: int, ranks: int, name: str) -> list[bool]:
-    """The same where messages have no tags and meet by order alone, as on NCCL."""
+    """Change shapes where messages have no tags and meet by order alone, as on NCCL."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "GroupTransport", partial(GroupTransport, by_order=True))
         return change_shapes(rank, ranks, name)

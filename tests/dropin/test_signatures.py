@@ -1,7 +1,7 @@
 """Every name of torch's modules beside ours: there, and called in the same way.
 
-The installed torch is the oracle. What differs stands in the tables below with its reason; a name
-or a difference that is not there fails the test, and so does one that is there for nothing.
+The installed torch is the oracle. The tables below list what differs, with its reason; a name
+or a difference that they lack fails the test, and so does an entry without a difference.
 """
 
 import importlib
@@ -86,7 +86,7 @@ def load(package: str, name: str) -> ModuleType:
 
 
 def names_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
-    """Every name of torch's own in one of its modules, also if it comes from another of them."""
+    """Yield every name of torch's own in one of its modules, also if it is from another."""
     for name, value in vars(module).items():
         home = getattr(value, "__module__", None) or ""
         is_own = home == module.__name__ or (
@@ -97,7 +97,7 @@ def names_of(module: ModuleType) -> Iterator[tuple[str, Any]]:
 
 
 def members_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A function, or a class with its methods."""
+    """Yield a function, or a class with its methods."""
     yield name, value
     if inspect.isclass(value):
         for member in vars(value):
@@ -106,7 +106,7 @@ def members_of(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def parameters(value: Any) -> list[tuple[str, str, str]] | None:
-    """How something is called: names, kinds and defaults."""
+    """Return how something is called: names, kinds and defaults."""
     if not callable(value):
         return None
     try:

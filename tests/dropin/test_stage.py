@@ -280,5 +280,5 @@ class StandIn(_PipelineStageBase):
         return None
 
 
-def test_a_stand_in_needs_no_more_than_torch_asks_for() -> None:
+def test_a_placeholder_stage_needs_no_more_than_torch_asks_for() -> None:
     assert StandIn().submod is None

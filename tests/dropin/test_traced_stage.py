@@ -33,7 +33,7 @@ class Skipping(nn.Module):
 
 
 def trace() -> tuple[nn.Module, fx.GraphModule]:
-    """A model, and the same cut after each layer."""
+    """Return a model, and the same cut after each layer."""
     torch.manual_seed(0)
     model = Skipping().double()
     traced = fx.symbolic_trace(model)

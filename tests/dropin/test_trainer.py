@@ -1,4 +1,4 @@
-"""A whole training program, run as it is: under torch's own module, and under ours."""
+"""A whole training program, run unchanged under torch's own module and under ours."""
 
 import json
 import os

@@ -45,7 +45,7 @@ def trace(model: nn.Module, x: torch.Tensor) -> fx.GraphModule:
 
 
 def flat_graph(model: nn.Module, x: torch.Tensor) -> fx.Graph:
-    """The graph with parameters as inputs, as it is when torch outlines a stage."""
+    """Return the graph with parameters as inputs, the form in which torch outlines a stage."""
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     nodes = list(trace(model, x).graph.nodes)
@@ -62,7 +62,7 @@ def flat_graph(model: nn.Module, x: torch.Tensor) -> fx.Graph:
 
 
 def calls(module: nn.Module) -> dict[str, list[str]]:
-    """For each module of a nest, the modules that it calls."""
+    """Return the modules that each module of a nest calls."""
     return {
         name: [str(node.target) for node in inner.graph.find_nodes(op="call_module")]
         for name, inner in module.named_modules()
@@ -102,7 +102,7 @@ def test_parameters_keep_their_names() -> None:
     torch.testing.assert_close(outlined(x), (model(x),))
 
 
-def test_a_graph_that_was_traced_through_no_module_stays_as_it_is() -> None:
+def test_a_graph_that_was_traced_through_no_module_stays_unchanged() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     graph.output(graph.call_function(torch.relu, (x,)))

@@ -52,7 +52,7 @@ def test_integers_never_ask_for_gradients() -> None:
     assert not meta.to_tensor("cpu").requires_grad
 
 
-def test_differences_are_told_field_by_field() -> None:
+def test_differences_are_listed_field_by_field() -> None:
     other = _TensorMeta(torch.Size([4, 9]), (9, 1), torch.float16, requires_grad=False)
     assert META.get_diff(other) == [
         "shape mismatch: torch.Size([4, 8]) vs torch.Size([4, 9])",
@@ -82,7 +82,7 @@ def test_gradients_of_plain_tensors_are_like_the_tensors() -> None:
         (_StageMeta((SPREAD,), (SPREAD,), (SPREAD,), (SPREAD,)), True, False),
     ],
 )
-def test_what_a_stage_was_told_is_enough_or_not(
+def test_a_stage_finds_out_only_what_the_user_left_open(
     meta: _StageMeta, has_backward: bool, expected: bool
 ) -> None:
     assert InferenceMode.needs_dynamic(meta, has_backward) is expected

@@ -19,7 +19,7 @@ from penstock.dropin.installing import install
 _USAGE = "usage: python -m penstock.dropin [-m module | script.py] [arguments]"
 
 
-def _hand_down() -> None:
+def _serve_child_processes() -> None:
     """Let processes that are started from here do the same."""
     startup = str(Path(__file__).parent / "startup")
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -33,7 +33,7 @@ def main() -> None:
     if not arguments or arguments[0] in ("-h", "--help") or arguments == ["-m"]:
         sys.exit(_USAGE)
     install()
-    _hand_down()
+    _serve_child_processes()
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = str(Path.cwd())

@@ -1,8 +1,8 @@
 """The backward of a stage on a graph that somebody else has recorded, whole or in two halves.
 
-`stage_backward_input` makes the input gradients, and notes what arrives where the graph leads on
-to weights (see `_split_graph`); `stage_backward_weight` goes on from there. Stages that run in our
-own schedules split earlier and cheaper (`penstock.step.backward`).
+`stage_backward_input` makes the input gradients, and notes what arrives where the graph branches
+off to weights (see `stages.split_graph`); `stage_backward_weight` continues from there. Stages in
+our own schedules split earlier and at less cost (`penstock.step.backward`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -129,7 +129,7 @@ def stage_backward_weight(
 def _null_coalesce_accumulate(
     lhs: torch.Tensor | None, rhs: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """The sum of two gradients, of which either may be missing."""
+    """Return the sum of two gradients, of which either may be missing."""
     if lhs is None or rhs is None:
         return rhs if lhs is None else lhs
     return lhs + rhs
@@ -206,7 +206,7 @@ def get_param_groups(
 
 
 def _pair_up(output: Any, grad: Any) -> Iterable[tuple[Root, torch.Tensor | None]]:
-    """Each differentiable value of an output, however nested, with its gradient."""
+    """Yield each differentiable value of a nested output with its gradient."""
     match output:
         case torch.Tensor() | GradientEdge():
             if _requires_gradient(output):
@@ -243,7 +243,7 @@ def _edge(value: Root) -> GradientEdge:
 
 
 def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:
-    """The gradient to start from: the one given, or ones for a loss."""
+    """Return the gradient to start from: the one given, or ones for a loss."""
     if grad is not None:
         return grad
     if not isinstance(output, torch.Tensor):
@@ -252,7 +252,7 @@ def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:
 
 
 def _describe(group: Group, roots: Sequence[tuple[GradientEdge, torch.Tensor]]) -> dict[str, Any]:
-    """A group in torch's form; at a root that leads to no input its own gradient arrives."""
+    """Return a group in torch's form; a root that leads to no input gets its own gradient."""
     grads: list[Gradients] = []
     for node in group.nodes:
         arrived = {edge.output_nr: grad for edge, grad in roots if edge.node is node}
@@ -274,7 +274,7 @@ def _differentiate(
     wanted: Sequence[Root],
     param_groups: Sequence[dict[str, Any]],
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients of the inputs, with what arrives at the intermediates noted meanwhile."""
+    """Return the gradients of the inputs, and note what arrives at the intermediates."""
     if not roots or not wanted:
         return [None] * len(wanted)
     handles = [

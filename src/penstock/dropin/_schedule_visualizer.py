@@ -3,7 +3,7 @@
     ops = get_schedule_ops("ZBVZeroBubble", 4, 8, add_spacing=True)
     visualize_schedule(ops, "zbv.png")
 
-A list per rank; an action stands once and takes as many slots as its kind is wide, `None` is one
+A list per rank; an action appears once and takes as many slots as its kind is wide, `None` is one
 idle slot. Torch is not needed.
 """
 
@@ -66,10 +66,10 @@ def get_schedule_ops(
     with_comms: bool = False,
     defer_pp_recv: bool = False,
 ) -> list[Slots]:
-    """Every rank's actions for a schedule, by its name or its class; no stages are needed.
+    """Return every rank's actions for a schedule, by its name or its class, without stages.
 
-    Schedules of one stage per rank take no other number; the others take two unless told, and
-    not less. `defer_pp_recv` puts receives late instead of early, where there are any.
+    Schedules of one stage per rank take no other number; the others take two by default, and at
+    least two. `defer_pp_recv` puts receives late instead of early, where there are any.
     """
     if add_spacing and with_comms:
         raise ArgumentError("spacing and communication exclude each other; ask for one of them")
@@ -134,7 +134,7 @@ class _StandInStage:
 
 
 def _find(schedule: str | type[Any], ranks: int, microbatches: int, wanted: int | None) -> _Found:
-    """The order of a schedule, after a look at the number of stages per rank."""
+    """Return the order of a schedule, after checking the number of stages per rank."""
     if isinstance(schedule, type) and schedule.__name__ not in _TORCH_NAMES:
         return _find_by_class(schedule, ranks, microbatches, wanted)
     family = find_family(schedule if isinstance(schedule, str) else schedule.__name__)
@@ -146,10 +146,10 @@ def _find(schedule: str | type[Any], ranks: int, microbatches: int, wanted: int 
 def _find_by_class(
     schedule: type[Any], ranks: int, microbatches: int, wanted: int | None
 ) -> _Found:
-    """What the constructor of a schedule that is not one of torch's own makes of such stages."""
+    """Return the order that the constructor of a user's schedule class makes of such stages."""
     bases = {base.__name__ for base in schedule.__mro__}
     if "_PipelineSchedule" not in bases:
-        raise ArgumentError(f"{schedule.__name__} is no schedule; derive it from a schedule class")
+        raise ArgumentError(f"{schedule.__name__} is not a schedule; derive it from one")
     is_single = "PipelineScheduleSingle" in bases
     per_rank = _choose_stages_per_rank(schedule.__name__, 1 if is_single else 2, wanted)
     stages = [_StandInStage(ranks * per_rank, ranks) for _ in range(per_rank)]
@@ -163,7 +163,7 @@ def _find_by_class(
 
 
 def _choose_stages_per_rank(name: str, usual: int, wanted: int | None) -> int:
-    """The number of stages per rank, checked against what torch allows for this schedule."""
+    """Return the number of stages per rank, if torch allows it for this schedule."""
     if wanted is not None and (wanted < usual or usual == 1 != wanted):
         bound = "exactly" if usual == 1 else "at least"
         raise StagesPerRankError(

@@ -11,7 +11,7 @@ __all__ = ["_outline_submodules"]
 
 
 def _outline_submodules(orig_graph: fx.Graph) -> fx.GraphModule:
-    """A graph module with a nested one for each module that the graph was traced through.
+    """Return a graph module with a nested one for each module that the graph was traced through.
 
     Modules keep their names; one that is entered again is `name@1`, `name@2` and so on. Parameters
     and buffers stay at their names too, in the graph's own module.
@@ -75,7 +75,7 @@ def _make_child(
 
 
 def _child(node: fx.Node, depth: int) -> str | None:
-    """The child that a node belongs to, seen from a module at a depth; None for its own nodes."""
+    """Return the child that a node belongs to, or None for a node of the module itself."""
     if node.op in ("placeholder", "get_attr", "output"):
         return None
     path = max(_paths(node), key=len, default=())

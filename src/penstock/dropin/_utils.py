@@ -64,7 +64,7 @@ PipeliningShapeError = PipeliningMetadataError
 
 @dataclass(frozen=True, slots=True)
 class _StageForwardMeta:
-    """What a stage would tell the next one of its outputs; ranks here learn it from tensors."""
+    """The form of a stage's outputs for the next stage; ranks here learn it from tensors."""
 
     forward_metas: tuple[TensorMeta, ...]
 
@@ -88,7 +88,7 @@ class PipeInfo:
 def generate_stage_to_rank_mapping(
     pp_size: int, num_stages: int, style: str = "loop"
 ) -> dict[int, int]:
-    """Which rank holds which stage: round and round ("loop"), or there and back ("v")."""
+    """Return the rank of each stage: round-robin ("loop"), or down the ranks and back ("v")."""
     match style:
         case "loop":
             holders = [stage % pp_size for stage in range(num_stages)]
@@ -107,7 +107,7 @@ def generate_stage_to_rank_mapping(
 def generate_rank_to_stage_mapping(
     pp_size: int, num_stages: int, style: str = "loop"
 ) -> dict[int, list[int]]:
-    """Which stages each rank holds, in rising order."""
+    """Return the stages that each rank holds, in rising order."""
     stages: dict[int, list[int]] = {}
     for stage, rank in generate_stage_to_rank_mapping(pp_size, num_stages, style).items():
         stages.setdefault(rank, []).append(stage)
@@ -115,7 +115,7 @@ def generate_rank_to_stage_mapping(
 
 
 def flatten_args(args: Any, *, detach: bool = False) -> Any:
-    """All leaves of a tree in a list; detached, the tree itself too, cut off from its graph."""
+    """Return the leaves of a tree; with `detach`, also the tree, detached from its graph."""
     leaves, structure = tree_flatten(args)
     if not detach:
         return leaves
@@ -128,12 +128,12 @@ def _cut(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flatten_args_detach(args: Any) -> Any:
-    """As `flatten_args(args, detach=True)`."""
+    """Return `flatten_args(args, detach=True)`."""
     return flatten_args(args, detach=True)
 
 
 def validate_and_normalize_to_tuple(args: Any, allow_none: bool = False) -> Any:
-    """One tensor, or a tuple or list of tensors, as a tuple; nothing else will do."""
+    """Return a tensor, or a tuple or list of tensors, as a tuple; refuse anything else."""
     if args is None:
         return None
     items = (args,) if isinstance(args, torch.Tensor) else args
@@ -159,7 +159,7 @@ def validate_metadata(
     raise_on_mismatch: bool = False,
     warn_on_mismatch: bool = False,
 ) -> list[str]:
-    """Where a tensor differs from what was expected; if asked, an error or a warning says so."""
+    """Return how a tensor differs from what was expected; raise or warn if asked to."""
     meta = extract_tensor_meta(actual) if isinstance(actual, torch.Tensor) else actual
     if type(expected) is type(meta):
         found = expected.get_diff(meta)
@@ -176,7 +176,7 @@ def validate_tensors_metadata(
     raise_on_mismatch: bool = True,
     warn_on_mismatch: bool = False,
 ) -> list[str]:
-    """The same for several tensors; there must be as many, and None where None was expected."""
+    """Compare several tensors; their number must agree, and None be where it was expected."""
     if len(expected) != len(actual):
         found = [f"{len(actual)} tensors where {len(expected)} were expected"]
         return _report(desc, found, raise_on_mismatch, warn_on_mismatch)

@@ -1,7 +1,7 @@
 """Lets `import torch.distributed.pipelining`, and its submodules, mean `penstock.dropin`.
 
-A finder stands in front of all others and answers for these names only, when they are first asked
-for; so nothing is loaded before a program wants it.
+A finder before all others answers for these names only, when they are first imported; so nothing
+is loaded before a program needs it.
 """
 
 import sys
@@ -23,7 +23,7 @@ class _Loader(Loader):
     """Gives our module in place of the one that was asked for."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put our module under the name; what the import system gives out is what stands there."""
+        """Put our module under the name, where the import system looks it up afterwards."""
         name = module.__name__
         sys.modules[name] = import_module(_OURS + name.removeprefix(THEIRS))
 
@@ -34,7 +34,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where a module comes from, if it is one of these."""
+        """Return the spec of a module of this package, or None for any other."""
         is_theirs = name == THEIRS or name.startswith(f"{THEIRS}.")
         return ModuleSpec(name, _Loader()) if is_theirs else None
 
@@ -43,14 +43,14 @@ _FINDER = _Finder()
 
 
 def install() -> None:
-    """From now on, `torch.distributed.pipelining` in this process is ours.
+    """Replace `torch.distributed.pipelining` in this process by ours.
 
-    Call it before anything imports that package; what was imported already would stay torch's.
+    Call it before anything imports that package, because imported names would remain torch's.
     """
     loaded = sys.modules.get(THEIRS)
     if loaded is not None and loaded.__name__ != _OURS:
         raise PenstockError(
-            f"{THEIRS} was imported before install(), and code that has it would go on with "
+            f"{THEIRS} was imported before install(), and code that has it would keep using "
             "torch's; call penstock.dropin.install() first, or run the program with "
             "python -m penstock.dropin"
         )
@@ -59,7 +59,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """From now on, `import torch.distributed.pipelining` gives torch's own again."""
+    """Let `import torch.distributed.pipelining` give torch's own package again."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
     for name in [name for name in sys.modules if name == THEIRS or name.startswith(f"{THEIRS}.")]:

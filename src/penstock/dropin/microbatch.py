@@ -52,7 +52,7 @@ class TensorChunkSpec:
 
     @staticmethod
     def from_tuple(chunk_dims: tuple[int, ...]) -> Any:
-        """Specs for positional arguments, from their dimensions.
+        """Return specs for positional arguments, from their dimensions.
 
         >>> TensorChunkSpec.from_tuple((0, 1))
         (TensorChunkSpec(0), TensorChunkSpec(1))
@@ -61,7 +61,7 @@ class TensorChunkSpec:
 
     @staticmethod
     def from_dict(chunk_dims: dict[str, int]) -> Any:
-        """Specs for keyword arguments, from their dimensions."""
+        """Return specs for keyword arguments, from their dimensions."""
         return tree_map(TensorChunkSpec, chunk_dims)
 
 
@@ -91,7 +91,7 @@ def split_args_kwargs_into_chunks(
     args_chunk_spec: tuple[Any, ...] | None = None,
     kwargs_chunk_spec: dict[str, Any] | None = None,
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """Split arguments into so many microbatches, or fewer where a tensor has not enough rows.
+    """Split arguments into `chunks` microbatches, or fewer where a tensor has too few rows.
 
     >>> split_args_kwargs_into_chunks((torch.arange(3), "a"), {}, 2)
     ([(tensor([0, 1]), 'a'), (tensor([2]), 'a')], [{}, {}])
@@ -122,7 +122,7 @@ def _is_mask(value: object) -> bool:
 
 
 def _pair_up(tree: Any, spec: Any) -> list[tuple[Any, Any]]:
-    """Each leaf of the arguments with its spec."""
+    """Return each leaf of the arguments with its spec."""
     leaves = tree_flatten(tree, is_leaf=_is_mask)[0]
     if spec is None:
         return [(leaf, _default_spec(leaf)) for leaf in leaves]
@@ -151,7 +151,7 @@ def _is_replicated(spec: object) -> bool:
 
 
 def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
-    """Into how many chunks a value can be split, at most."""
+    """Return the largest number of chunks that a value can be split into."""
     if _is_replicated(spec):
         return chunks
     if isinstance(spec, TensorChunkSpec) and isinstance(value, torch.Tensor):
@@ -200,7 +200,7 @@ def _split_tensor(
         chunks = _split_parts(tensor, spec.split_dim, num_chunks)
     else:
         chunks = list(torch.tensor_split(tensor, num_chunks, spec.split_dim))
-    # A view of a leaf keeps no gradient of its own unless told.
+    # A view of a leaf keeps its gradient only on request.
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         for chunk in chunks:
             chunk.retain_grad()
@@ -257,7 +257,7 @@ def _split_blocks(blocks: torch.Tensor | None, num_chunks: int) -> Sequence[torc
 
 
 def _shift_rows(mask_mod: Callable[..., torch.Tensor], start: int) -> Callable[..., torch.Tensor]:
-    """The mask of a chunk whose first row is this one of the batch."""
+    """Return the mask of a chunk that begins at row `start` of the batch."""
 
     def shifted(b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         return mask_mod(b + torch.full_like(b, start), *rest)

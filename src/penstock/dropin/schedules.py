@@ -162,7 +162,7 @@ _CLASSES: dict[str, type[Any]] = {
 
 
 def get_schedule_class(schedule_name: str) -> type[Any]:
-    """The class of a schedule, by its name in capital or small letters."""
+    """Return the class of a schedule by its name, in upper or lower case."""
     by_name = {name.lower(): _CLASSES[name] for name in _CLASSES}
     if schedule_name.lower() not in by_name:
         raise ScheduleNameError(

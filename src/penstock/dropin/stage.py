@@ -85,8 +85,8 @@ _normalize_model_output_as_tuple = as_tuple
 class PipelineStage(_PipelineStageBase):
     """A stage around a module of the user's; stages form a chain.
 
-    What crosses its boundaries is learned in the first step, and again when it changes. What
-    `input_args` and the like tell of it is compared with that. Tensors over a mesh are put on the
+    What crosses its boundaries is learned in the first step, and again when it changes.
+    `input_args` and its like are compared with that. Tensors over a mesh are put on the
     mesh that `get_mesh` gives.
     """
 
@@ -178,7 +178,7 @@ class _PipelineStage(_PipelineStageBase):
         self.node = nodes[stage_index]
         self.name = self.node.name
         self.submod_to_stage_index = {node.name: index for index, node in enumerate(nodes)}
-        # The names of the module's arguments, for a trainer may wrap it.
+        # The names of the module's arguments, noted now because a trainer may wrap the module.
         placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
         self._names = [str(node.target) for node in placeholders]
         self._move_submod_to_device()
@@ -266,7 +266,7 @@ class _PipelineStage(_PipelineStageBase):
         is_given = [_is_root(argument) for argument in self.node.args]
         if True not in is_given[: len(values)]:
             return values, {}
-        # Arguments that the user gives by name stand before some that are received.
+        # Arguments that the user gives by name come before some that are received.
         names = [name for name, given in zip(self._names, is_given, strict=True) if not given]
         return (), dict(zip(names, values, strict=True))
 

@@ -93,7 +93,7 @@ def test_spaces_around_an_action_and_its_parts_are_dropped() -> None:
         "0SEND_F1>3",
     ],
 )
-def test_text_that_is_no_action_is_refused(text: str) -> None:
+def test_text_that_is_not_an_action_is_refused(text: str) -> None:
     with pytest.raises(ActionTextError) as caught:
         _Action.from_str(text)
     assert isinstance(caught.value, RuntimeError)
@@ -119,7 +119,7 @@ def test_types_are_those_of_torch() -> None:
     assert str(_ComputationType.FORWARD) == str(pipelining._ComputationType.FORWARD)
     assert all(_ComputationType.from_str(text).value == text for text in theirs.values())
     assert isinstance(_ComputationType.FORWARD, str)
-    with pytest.raises(RuntimeError, match="'X' is no type of action; known are F, I, W, UNSHARD"):
+    with pytest.raises(RuntimeError, match="'X' must be one of F, I, W, UNSHARD"):
         _ComputationType.from_str("X")
 
 

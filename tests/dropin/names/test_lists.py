@@ -50,9 +50,9 @@ def test_stage_map_is_read_off_all_actions() -> None:
     ("lines", "holder", "message"),
     [
         (("0F0", "0F0"), (0, 1), "rank 1, position 0, 0F0: stage 0 also runs on rank 0"),
-        (("0F0", "2F0"), (0, 1), "stage 2 runs on rank 1, but there are 2"),
-        (("1F0", "0F0"), (0, 1), "stage 0 runs on rank 1, but lives on 0"),
-        (("0F0",), (0, 1), "stage 1 lives on rank 1, which has no list here"),
+        (("0F0", "2F0"), (0, 1), "stage 2 on rank 1 must be below 2"),
+        (("1F0", "0F0"), (0, 1), r"stage 0 must run on rank 0 \(got 1\)"),
+        (("0F0",), (0, 1), "stage 1 belongs to rank 1, which has no list here"),
     ],
 )
 def test_stages_in_the_wrong_place_are_refused(

@@ -40,7 +40,7 @@ SIZES = [*product((1, 2, 3), (1, 2, 5)), (5, 4)]
 
 
 def orders(name: str, stages_per_rank: int) -> Iterator[tuple[Order, int]]:
-    """A family in many sizes, with the number of microbatches: as it is, and with idle slots."""
+    """Yield orders of a family in many sizes, with and without idle slots."""
     random = Random(5)
     for ranks, microbatches in SIZES:
         order = compute_order(name, ranks, microbatches, stages_per_rank)
@@ -52,7 +52,7 @@ def orders(name: str, stages_per_rank: int) -> Iterator[tuple[Order, int]]:
 
 
 def apply(change: Callable[..., Any], order: Any, *options: int) -> Texts:
-    """What a pass over one rank makes of every rank."""
+    """Apply a pass over one rank to every rank."""
     return texts({rank: change(slots, *options) for rank, slots in order.items()})
 
 
@@ -111,7 +111,7 @@ def test_pieces_of_a_schedule_are_passed_through_too() -> None:
         assert apply(ours, order) == apply(theirs, to_torch(order))
 
 
-def test_weight_half_after_a_whole_backward_is_no_obstacle_to_messages() -> None:
+def test_weight_half_after_a_whole_backward_does_not_hinder_messages() -> None:
     order = read_order(
         "0F0 0F1 .   3F0 3B0 3F1 3B1 0B0 3W0 0B1 3W1 0W0 0W1",
         " .  1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1 2W0 2W1 1W0 1W1",
@@ -153,7 +153,7 @@ def lower_late(order: Order, microbatches: int, defer: Callable[..., Any]) -> An
 
 
 def rules_broken(order: Any) -> set[str]:
-    """The rules that a lowered order breaks."""
+    """Return the rules that a lowered order breaks."""
     schedule = Schedule.from_orders([map(str, order[rank]) for rank in range(len(order))])
     return {problem.rule for problem in find_problems(schedule)}
 
@@ -162,7 +162,7 @@ def rules_broken(order: Any) -> set[str]:
 def test_messages_meet_in_one_order_after_lowering_with_late_receives(
     name: str, stages_per_rank: int
 ) -> None:
-    """What is left to object to is that sends might wait; ours and torch's do not."""
+    """Allow only the objection that sends might wait, since ours and torch's do not."""
     for order, microbatches in orders(name, stages_per_rank):
         holder = rank_of_stage(order)
         late = lower_order(
@@ -182,7 +182,7 @@ def test_torch_mixes_up_messages_where_receives_may_overtake_one_another() -> No
     assert rules_broken(lower_late(order, 3, defer_receives)) == {"deadlock"}
 
 
-def test_passes_leave_their_argument_as_it_was() -> None:
+def test_passes_leave_their_argument_unchanged() -> None:
     order = compute_order("InterleavedZeroBubble", 2, 4, 2)
     order[0].insert(3, None)
     before = texts(order)

@@ -55,7 +55,7 @@ def test_stages_may_lie_anywhere() -> None:
 
 
 def test_sends_that_would_have_to_be_buffered_are_accepted() -> None:
-    """Both ranks send before they post their receives; torch's sends do not wait."""
+    """Let both ranks send before they post their receives: torch's sends do not wait."""
     order = read_order(
         "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
         "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1",
@@ -97,7 +97,7 @@ def test_nonsense_that_torch_accepts_is_refused(case: str) -> None:
 
 
 def test_backwards_are_not_merely_counted() -> None:
-    """One is there twice and one not at all; the number is right."""
+    """Repeat one backward and leave out another, so that the number is right."""
     order = read_order("0F0 0F1 0B0 0I0 0W0", "1F0 1F1 1B0 1B1")
     pipelining._validate_schedule(to_torch(order), 2, 2, 2)
     with pytest.raises(AssertionError, match="rank 0, 0B1: is missing"):
@@ -167,9 +167,9 @@ def test_idle_slots_are_not_counted_in_positions_and_the_message_says_so() -> No
     )
 
 
-def test_what_is_no_action_is_refused() -> None:
+def test_what_is_not_an_action_is_refused() -> None:
     order = {0: ["0F0", "0B0"], 1: [_Action.from_str("1F0")]}
-    with pytest.raises(OrderError, match="rank 0, position 0: '0F0' is no action"):
+    with pytest.raises(OrderError, match="rank 0, position 0: '0F0' is not an action"):
         _validate_schedule(order, 2, 2, 1)  # type: ignore[arg-type]  # on purpose
     without_microbatch = read_order("0F0 0B0", "1F0 1B0")
     first = without_microbatch[0][0]

@@ -24,7 +24,7 @@ from tests.dropin.incumbent import (
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 @pytest.mark.parametrize(("name", "stages_per_rank"), [f for f in FAMILIES if f[0] != "DualPipeV"])
-def test_every_action_stands_in_the_slot_where_torch_puts_it(
+def test_every_action_is_in_the_slot_where_torch_puts_it(
     name: str, stages_per_rank: int, ranks: int
 ) -> None:
     for microbatches in (1, 2, 7):
@@ -66,7 +66,7 @@ def test_idle_slots_in_the_order_are_not_time() -> None:
 
 
 def test_order_without_messages_takes_its_values_from_the_slot_before() -> None:
-    """Torch refuses this one, for it looks for messages."""
+    """Accept what torch refuses because it looks for messages."""
     order = read_order("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
     assert _simulate_comms_compute(order, (0, 1).__getitem__, 2) == read_order(
         "0F0 0F1  .  0B0  .  0B1",

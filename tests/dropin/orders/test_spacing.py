@@ -26,7 +26,7 @@ def width(entry: _Action | None) -> int:
 
 
 def spans(slots: list[Slots]) -> dict[str, tuple[int, int, int]]:
-    """By action, its rank and the slots in which it starts and ends."""
+    """Return, by action, its rank and the slots in which it starts and ends."""
     found = {}
     for rank, row in enumerate(slots):
         clock = 0
@@ -92,7 +92,7 @@ def test_spaced_actions_stay_on_their_rank_and_start_after_what_they_need(
 def needs_of(
     action: Action, found: dict[str, tuple[int, int, int]], edges: tuple[tuple[int, int], ...]
 ) -> list[str]:
-    """What an action waits for, said once more and in another way than the library does."""
+    """Return what an action waits for, computed in another way than in the library."""
     stage, microbatch = action.stage, action.microbatch
     match action.kind:
         case Kind.FORWARD:

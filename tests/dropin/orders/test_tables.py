@@ -133,7 +133,7 @@ def test_names_are_those_of_families_and_of_torch_classes_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("name", FAMILY_NAMES)
-def test_families_that_torch_lacks_come_as_they_are(name: str) -> None:
+def test_families_that_torch_lacks_come_without_idle_slots(name: str) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     order = build_order(name, 4, 8)
     for rank, expected in enumerate(schedule.orders):
@@ -141,7 +141,7 @@ def test_families_that_torch_lacks_come_as_they_are(name: str) -> None:
         assert compute == [str(work) for work in expected]
 
 
-def test_sizes_that_there_are_not_are_refused_as_torch_does_it() -> None:
+def test_impossible_sizes_are_refused_as_torch_does_it() -> None:
     for name in ("ZBVZeroBubble", "DualPipeV"):
         for stages_per_rank in (1, 3):
             assert torch_order(name, 2, 8, stages_per_rank) is None
@@ -194,7 +194,7 @@ def test_bubbles_hold_back_forwards_and_whole_backwards() -> None:
     assert texts(add_bubbles(order, 2)) == texts(theirs._add_bubbles_to_actions(2))
 
 
-def test_bubbles_are_no_help_to_an_order_that_never_finishes() -> None:
+def test_bubbles_do_not_help_an_order_that_never_finishes() -> None:
     """Torch looks for ever."""
     with pytest.raises(ScheduleError, match="the order never finishes"):
         add_bubbles(read_order("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), 2)

@@ -44,7 +44,7 @@ def take_loss(losses: Sequence[Any], microbatch: int) -> torch.Tensor:
     if not 0 <= microbatch < len(losses) or losses[microbatch] is None:
         have = [number for number, loss in enumerate(losses) if loss is not None]
         raise PipelineError(
-            f"the loss of microbatch {microbatch} is not there; there are those of {have}"
+            f"the loss of microbatch {microbatch} is missing; there are those of {have}"
         )
     loss: torch.Tensor = losses[microbatch]
     return loss

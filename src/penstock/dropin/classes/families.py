@@ -85,7 +85,7 @@ class _Family(_PipelineScheduleRuntime):
 
     @abstractmethod
     def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        """One rank's order."""
+        """Return one rank's order."""
 
     @property
     def _sizes(self) -> tuple[int, int, int]:
@@ -135,7 +135,7 @@ class ScheduleInterleavedZeroBubble(_Family):
         return self._add_bubbles_to_actions(self.n_local_stages * self.pp_group_size)
 
     def _add_bubbles_to_actions(self, num_stages_global: int) -> Order:
-        """The order with idle slots where an action would come before what it needs."""
+        """Return the order with idle slots where an action would come before what it needs."""
         return add_bubbles(self.pipeline_order, num_stages_global)
 
     def _calculate_single_rank_operations(self, rank: int) -> Slots:

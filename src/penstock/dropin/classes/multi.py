@@ -148,7 +148,7 @@ class PipelineScheduleMulti(_PipelineSchedule):
         *,
         sends_may_wait: bool,
     ) -> Lowered:
-        """Return what an order says, made anew if it is not the one that was run before."""
+        """Return what an order says, read again if it is not the one that was run before."""
         if self._lowered is None or self._lowered[0] != order:
             kept = {rank: list(actions) for rank, actions in order.items()}
             holder, count = self.stage_index_to_group_rank, self._n_microbatches

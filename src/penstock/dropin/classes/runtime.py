@@ -176,8 +176,8 @@ def _check_compute_only(actions: Order) -> None:
         for position, action in enumerate(order):
             if action is not None and not action.is_compute_op:
                 raise ScheduleError(
-                    f"rank {rank}, position {position}: {action} stands in an order of compute "
-                    'only; leave it out, or give format="compute_comms"'
+                    f"rank {rank}, position {position}: {action} is not compute; leave it out "
+                    'of an order of compute only, or give format="compute_comms"'
                 )
 
 

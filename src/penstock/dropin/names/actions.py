@@ -52,7 +52,7 @@ __all__ = [
 
 
 class ActionTextError(ParseError, RuntimeError):
-    """A piece of text is no action; also a `RuntimeError`, which torch's users expect here."""
+    """A text that is not an action; also a `RuntimeError`, which torch's users expect here."""
 
 
 class _ComputationType(str, Enum):  # noqa: UP042  # as in torch, str() gives the name
@@ -76,12 +76,12 @@ class _ComputationType(str, Enum):  # noqa: UP042  # as in torch, str() gives th
 
     @staticmethod
     def from_str(action: str) -> "_ComputationType":
-        """The type that has this text."""
+        """Return the type that has this text."""
         try:
             return _ComputationType(action)
         except ValueError as error:
             known = ", ".join(known.value for known in _ComputationType)
-            raise ActionTextError(f"{action!r} is no type of action; known are {known}") from error
+            raise ActionTextError(f"{action!r} must be one of {known}") from error
 
 
 FORWARD = F = _ComputationType.FORWARD
@@ -158,12 +158,12 @@ class _Action(NamedTuple):
 
 @lru_cache
 def _get_profiler_function_name(action: _Action) -> str:
-    """The name under which an action stands in a profile."""
+    """Return the name of an action in a profile."""
     return f"PP:{action}"
 
 
 def overlap(actions: Sequence[_Action]) -> _Action:
-    """The action that runs these together."""
+    """Return the action that runs these together."""
     return _Action(_NO_STAGE, OVERLAP_F_B, None, tuple(actions))
 
 

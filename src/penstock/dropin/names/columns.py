@@ -1,6 +1,6 @@
 """Lists of torch's actions as the columns of a schedule, and back.
 
-Only this, and no action objects of our own, stands between a list and the passes: lists are long.
+Lists are long, so they reach the passes without action objects of our own in between.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _PEER_OF_STAGE_0 = np.array([chain_peer(kind, 0) for kind in Kind])
 def to_rows(
     lists: Sequence[Sequence[_Action | None]], idle_stages: Sequence[int] | None = None
 ) -> Rows:
-    """The rows of every rank's list, without waits for sends, which the transport knows.
+    """Return the rows of every rank's list, without waits for sends: the transport has its own.
 
     An idle slot becomes a RESHARD of the stage that `idle_stages` has for its rank, or is left
     out where there are no such stages.
@@ -51,7 +51,7 @@ def to_rows(
 
 
 def to_actions(rows: Rows, rank: int) -> Iterator[_Action]:
-    """One rank's rows as actions."""
+    """Yield one rank's rows as actions."""
     here = slice(int(rows.first[rank]), int(rows.first[rank + 1]))
     columns = (rows.kind, rows.stage, rows.microbatch, rows.joined)
     group: list[_Action] = []
@@ -65,7 +65,7 @@ def to_actions(rows: Rows, rank: int) -> Iterator[_Action]:
 
 
 def _encode(action: _Action, joined: bool = False) -> list[tuple[int, int, int, bool]]:
-    """The cells of an action; one that means nothing is refused by its way to our own form."""
+    """Return the cells of an action; `to_work` refuses one without meaning."""
     stage, computation_type, microbatch, sub_actions = action
     if sub_actions is not None:
         to_work(action)

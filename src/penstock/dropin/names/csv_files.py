@@ -22,7 +22,7 @@ def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | 
 
 
 def read_order(filename: Path | str) -> Order:
-    """Read an order; row by row the ranks from 0 up. Empty lines at the end are no ranks."""
+    """Read an order, one row per rank from rank 0; empty lines at the end are ignored."""
     file = Path(filename)
     try:
         table = list(csv.reader(io.StringIO(read_text(file), newline="")))

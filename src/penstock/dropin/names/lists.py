@@ -40,12 +40,12 @@ class OrderError(ScheduleError, AssertionError):
 
 
 def members(action: _Action) -> tuple[_Action, ...]:
-    """The actions that run together in an overlap, or the action itself."""
+    """Return the actions that run together in an overlap, or the action itself."""
     return (action,) if action.sub_actions is None else action.sub_actions
 
 
 def read_stage_ranks(order: Mapping[int, Sequence[_Action | None]]) -> dict[int, int]:
-    """The rank that holds each stage, as the actions of an order say."""
+    """Return the rank that holds each stage, as the actions of an order say."""
     holder: dict[int, int] = {}
     for rank in sorted(order):
         for position, action in enumerate(order[rank]):
@@ -54,7 +54,7 @@ def read_stage_ranks(order: Mapping[int, Sequence[_Action | None]]) -> dict[int,
                 if other != rank:
                     raise OrderError(
                         f"rank {rank}, position {position}, {action}: stage "
-                        f"{member.stage_index} also runs on rank {other}; a stage lives on one"
+                        f"{member.stage_index} also runs on rank {other}; give it to one of them"
                     )
     return dict(sorted(holder.items()))
 
@@ -64,7 +64,7 @@ def to_schedule(
     stage_to_rank: Callable[[int], int],
     num_stages: int,
 ) -> Schedule:
-    """The schedule of a chain of stages that has this order, with the ranks in rising order."""
+    """Return the schedule of a chain of stages with this order, the ranks in rising order."""
     number = {rank: place for place, rank in enumerate(sorted(order))}
     holder = {stage: stage_to_rank(stage) for stage in range(num_stages)}
     _check_places(order, holder)
@@ -76,7 +76,7 @@ def to_schedule(
 
 
 def from_schedule(schedule: Schedule, ranks: Iterable[int]) -> dict[int, list[_Action]]:
-    """The lists of a schedule that `to_schedule` made or that a pass made of it, without idle."""
+    """Return the lists of a schedule from `to_schedule` or of a pass over it, without idle."""
     num_stages = schedule.num_stages - schedule.num_ranks
     order = {}
     for number, rank in enumerate(sorted(ranks)):
@@ -86,7 +86,7 @@ def from_schedule(schedule: Schedule, ranks: Iterable[int]) -> dict[int, list[_A
 
 
 def fill_slots(schedule: Schedule, start: Floats, ranks: Iterable[int]) -> Order:
-    """The lists of a schedule with each action in the slot in which it starts, `None` between."""
+    """Return the lists of a schedule with each action in its slot, and `None` between."""
     rows, num_stages = schedule.rows, schedule.num_stages - schedule.num_ranks
     order: Order = {}
     for number, rank in enumerate(sorted(ranks)):
@@ -103,9 +103,9 @@ def fill_slots(schedule: Schedule, start: Floats, ranks: Iterable[int]) -> Order
 def apply_to_rank(
     change: Callable[[Schedule], Schedule], actions: Sequence[_Action | None]
 ) -> list[_Action]:
-    """What a pass makes of one rank's list, seen alone; idle slots are dropped.
+    """Apply a pass to one rank's list alone; idle slots are dropped.
 
-    The stages are numbered anew without gaps, and read back, so that any may be missing.
+    The stages are renumbered without gaps for the pass, since any may be missing here.
     """
     rows = to_rows([actions])
     if not len(rows):
@@ -125,12 +125,12 @@ def apply_to_rank(
 def _check_places(
     order: Mapping[int, Sequence[_Action | None]], holder: Mapping[int, int]
 ) -> None:
-    """Refuse stages that there are not, and stages that run where they do not live."""
+    """Refuse unknown stages, and stages that run on another rank than their own."""
     for stage, rank in read_stage_ranks(order).items():
         if stage not in holder:
-            raise OrderError(f"stage {stage} runs on rank {rank}, but there are {len(holder)}")
+            raise OrderError(f"stage {stage} on rank {rank} must be below {len(holder)}")
         if holder[stage] != rank:
-            raise OrderError(f"stage {stage} runs on rank {rank}, but lives on {holder[stage]}")
+            raise OrderError(f"stage {stage} must run on rank {holder[stage]} (got {rank})")
     for stage, rank in holder.items():
         if rank not in order:
-            raise OrderError(f"stage {stage} lives on rank {rank}, which has no list here")
+            raise OrderError(f"stage {stage} belongs to rank {rank}, which has no list here")

@@ -2,7 +2,7 @@
 
     compute only  ->  _add_unshard_reshard  ->  _add_reduce_grad  ->  _add_send_recv
 
-Each returns new lists and leaves its argument as it was.
+Each returns new lists and leaves its argument unchanged.
 """
 
 from collections import Counter
@@ -112,7 +112,7 @@ def lower_order(
     defer_pp_recv: bool = False,
     max_active_stages: int = 3,
 ) -> dict[int, list[_Action]]:
-    """All passes one after the other: what a runtime needs to run an order of compute."""
+    """Apply all passes that an order of compute needs before a runtime can run it."""
     actions = {
         rank: _add_reduce_grad(_add_unshard_reshard(order, max_active_stages), n_microbatches)
         for rank, order in compute_actions.items()
@@ -156,7 +156,7 @@ class _Deferral:
     pending: list[_Action] = field(default_factory=list)
 
     def run(self, order: Sequence[_Action]) -> Iterator[_Action]:
-        """The list with its receives moved down."""
+        """Yield the list with its receives moved down."""
         for action in order:
             if action.computation_type in (RECV_F, RECV_B):
                 self.pending.append(action)
@@ -176,7 +176,7 @@ class _Deferral:
             )
 
     def _receives_for(self, action: _Action) -> Iterator[_Action]:
-        """The pending receives of what an action uses."""
+        """Yield the pending receives of what an action uses."""
         for member in members(action):
             kind = _RECEIVE_FOR.get(member.computation_type)
             if kind is not None:
@@ -185,7 +185,7 @@ class _Deferral:
                     yield receive
 
     def _up_to(self, receive: _Action) -> list[_Action]:
-        """A receive, and what must be posted before it."""
+        """Return a receive after the receives that must be posted before it."""
         if not self.keeps_order:
             return [receive]
         earlier = self._pending_from(self._peer(receive))
@@ -199,7 +199,7 @@ class _Deferral:
         return receives
 
     def _peer(self, action: _Action) -> int:
-        """The rank at the other end of a communication."""
+        """Return the rank at the other end of a communication."""
         work = to_work(action)
         assert isinstance(work, Action)
         assert work.peer is not None

@@ -24,7 +24,7 @@ def _validate_schedule(
     num_stages: int,
     num_microbatches: int,
 ) -> dict[int, int]:
-    """The rank of every stage, after making sure that the order can be run.
+    """Check that an order can be run, and return the rank of every stage.
 
     Every stage runs every microbatch forward and backward once, in an order that finishes if
     sends do not wait for their receives. What is wrong is an `AssertionError`.
@@ -59,7 +59,7 @@ def _check_ranks(actions: Mapping[int, Sequence[_Action | None]], num_ranks: int
         for position, action in enumerate(actions[rank]):
             if action is not None and not isinstance(action, _Action):
                 raise OrderError(
-                    f"rank {rank}, position {position}: {action!r} is no action; "
+                    f"rank {rank}, position {position}: {action!r} is not an action; "
                     "_Action.from_str reads text"
                 )
 
@@ -79,7 +79,7 @@ def _read_stages(
 
 
 def _find_problems(schedule: Schedule) -> Iterator[Problem]:
-    """What is wrong, each search relying on the ones before; the caller stops at the first."""
+    """Yield what is wrong; each search relies on those before, so stop at the first problem."""
     yield from find_misplaced(schedule)
     yield from find_incomplete(schedule)
     yield from find_message_problems(schedule)

@@ -62,7 +62,7 @@ def _receives_wait(schedule: Schedule) -> list[NeedList]:
 
 
 def _describe_waits(schedule: Schedule, run: Run) -> str:
-    """Who waits for whom in a circle."""
+    """Describe the ranks that wait for one another in a circle."""
     rows = schedule.rows
     waits = ((int(run.stuck_at[rank]), int(run.waits_for[rank])) for rank in find_cycle(rows, run))
     return ", ".join(
@@ -73,7 +73,7 @@ def _describe_waits(schedule: Schedule, run: Run) -> str:
 def _format_pipeline_order(
     pipeline_order: Mapping[int, Sequence[_Action | None]], error_step_number: int | None = None
 ) -> str:
-    """A table with ranks across and steps down; the step of an error is marked."""
+    """Return a table with ranks across and steps down; the step of an error is marked."""
     columns = [
         [f"Rank {place}", *("" if action is None else str(action) for action in slots)]
         for place, (_, slots) in enumerate(sorted(pipeline_order.items()))

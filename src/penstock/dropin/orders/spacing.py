@@ -61,7 +61,7 @@ action_type_to_color_mapping = {
 
 
 def space(schedule: Schedule) -> list[Slots]:
-    """Every rank's actions, with idle slots so that each starts after what it depends on.
+    """Return every rank's actions, each in a slot after those of what it depends on.
 
     Afterwards every rank fills the same number of slots.
     """
@@ -76,7 +76,7 @@ def space(schedule: Schedule) -> list[Slots]:
 
 
 def _widths(schedule: Schedule) -> Floats:
-    """How many slots each row takes; the members of an overlap take those of all together."""
+    """Return how many slots each row takes; each member of an overlap takes those of all."""
     visuals = (action_type_to_color_mapping[_ComputationType[kind.name]] for kind in Kind)
     alone = np.array([visual.width for visual in visuals], dtype=np.float64)[schedule.rows.kind]
     opening = schedule.rows.opening_row()
@@ -84,7 +84,7 @@ def _widths(schedule: Schedule) -> Floats:
 
 
 def _space_rank(schedule: Schedule, start: Floats, rank: int, num_slots: int) -> Slots:
-    """One rank's actions with an idle slot for every unit of time in which it does nothing."""
+    """Return one rank's actions, with an idle slot for every unit of idle time."""
     rows = schedule.rows
     here = slice(int(rows.first[rank]), int(rows.first[rank + 1]))
     starts = start[here][~rows.joined[here]].astype(int).tolist()
@@ -98,7 +98,7 @@ def _space_rank(schedule: Schedule, start: Floats, rank: int, num_slots: int) ->
 
 
 def read_timeline(schedule: Sequence[Sequence[_Action | None]]) -> Timeline:
-    """The times that a list of slots stands for: each entry begins where the one before ends."""
+    """Return the times of a list of slots: each entry begins where the one before ends."""
     starts, ends = [], []
     for rank in schedule:
         clock = 0
@@ -112,7 +112,7 @@ def read_timeline(schedule: Sequence[Sequence[_Action | None]]) -> Timeline:
 
 
 def _width(entry: _Action | None) -> int:
-    """How many slots an entry takes; an overlap takes those of all its actions."""
+    """Return how many slots an entry takes; an overlap takes those of all its actions."""
     if entry is None:
         return 1
     kinds = (member.computation_type for member in members(entry))

@@ -42,7 +42,7 @@ __all__ = [
 
 
 def gpipe_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1) -> Slots:
-    """All forwards, then all backwards, then the reduction of gradients."""
+    """Run all forwards, then all backwards, then the reduction of gradients."""
     return _reduced("GPipe", rank, ranks, microbatches, stages_per_rank)
 
 
@@ -52,7 +52,7 @@ def one_f_one_b_order(rank: int, ranks: int, microbatches: int, stages_per_rank:
 
 
 def looped_bfs_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2) -> Slots:
-    """One stage after the other forward, and back; two idle slots per hop at the turn."""
+    """Run one stage after the other forward, and back; two idle slots per hop at the turn."""
     actions = _actions("LoopedBFS", rank, ranks, microbatches, stages_per_rank)
     turn = len(actions) // 2
     hops = ranks - 1 - rank
@@ -81,7 +81,7 @@ def interleaved_zero_bubble_order(
 
 
 def zbv_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2) -> Slots:
-    """The fixed V order; with few microbatches, idle where a full V would have work."""
+    """Return the fixed V order; with few microbatches, idle where a full V would have work."""
     full = max(2 * ranks - 1, microbatches)
     actions = _actions("ZBV", rank, ranks, full, stages_per_rank)
     kept = (a if (a.microbatch_index or 0) < microbatches else None for a in actions)
@@ -89,7 +89,7 @@ def zbv_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2
 
 
 def dualpipe_v_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2) -> Slots:
-    """The V with overlapped forwards and backwards, without idle slots."""
+    """Return the V with overlapped forwards and backwards, without idle slots."""
     actions = _actions("DualPipeV", rank, ranks, microbatches, stages_per_rank)
     if microbatches < 2 * ranks:
         raise SizeError(
@@ -113,7 +113,7 @@ _ORDERS: Mapping[str, Callable[[int, int, int, int], Slots]] = {
 def build_order(
     name: str, ranks: int, microbatches: int, stages_per_rank: int | None = None
 ) -> Order:
-    """Every rank's order by a family's name, or by the name of torch's class for it.
+    """Return every rank's order, by the name of a family or of torch's class for it.
 
     Families that torch does not have come without idle slots.
 
@@ -157,7 +157,7 @@ def _get_warmup_ops(
     n_microbatches: int,
     multiply_factor: int = 2,
 ) -> int:
-    """How many forwards an interleaved schedule runs before its first backward, less one."""
+    """Return one less than the forwards of an interleaved schedule before its first backward."""
     hops = pp_group_size - 1 - rank
     ahead = (n_local_stages - 1) * microbatches_per_round + multiply_factor * hops
     return min(ahead, n_local_stages * n_microbatches)
@@ -175,7 +175,7 @@ def _get_1f1b_rank_ops(
     num_1f1b_microbatches: int = 0,
     enable_zero_bubble: bool = False,
 ) -> Slots:
-    """One rank's order from functions that say which stage a step runs forward and backward."""
+    """Return one rank's order, given the stage that each step runs forward and backward."""
     begin, end = warmup_ops, warmup_ops + fwd_bwd_ops + cooldown_ops
     forwards = _visit(Kind.FORWARD, map(forward_stage_index, range(begin + fwd_bwd_ops)))
     back = [backward_stage_index(step) for step in range(begin, end)]
@@ -202,13 +202,13 @@ def _insert_idle(
 
 
 def _wait_for_backward(rank: int, ranks: int, stages_per_rank: int, ahead: int) -> int:
-    """The slots from the last of the forwards run ahead to the first backward."""
+    """Return the slots between the last forward run ahead and the first backward."""
     first_backward = stages_per_rank * ranks + 2 * (ranks - 1 - rank)
     return first_backward - (ahead + rank)
 
 
 def _round_size(ranks: int, microbatches: int) -> int:
-    """How many microbatches go in the first round of an interleaved schedule."""
+    """Return how many microbatches the first round of an interleaved schedule has."""
     return -(-microbatches // max(1, microbatches // ranks))
 
 
@@ -230,12 +230,12 @@ def _actions(
 
 @lru_cache(maxsize=1)
 def _schedule(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """A whole schedule, kept for the next rank that asks for its part of it."""
+    """Build a whole schedule, and keep it for the next rank that needs its part of it."""
     return build(name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
 
 
 def _visit(kind: Kind, stages: Iterable[int]) -> Moves:
-    """One kind of work on these stages in turn, with the microbatches of each counted."""
+    """Do one kind of work on these stages in turn, counting the microbatches of each."""
     stage = np.array(list(stages), dtype=np.int32)
     kinds = np.full(len(stage), kind)
     microbatch = count_microbatches(kinds, stage, int(stage.max(initial=-1)) + 1)
@@ -248,7 +248,7 @@ def _list_moves(moves: Moves) -> list[_Action]:
 
 
 def _without_halves(schedule: Schedule, graph: Graph) -> Graph:
-    """A graph in which the halves of backwards wait for nothing."""
+    """Return a graph in which the halves of backwards wait for nothing."""
     waits = ~schedule.rows.is_kind(Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     kept = np.repeat(waits, np.diff(graph.first))
     first = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))[graph.first]

@@ -83,11 +83,11 @@ class _Part:
         return any(self.origins[node].stage is None for node in self.inputs)
 
     def find_value(self, node: fx.Node) -> _Value:
-        """What a node is: an input, handed on as it came, or something that is made here."""
+        """Return what a node is: an input that is passed on, or something that is made here."""
         return self.origins.get(node, _Value(self.index, node))
 
     def find_sent(self, consumer: int) -> tuple[Any, ...]:
-        """What goes to another stage, or is the model's output."""
+        """Return what goes to another stage, or is the model's output."""
         sent: Any = self.output.args[0]
         if isinstance(sent, fx.Node) and sent.target is route:
             consumers, payloads = cast(tuple[Any, Any], sent.args)
@@ -95,7 +95,7 @@ class _Part:
         return (sent,) if isinstance(sent, fx.Node) else tuple(sent)
 
     def give_out(self, nodes: list[fx.Node]) -> None:
-        """Return these nodes, the only one as it is, and forget inputs that nobody uses then."""
+        """Let the graph return these nodes, and remove inputs that become unused."""
         output, self.made = self.output, nodes
         (before,) = output.args
         output.args = (nodes[0] if len(nodes) == 1 else tuple(nodes),)
@@ -132,7 +132,7 @@ class _Part:
 def give_form(
     traced: Capture, cut: Cut, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> CutForm:
-    """The stages of a cut model, and the graph of their calls with arguments like these."""
+    """Return the stages of a cut model, and the graph that calls them with such arguments."""
     parts = [_Part(index, graph) for index, graph in enumerate(cut.graphs)]
     arguments = parts[0].inputs
     _find_origins(parts, cut.dataflow)
@@ -165,7 +165,7 @@ def _find_origins(parts: Sequence[_Part], dataflow: Dataflow) -> None:
 
 
 def _find_result(last: _Part, leaf: Any) -> Any:
-    """A leaf of the model's output: an argument, what the last stage returns, or a constant."""
+    """Return a leaf of the model's output: an argument, a value of the last stage, a constant."""
     if not isinstance(leaf, fx.Node):
         return leaf
     value = last.find_value(leaf)

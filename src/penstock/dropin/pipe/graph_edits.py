@@ -37,7 +37,7 @@ def _modify_graph_op_device(gm: fx.GraphModule, new_device: torch.device) -> Non
 
 
 def _recursive_getattr_with_parent(mod: nn.Module, fqn: str) -> tuple[nn.Module | None, Any]:
-    """The module that a dotted name leads into, and what is there; None for what is missing."""
+    """Return the module that a dotted name leads into and the attribute; None where missing."""
     *path, last = fqn.split(".")
     parent: Any = mod
     for atom in path:

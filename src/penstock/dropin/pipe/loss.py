@@ -45,12 +45,12 @@ class TrivialLossWrapper(LossWrapper):
     loss_spec = True
 
     def forward(self, x: Any, targets: Any) -> Any:
-        """The loss of the model's output."""
+        """Return the loss of the model's output."""
         return self.loss_fn(self.module(x), targets)
 
 
 def _find_loss_from_output_and_spec(output_val: Any, spec_val: Any) -> fx.Node | None:
-    """The node in a tree of nodes where a tree of booleans like it has True; None if nowhere.
+    """Return the node of a tree where a like tree of booleans has True, or None.
 
     Only a spec that is a bare False may name nothing.
     """
@@ -86,7 +86,7 @@ def _pick(output: Any, spec: Any) -> Iterator[fx.Node | None]:
 def _find_loss_output(
     mod: nn.Module, g: fx.Graph, output_loss_value_spec: Any
 ) -> tuple[fx.Node | None, fx.Node, Any]:
-    """The loss of a graph, its output node, and the spec that says where the loss is.
+    """Return the loss of a graph, its output node, and the spec that says where the loss is.
 
     Without a spec, it is what is called "loss" in the output, if anything is.
     """
@@ -105,5 +105,5 @@ def _find_loss_output(
 
 
 def _only(output: Any) -> Any:
-    """The only value of an output; a pipe's graph returns a tuple of one."""
+    """Return the only value of an output; a pipe's graph returns a tuple of one."""
     return output[0] if isinstance(output, tuple | list) and len(output) == 1 else output

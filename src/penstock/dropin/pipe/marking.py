@@ -83,7 +83,7 @@ class PipeSequential(nn.Sequential):
 
     @staticmethod
     def from_sequential(sequential_instance: nn.Sequential) -> "PipeSequential":
-        """The same modules, with the same parameters."""
+        """Return the same modules, with the same parameters."""
         return PipeSequential(*(copy.copy(module) for module in sequential_instance))
 
     def forward(self, input: Any) -> Any:  # noqa: A002  # torch's name, given by keyword

@@ -94,7 +94,7 @@ class Pipe(nn.Module):
         return DetachExecutor(self.split_gm).run(*values)
 
     def get_stage_module(self, stage_idx: int) -> nn.Module:
-        """The module of a stage."""
+        """Return the module of a stage."""
         if not 0 <= stage_idx < self.num_stages:
             raise ArgumentError(f"stage {stage_idx} is out of range for {self.num_stages} stages")
         return self.split_gm.get_submodule(get_submod_name(stage_idx))
@@ -116,7 +116,7 @@ class Pipe(nn.Module):
         example_args: tuple[Any, ...],
         example_kwargs: dict[str, Any] | None = None,
     ) -> ExportedProgram:
-        """A model as `torch.export` sees it."""
+        """Return a model as `torch.export` sees it."""
         try:
             return torch.export.export(mod, example_args, example_kwargs)
         except Exception as error:
@@ -189,14 +189,14 @@ class Pipe(nn.Module):
         return repr(self.split_gm)
 
     def info(self) -> PipeInfo:
-        """What a stage has to know of the pipe, without a hold on other stages' modules."""
+        """Return what a stage has to know of the pipe, without other stages' modules."""
         graph = copy.deepcopy(self.split_gm.graph)
         return PipeInfo(graph, self.num_stages, self.has_loss_and_backward)
 
     def build_stage(
         self, stage_index: int, device: torch.device, group: dist.ProcessGroup | None = None
     ) -> _PipelineStage:
-        """A stage on this rank, moved to its device, ready for a schedule."""
+        """Return a stage on this rank, on its device and ready for a schedule."""
         module = self.get_stage_module(stage_index)
         return build_stage(module, stage_index, self.info(), device, group)
 
@@ -212,7 +212,7 @@ def _is_transmitted(spec: MultiUseParamSpec | None) -> bool:
 
 
 def _add_backward(mod: nn.Module, traced: Traced, spec: Any) -> Any:
-    """Write the backwards into the graph; the spec as it is for the leaves of the output."""
+    """Write the backwards into the graph, and return the spec of the loss in its output."""
     graph = traced.form.graph
     is_tree = isinstance(spec, tuple | list | dict)
     leaves = tuple(traced.output_spec.flatten_up_to(spec)) if is_tree else spec

@@ -35,18 +35,18 @@ class _LinearNodeList:
         self._data = pack_graph(nodes[0].graph)
 
     def to_graph(self) -> fx.Graph:
-        """A new graph with these nodes."""
+        """Return a new graph with these nodes."""
         return unpack_graph(self._data)
 
 
 def _direct_serialization_deserialize(body: dict[str, Any], nodes: _LinearNodeList) -> nn.Module:
-    """The graph module whose attributes and nodes these are."""
+    """Return the graph module with these attributes and nodes."""
     holder = nn.Module()
     holder.__dict__.update(body)
     return fx.GraphModule(holder, nodes.to_graph())
 
 
 def _direct_serialization_reduce(self: fx.GraphModule) -> tuple[Any, ...]:
-    """How to pickle a graph module: what it holds, and its nodes."""
+    """Reduce a graph module for pickling: its attributes, and its nodes."""
     body = {name: value for name, value in self.__dict__.items() if name != "_graph"}
     return _direct_serialization_deserialize, (body, _LinearNodeList(self.graph.nodes))

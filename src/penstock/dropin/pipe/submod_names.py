@@ -6,7 +6,7 @@ PP_SUBMOD_PREFIX = "submod_pp"
 
 
 def get_submod_name(stage_idx: int) -> str:
-    """The name of a stage in the graph of its pipe.
+    """Return the name of a stage in the graph of its pipe.
 
     >>> get_submod_name(2)
     'submod_pp_2'

@@ -34,7 +34,7 @@ def _insert_stage_symbolic_backward(
 
 
 def _find_needed(loss: fx.Node) -> set[fx.Node]:
-    """The loss and all that it is computed from."""
+    """Return the loss and all that it is computed from."""
     needed: set[fx.Node] = set()
     rest = [loss]
     while rest:
@@ -68,7 +68,7 @@ def _write_stage(
 
 
 def _outputs(call: fx.Node) -> list[Any]:
-    """What a stage returns, by number; a stage of one output returns it as it is."""
+    """Return the outputs of a stage by number; the only output is the call itself."""
     items: dict[Any, fx.Node] = {
         user.args[1]: user for user in call.users if user.target is operator.getitem
     }

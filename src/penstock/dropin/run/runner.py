@@ -57,8 +57,8 @@ class StepRunner:
     ) -> None:
         """Run this rank's actions, with what must be done before and after.
 
-        `given` describes what this rank was given, for others if there are any; `rows` says how
-        many rows its batch has.
+        `given` describes to other ranks what this one was given; `rows` is the number of rows of
+        its batch.
         """
         assert self._session is not None, "a step is run inside its session"
         held = {stage.stage_index: stage for stage in stages}

@@ -48,7 +48,7 @@ class _NotBegunError(PipelineError):
 
 
 class _Refused(BaseException):
-    """Ends a step of this rank at once; it has nobody to tell."""
+    """Ends a step of this rank at once, without a message to other ranks."""
 
     def __init__(self, error: PipeliningMetadataError) -> None:
         self.error = error
@@ -89,7 +89,7 @@ class Session:
             LocalControl() if isinstance(transport, LocalTransport) else transport.control
         )
         self.rank = transport.ranks[0]
-        # How many rows the batch of the present step has, if the first stage could tell.
+        # How many rows the batch of the present step has, if the first stage knows.
         self.rows: int | None = None
         self._signature = b""
         self._is_alone = isinstance(transport, LocalTransport)
@@ -136,7 +136,7 @@ class Session:
         """Say what this rank was given, and hear the same of all others."""
         self.guard.log.begin_step()
         if self._is_refusing:
-            # All as before; ranks that insist on that have nothing to tell.
+            # Nothing has changed, and ranks that insist on that exchange nothing.
             self.transport.begin_step(self._signature)
         elif self._is_alone:
             self.rows = rows
@@ -144,9 +144,9 @@ class Session:
         else:
             self.guard.log.start(AGREEMENT)
             digest = blake2b(text.encode(), digest_size=16).digest()
-            told = self._gather(digest, rows, has_failed=False)
-            self.rows = max((count for _, count, _ in told if count >= 0), default=None)
-            self._signature = blake2b(b"".join(one for one, *_ in told)).digest()
+            records = self._gather(digest, rows, has_failed=False)
+            self.rows = max((count for _, count, _ in records if count >= 0), default=None)
+            self._signature = blake2b(b"".join(one for one, *_ in records)).digest()
             self.transport.begin_step(self._signature)
             self.guard.log.end()
         self._has_met = True
@@ -160,12 +160,12 @@ class Session:
         self, digest: bytes, rows: int | None, *, has_failed: bool
     ) -> list[tuple[bytes, int, bool]]:
         record = _RECORD.pack(digest, _NO_ROWS if rows is None else rows, has_failed)
-        told = [_RECORD.unpack(data) for data in self._control.gather_bytes(record)]
-        if any(failed for _, _, failed in told) and not has_failed:
+        records = [_RECORD.unpack(data) for data in self._control.gather_bytes(record)]
+        if any(failed for _, _, failed in records) and not has_failed:
             messages = self._control.gather(None)
             rank, message = next((r, m) for r, m in enumerate(messages) if m is not None)
             raise _NotBegunError(f"rank {rank} cannot begin the step: {message}")
-        return told
+        return records
 
     def _tell_failure(self, error: Exception) -> None:
         """Let the others raise what keeps this rank from the step."""

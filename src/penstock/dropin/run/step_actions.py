@@ -82,7 +82,7 @@ class StepActions:
         self.unshard_ops: dict[int, list[Any]] = defaultdict(list)
         self.unsharded_stages: set[int] = set()
         self.custom_functions: dict[_ComputationType, Callable[..., None]] = {}
-        # The action that is run now, for whoever tells of a failure.
+        # The action that is run now, which reports of a failure name.
         self.current: Action | None = None
         self._sharded: set[int] = set()
         self._taking = Lock()
@@ -166,7 +166,7 @@ class StepActions:
         return True
 
     def _expect_nothing(self, action: Action) -> None:
-        """In a run without backwards no gradients come, but a function may ask for them."""
+        """Let a user's function find no gradients in a run without backwards, where none come."""
         is_backward = action.kind in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
         if is_backward and not self._stages[action.stage].has_backward:
             self.bwd_recv_ops.setdefault((action.stage, action.microbatch or 0), [])

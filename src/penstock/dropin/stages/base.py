@@ -79,7 +79,7 @@ class _PipelineStageBase(StageBoundary):
         return stage
 
     def expect_halves(self) -> None:
-        """From now on let forwards leave what a backward in two halves needs."""
+        """Let forwards keep what a backward in two halves needs."""
         if not self._splits:
             self._splits = True
             self.runtime.prepare_split()
@@ -107,7 +107,7 @@ class _PipelineStageBase(StageBoundary):
         self._is_replaced = is_backward_replaced()
 
     def end_training(self, *, has_failed: bool = False) -> None:
-        """End a step: if nobody has divided the gradients, they are as they were."""
+        """End a step, and undo the scaling of gradients that nobody has divided."""
         if has_failed:
             self.clear_runtime_states()
             self.runtime.clear()

@@ -25,7 +25,7 @@ from penstock.dropin.stages.recv_info import _RecvInfo
 from penstock.dropin.stages.values import (
     StageUseError,
     as_tuple,
-    compare_with_told,
+    compare_with_given,
     find_edge,
     insist,
     require_tensors,
@@ -192,5 +192,5 @@ class StageBoundary(StagePlace):
             insist(place, known, values)
         elif all(value is None or isinstance(value, torch.Tensor) for value in values):
             metas = extract_tensor_metas(values, allow_none=True)
-            compare_with_told(place, getattr(self._user_meta, field), metas)
+            compare_with_given(place, getattr(self._user_meta, field), metas)
             setattr(self._stage_meta, field, metas)

@@ -49,7 +49,7 @@ class GetMeshCallback(Protocol):
     """Finds or makes the mesh whose dimensions have these names and this layout."""
 
     def __call__(self, mesh_dim_names: tuple[str, ...], mesh_layout: Any) -> DeviceMesh:
-        """The mesh on this rank."""
+        """Return the mesh on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class _TensorMeta:
         return _TensorMeta(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def to_tensor(self, device: torch.device | str) -> torch.Tensor:
-        """A tensor like this one, not filled."""
+        """Return a tensor like this one, not filled."""
         tensor = _make_tensor_from_meta(self, device)
         return tensor.requires_grad_(self.requires_grad and tensor.is_floating_point())
 
     def get_diff(self, other: "_TensorMeta") -> list[str]:
-        """Where the two differ, in words; whether a gradient is asked for does not count."""
+        """Describe where the two differ; whether a gradient is required does not count."""
         return _differences(self, other, ("shape", "stride", "dtype"))
 
 
@@ -116,13 +116,13 @@ class _DTensorMeta(_TensorMeta):
         return self.mesh_dim_names, self.mesh_layout
 
     def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
-        """A tensor like this one over that mesh, not filled."""
+        """Return a tensor like this one over that mesh, not filled."""
         whole = put_together(_make_tensor_from_meta(self, device), self, mesh)
         whole.requires_grad_(self.requires_grad and whole.is_floating_point())
         return whole
 
     def get_diff(self, other: _TensorMeta) -> list[str]:
-        """Where the two differ, in words."""
+        """Describe where the two differ."""
         if not isinstance(other, _DTensorMeta):
             local = _differences(self, other, ("shape", "stride", "dtype"))
             return [*local, "type mismatch: _DTensorMeta vs _TensorMeta"]
@@ -167,14 +167,14 @@ class _StageMeta:
 
 
 class InferenceMode(Enum):
-    """Whether all stages were told what crosses their boundaries, or have to find out."""
+    """Whether all stages know from the user what crosses their boundaries, or have to find out."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
 
     @classmethod
     def needs_dynamic(cls, meta: _StageMeta, stage_has_backward: bool) -> bool:
-        """Whether what a stage was told leaves something to be found out.
+        """Whether the user's arguments leave something for a stage to find out.
 
         Gradients of plain tensors are like the tensors; those of DTensors may lie otherwise.
         """
@@ -211,19 +211,19 @@ def extract_tensor_metas(
 
 
 def to_local_if_dtensor(tensor: torch.Tensor, detach: bool = False) -> torch.Tensor:
-    """The local part of a tensor over a mesh; a plain tensor as it is."""
+    """Return the local part of a tensor over a mesh, or a plain tensor itself."""
     if detach:
         tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _make_tensor_from_meta(meta: _TensorMeta, device: torch.device | str) -> torch.Tensor:
-    """A plain tensor (or local part) of this shape, layout and dtype, not filled."""
+    """Return a plain tensor (or local part) of this shape, layout and dtype, not filled."""
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
 
 
 def put_together(local: torch.Tensor, meta: _DTensorMeta, mesh: DeviceMesh) -> DTensor:
-    """The tensor over a mesh that a local part belongs to."""
+    """Return the tensor over a mesh that a local part belongs to."""
     return DTensor.from_local(
         local,
         mesh,
@@ -235,7 +235,7 @@ def put_together(local: torch.Tensor, meta: _DTensorMeta, mesh: DeviceMesh) -> D
 
 
 def _derive_grad_metas(tensor_metas: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
-    """What the gradients of these tensors look like, where that follows from the tensors."""
+    """Return the form of the gradients of these tensors, where the tensors decide it."""
     return tuple(
         None
         if not meta.requires_grad or isinstance(meta, _DTensorMeta)
@@ -252,7 +252,7 @@ class _MeshCache:
         self._get_mesh_cb = get_mesh_cb
 
     def get_mesh(self, key: MeshCacheKey) -> DeviceMesh:
-        """A mesh that was met before, or what the callback gives."""
+        """Return a mesh that was seen before, or what the callback gives."""
         if key not in self._meshes:
             self._meshes[key] = self._ask(key)
         return self._meshes[key]

@@ -59,7 +59,7 @@ class StagePlace(ABC):
         self.bwd_cache: dict[int, tuple[torch.Tensor | None, ...]] = {}
         self.output_chunks: list[Any] = []
 
-        # By microbatch, what is expected or has come; by output, where it goes; by input, whence.
+        # By microbatch, what is expected or has come; by output or input, the other stage.
         self.args_recv_info: dict[int, tuple[_RecvInfo, ...]] = {}
         self.grad_recv_info: dict[int, tuple[_RecvInfo, ...]] = {}
         self.act_send_info: dict[int, Sequence[int | None]] = {}

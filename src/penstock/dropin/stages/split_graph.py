@@ -5,7 +5,7 @@
               w1    w2
 
 The gradient that arrives at such a node serves both ways. So the first half notes it, and the
-second half goes on from there. Nodes that lead to a common weight form one group: their part of
+second half continues from there. Nodes that lead to a common weight form one group: their part of
 the graph is run in one pass.
 """
 
@@ -28,9 +28,9 @@ class Group:
 def find_groups(
     roots: Sequence[Node], inputs: Iterable[Node], weights: Iterable[Node]
 ) -> list[Group]:
-    """Where to cut the graph behind these roots.
+    """Return where to cut the graph behind these roots.
 
-    A root that leads to no input is a node to go on from too.
+    The second half also continues from a root that leads to no input.
     """
     inputs, weights = set(inputs), set(weights)
     behind = _sort_from_leaves(roots, stops=inputs)
@@ -51,7 +51,7 @@ def _after(node: Node) -> list[Node]:
 
 
 def _sort_from_leaves(roots: Sequence[Node], stops: set[Node]) -> list[Node]:
-    """Every node behind the roots, each after all that it leads to; nothing behind a stop."""
+    """Return the nodes behind the roots up to the stops, each after all that it leads to."""
     done: dict[Node, None] = {}
     entered: set[Node] = set()
     stack = [(root, False) for root in roots]
@@ -68,7 +68,7 @@ def _sort_from_leaves(roots: Sequence[Node], stops: set[Node]) -> list[Node]:
 
 
 def _find_ways(behind: Sequence[Node], inputs: set[Node]) -> set[Node]:
-    """The nodes that lead to an input, with the inputs' own."""
+    """Return the nodes that lead to an input, and those of the inputs."""
     found: set[Node] = set()
     for node in behind:
         if node in inputs or any(after in found for after in _after(node)):
@@ -77,7 +77,7 @@ def _find_ways(behind: Sequence[Node], inputs: set[Node]) -> set[Node]:
 
 
 def _find_weights(behind: Sequence[Node], weights: set[Node]) -> dict[Node, set[Node]]:
-    """Which weights each node leads to."""
+    """Return the weights that each node leads to."""
     reached: dict[Node, set[Node]] = {}
     for node in behind:
         found = _union(reached.get(after, set()) for after in _after(node))

@@ -18,7 +18,7 @@ from penstock.tensors.plain import plain_value
 __all__ = [
     "StageUseError",
     "as_tuple",
-    "compare_with_told",
+    "compare_with_given",
     "cut_off",
     "find_edge",
     "insist",
@@ -98,13 +98,13 @@ def put_in_place(items: list[Any], index: int, item: Any) -> None:
     items[index] = item
 
 
-def compare_with_told(
+def compare_with_given(
     place: str,
-    told: Sequence[TensorMeta | None] | None,
+    given: Sequence[TensorMeta | None] | None,
     metas: Sequence[TensorMeta | None],
 ) -> None:
     """Warn if what the user has said is not what crosses; what crosses is used."""
-    for number, (wanted, meta) in enumerate(zip(told or (), metas, strict=False)):
+    for number, (wanted, meta) in enumerate(zip(given or (), metas, strict=False)):
         if wanted is not None and meta is not None:
             # How a tensor lies in memory may change on the way.
             same_stride = replace(wanted, stride=meta.stride)

@@ -13,7 +13,7 @@ _HERE = str(Path(__file__).parent)
 
 
 def _run_hidden() -> None:
-    """The module of this name that Python would have found without us."""
+    """Run the module of this name that Python would have found without us."""
     elsewhere = [place for place in sys.path if place != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
