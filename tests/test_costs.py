@@ -1,4 +1,4 @@
-"""Costs as a value: what is taken, what is refused, how they are cut anew."""
+"""Costs as a value: what is taken, what is refused, how they are divided again."""
 
 from pathlib import Path
 
@@ -137,7 +137,7 @@ def test_costs_are_read_from_a_file(tmp_path: Path, name: str, content: str) -> 
         Costs(send=0.1, overlap_gain=0.5, message_bytes=[0, 4096], workspace_bytes=1e12),
     ],
 )
-def test_costs_come_back_from_a_file_as_they_were(tmp_path: Path, name: str, costs: Costs) -> None:
+def test_costs_come_back_from_a_file_unchanged(tmp_path: Path, name: str, costs: Costs) -> None:
     costs.to_file(tmp_path / name)
     assert Costs.from_file(tmp_path / name) == costs
 

@@ -20,7 +20,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     """Give a path to write to, in the same folder and with the same suffix; then rename it.
 
     If the block fails, what it wrote is removed and the file is as before. A path that is not a
-    file, such as a pipe, is given as it is.
+    file, such as a pipe, is given unchanged.
     """
     file = Path(path).resolve()
     if file.exists() and not file.is_file():

@@ -78,7 +78,7 @@ class CheckpointError(PenstockError, RuntimeError):
 
 
 class ModelError(PenstockError, ValueError):
-    """A model cannot be used as it is; the message says what is required of it."""
+    """A model does not meet a requirement; the message names it."""
 
 
 class PipelineError(PenstockError, RuntimeError):

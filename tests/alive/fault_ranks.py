@@ -104,7 +104,7 @@ def _run_and_end(
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one with its name and words if it cannot be sent."""
+    """Return the error, or one with its name and message if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -162,7 +162,7 @@ def test_server_that_leaves_is_lost_only_for_ranks_that_continue(tmp_path: Path)
             member.heartbeat.enter()
         members[0].heartbeat.leave()
         members[0].heartbeat.close()
-        # It was in the same call as the server, which is no loss.
+        # It was in the same call as the server, so it is not lost.
         members[1].heartbeat.leave()
         members[2].heartbeat.leave()
         members[2].heartbeat.enter()

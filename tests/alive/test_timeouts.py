@@ -22,6 +22,6 @@ def test_silence_seconds_below_one_is_rejected() -> None:
     with pytest.raises(ArgumentError) as caught:
         Timeouts(silence_seconds=0.5)
     assert str(caught.value) == (
-        "silence_seconds must be at least 1.0 to tell a lost rank from a busy one (got 0.5); "
+        "silence_seconds must be at least 1.0, since a busy rank may be silent too (got 0.5); "
         "use a larger value"
     )

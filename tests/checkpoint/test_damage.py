@@ -24,7 +24,7 @@ FILES = (".metadata", "__0_0.distcp", "penstock.json")
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Training]:
-    """A folder with the steps 1 and 2, and the training that has saved them."""
+    """Return a folder with steps 1 and 2, and the training that saved them."""
     folder = tmp_path_factory.mktemp("saved")
     training = train_alone("1F1B", 2)
     with ps.Checkpoints(folder) as checkpoints:
@@ -41,7 +41,7 @@ def copied(saved: tuple[Path, Training], tmp_path: Path) -> Path:
 
 
 def refuse(folder: Path, training: Training, step: int | None = None) -> str:
-    """What the error says; nothing may be changed by the attempt."""
+    """Return the message of a refused load, which must not have changed anything."""
     before = whole_state(training.pipeline.state_dict())
     generator = torch.get_rng_state()
     with pytest.raises(ps.errors.CheckpointError) as caught:

@@ -24,7 +24,7 @@ STEPS = 2
 
 
 def expected_state() -> dict[str, torch.Tensor]:
-    """What plain torch has a step after the save."""
+    """Return the state of plain torch one step after the save."""
     return whole_state(train_plain(STEPS + 1).model.state_dict())
 
 
@@ -83,7 +83,7 @@ assert "penstock" not in sys.modules
 
 
 def continue_plainly(folder: Path, scratch: Path) -> dict[str, torch.Tensor]:
-    """What a process without Penstock makes of a checkpoint, and of one step more."""
+    """Load a checkpoint in a process without Penstock, and train for one more step."""
     arguments = [str(folder / f"step-{STEPS:08}"), str(STEPS), str(scratch / "state.pt")]
     command = [sys.executable, "-c", PLAIN, *arguments]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
@@ -96,7 +96,7 @@ def joined(states: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def check_continuations(folder: Path, two_processes: Processes, scratch: Path) -> None:
-    """The next step is that of plain torch: in two processes, in one, and without Penstock."""
+    """Compare the next step with plain torch: in two processes, in one, and without Penstock."""
     states = two_processes.run(continue_in_processes, folder, "1F1B", 2, "alone", seconds=240)
     assert differences(joined(states), expected_state()) == {}
     assert differences(continue_alone(folder), expected_state()) == {}

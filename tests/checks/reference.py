@@ -31,7 +31,7 @@ class _FaultError(Exception):
 
 
 def find_fault(schedule: Schedule, channels: str) -> str | None:
-    """Why a schedule must not run, or nothing if it runs to its end with everything in place."""
+    """Return why a schedule must not run, or None if it runs to its end and is complete."""
     try:
         world = _World(schedule, channels)
         world.run()
@@ -104,7 +104,7 @@ class _World:
             raise _FaultError(f"{message}: stays on its rank")
 
     def match_messages(self) -> dict[Message, Message | None]:
-        """For each message the one ahead of it in its queue; both sides must agree on it."""
+        """Map each message to the one ahead of it in its queue; both sides must agree on it."""
         queues: dict[tuple[int, ...], list[Message]] = defaultdict(list)
         for rank, order in enumerate(self.orders):
             for work in order:
@@ -178,7 +178,7 @@ class _World:
         return True
 
     def has_inputs(self, rank: int, action: Action) -> bool:
-        """Whether an action can start; it is a fault if it stands before what its rank must do."""
+        """Whether an action can start; it is a fault if it precedes what its rank makes for it."""
         microbatch = action.microbatch
         assert microbatch is not None
         own = {Kind.FORWARD: "", Kind.BACKWARD_WEIGHT: "I"}.get(action.kind, "F")
@@ -212,7 +212,7 @@ class _World:
             self.made[value] = rank
 
     def look_back(self) -> None:
-        """Everything made, nothing left whole, everything reduced once."""
+        """Require that all work was done, nothing is left unsharded, and all was reduced once."""
         if self.whole:
             raise _FaultError(f"stages {self.whole} are still whole")
         for microbatch in range(self.schedule.microbatches):
@@ -222,7 +222,7 @@ class _World:
             raise _FaultError(f"reduced {self.reduced}, with gradients {with_gradients}")
 
     def look_at_microbatch(self, microbatch: int) -> None:
-        """Each microbatch goes through every stage of one copy of the model, and no other."""
+        """Require that a microbatch went through all stages of one copy of the model only."""
         kinds = "FIW" if self.has_backwards else "F"
         made = {(what, stage) for what, stage, number in self.made if number == microbatch}
         for copy in self.copies():
@@ -231,7 +231,7 @@ class _World:
         raise _FaultError(f"microbatch {microbatch} is incomplete")
 
     def copies(self) -> Iterable[list[int]]:
-        """The stages of each copy of the model: the first stage of every part, the second, ..."""
+        """Return each copy's stages: the first stage of every part, the second ones, and so on."""
         seen: dict[int, list[int]] = defaultdict(list)
         for stage, part in enumerate(self.flow.parts):
             seen[part].append(stage)

@@ -37,7 +37,7 @@ def with_orders(schedule: Schedule, orders: list[list[Work]]) -> Schedule:
 
 @st.composite
 def mutants(draw: st.DrawFn) -> Mutant:
-    """Any schedule, lowered or not, with one thing changed."""
+    """Draw a schedule, lowered or not, with one thing changed."""
     schedule = draw(SCHEDULES)
     if draw(st.booleans()):
         schedule = lower(schedule, receives=draw(st.sampled_from(("early", "late"))))
@@ -71,7 +71,7 @@ def mutants(draw: st.DrawFn) -> Mutant:
 
 @st.composite
 def altered(draw: st.DrawFn, work: Work) -> Work:
-    """The work with another stage, microbatch or kind."""
+    """Draw the same work with another stage, microbatch or kind."""
     if isinstance(work, Overlap):
         first, *rest = work.actions
         if draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""All checks together: which come first, how many problems are told, what is raised."""
+"""All checks together: which come first, how many problems are reported, what is raised."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Timelines in files come back as they were, and nothing else is taken for one."""
+"""Timelines come back from files unchanged, and other files are refused."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
 
 @pytest.mark.parametrize("is_lowered", [False, True])
 @pytest.mark.parametrize("name", [*FAMILIES])
-def test_every_timeline_comes_back_as_it_was(name: str, is_lowered: bool, tmp_path: Path) -> None:
+def test_every_timeline_comes_back_unchanged(name: str, is_lowered: bool, tmp_path: Path) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     costs = Costs(forward=1 / 3, transfer=0.1, activation_bytes=1e9)
     timeline = simulate(lower(schedule) if is_lowered else schedule, costs)

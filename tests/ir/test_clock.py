@@ -44,7 +44,7 @@ def price(schedule: Schedule, *, lag: float = 0.5) -> Priced:
 
 
 def copies(priced: Priced, count: int) -> Priced:
-    """The same ranks many times over, each copy with rows and needs of its own."""
+    """Repeat the same ranks `count` times, each copy with its own rows and needs."""
     rows, graph = priced.rows, priced.graph
     shift = np.arange(count)
     bounds = (rows.first[:-1] + shift[:, None] * len(rows)).ravel()

@@ -10,7 +10,7 @@ from tests.tables import read_schedule
 
 
 def needs_of(schedule: Schedule) -> list[str]:
-    """One line per action that waits, such as "1F0  0F0 over 0>1"."""
+    """Return a line per action that waits, such as "1F0  0F0 over 0>1"."""
     graph, rows, ranks = build_graph(schedule), schedule.rows, schedule.num_ranks
     lines = []
     for row in range(len(rows)):
@@ -140,9 +140,7 @@ def test_lowered_skip_waits_for_the_message_of_its_own_edge() -> None:
         ),
     ],
 )
-def test_need_that_is_not_there_is_an_error_that_names_who_waits(
-    picture: str, message: str
-) -> None:
+def test_missing_need_is_an_error_that_names_who_waits(picture: str, message: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         build_graph(read_schedule(picture))
     assert str(caught.value) == message

@@ -24,7 +24,7 @@ class Uneven(nn.Module):
 
 
 def momentum(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """One number for every parameter."""
+    """Return an optimizer that keeps one number for every parameter."""
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 

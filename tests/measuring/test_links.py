@@ -25,7 +25,7 @@ def test_every_rank_measures_the_same_links(four_processes: Processes) -> None:
         for b in range(4):
             assert links.latency[a][b] == links.latency[b][a]
             assert a == b or (links.latency[a][b] > 0 and links.bandwidth[a][b] > 0)
-    # Ranks that are no neighbours are as slow as the slowest.
+    # A link between ranks that are not neighbours counts as slow as the slowest one.
     assert links.latency[0][2] == links.latency[1][3] == max(map(max, links.latency))
     assert links.bandwidth[0][2] == links.bandwidth[1][3] == min(map(min, links.bandwidth))
 

@@ -67,7 +67,7 @@ def spread_loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def train_parallel(
     _: int, family: str, boundary: Placement
 ) -> tuple[dict[str, float], set[tuple[Placement, ...]], float]:
-    """Where gradients differ, how inputs came, and the loss."""
+    """Return where gradients differ, the placements of the inputs, and the loss."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
     schedule = ps.build(family, ranks=2, microbatches=MICROBATCHES)
     stages = cut(make_blocks(), schedule.num_stages)

@@ -38,7 +38,7 @@ def from_torch(actions: dict[int, list[Any]]) -> Orders:
 
 
 def lower_with_torch(schedule: Schedule) -> Orders:
-    """The steps of `_PipelineScheduleRuntime._prepare_schedule_with_comms`."""
+    """Run the steps of `_PipelineScheduleRuntime._prepare_schedule_with_comms`."""
     actions = {
         rank: torch_schedules._add_reduce_grad(
             torch_schedules._add_unshard_reshard(order), schedule.microbatches

@@ -63,7 +63,7 @@ def test_every_backward_is_split_but_overlapped_ones() -> None:
 
 
 @given(schedules())
-def test_merging_undoes_splitting_where_no_halves_stood_side_by_side(schedule: Schedule) -> None:
+def test_merging_undoes_splitting_where_no_halves_were_adjacent(schedule: Schedule) -> None:
     whole = merge_backward(schedule)
     assert merge_backward(split_backward(whole)) == whole
     assert merge_backward(split_backward(schedule)) == whole

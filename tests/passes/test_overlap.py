@@ -41,14 +41,14 @@ def test_forward_and_backward_of_one_microbatch_stay_apart() -> None:
     assert overlapped(picture) == read_orders(picture)
 
 
-def test_overlaps_that_are_there_stay_as_they_are() -> None:
+def test_existing_overlaps_stay_unchanged() -> None:
     # A forward was once joined with a backward that was in an overlap already, making three.
     picture = "0F0 0F1 0F2 (0B0;0F3)OVERLAP_F_B 0B1 0B2 0B3"
     assert overlapped(picture) == read_orders(picture)
 
 
 def test_order_that_never_finishes_is_refused() -> None:
-    # With no pair left to take apart, the search once went on for ever.
+    # With no pair left to take apart, the search once never ended.
     with pytest.raises(ScheduleError) as caught:
         overlapped("0F0 0B0\n1B0 1F0")
     assert str(caught.value) == "the order never finishes, so nothing can overlap; check it first"

@@ -14,7 +14,7 @@ from tests.strategies import FAMILY_NAMES
 
 @st.composite
 def rerouted(draw: st.DrawFn) -> tuple[str, int, int, list[tuple[int, int]]]:
-    """A family in some size, and links that skip parts of the model."""
+    """Draw a family in some size, and links that skip parts of the model."""
     name = draw(st.sampled_from(FAMILY_NAMES))
     ranks = draw(st.sampled_from([2, 4]))
     parts = _parts(name, ranks)
@@ -44,7 +44,7 @@ def test_every_family_runs_with_every_skip(
     check(lower(found))
 
 
-def test_a_chain_stays_as_it_is() -> None:
+def test_a_chain_stays_unchanged() -> None:
     chain = build("1F1B", ranks=3, microbatches=4)
     assert reroute(chain, Dataflow.chain(3)) == chain
 

@@ -150,7 +150,7 @@ def test_order_that_never_finishes_is_refused(name: str) -> None:
 
 
 def messages_of(schedule: Schedule) -> Counter[str]:
-    """Every send and receive that a lowered schedule must have, as the dataflow says."""
+    """Count the sends and receives that a lowered schedule must have by its dataflow."""
     holder, flow = schedule.placement.rank_of_stage, schedule.dataflow
     made = {
         (action.kind is Kind.FORWARD, action.stage, action.microbatch)

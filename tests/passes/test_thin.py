@@ -28,7 +28,7 @@ def test_last_microbatches_are_taken_out_and_the_rest_keeps_its_order() -> None:
     assert thinned.microbatches == 2
 
 
-def test_schedule_with_all_its_microbatches_stays_as_it_is() -> None:
+def test_schedule_with_all_its_microbatches_stays_unchanged() -> None:
     assert thin_out(read_schedule(WHOLE), 3) == read_schedule(WHOLE)
 
 

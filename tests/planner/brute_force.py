@@ -25,7 +25,7 @@ def all_scores(
     memory: Sequence[float],
     in_flight: Sequence[int],
 ) -> Iterator[tuple[Score, float]]:
-    """Every way to cut the pieces, with the bytes of the worst rank above its memory."""
+    """Yield the score of every cut, with the bytes by which the worst rank exceeds its memory."""
     for inner in combinations(range(1, len(pieces)), placement.num_stages - 1):
         stages = [pieces[a:b] for a, b in pairwise((0, *inner, len(pieces)))]
         seconds = [sum(piece.seconds for piece in stage) for stage in stages]

@@ -19,7 +19,7 @@ MERGED = (Kind.FORWARD, Kind.FULL_BACKWARD)
 def least_makespan(
     problem: SchedulingProblem, *, with_merged: bool = False, in_order: bool = False
 ) -> float:
-    """The makespan of the best order, microbatches in order or not, I and W merged or not."""
+    """Return the makespan of the best order, also of those that merge I and W if asked to."""
     programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
     orders = [list(_orders(problem, rank, programs, in_order)) for rank in range(problem.ranks)]
     return min(_makespan(problem, choice) for choice in product(*orders))
@@ -28,7 +28,7 @@ def least_makespan(
 def _orders(
     problem: SchedulingProblem, rank: int, programs: Sequence[tuple[Kind, ...]], in_order: bool
 ) -> Iterator[tuple[Step, ...]]:
-    """Every order of one rank that keeps its limit, and in which no step waits for a later one."""
+    """Yield every order of a rank that keeps its limit and in which no step needs a later one."""
     works = list(product(problem.placement.stages(rank), range(problem.microbatches)))
     for chosen in product(programs, repeat=len(works)):
         chains = [
@@ -87,7 +87,7 @@ def _seconds(problem: SchedulingProblem, step: Step) -> float:
 
 
 def _makespan(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
-    """The longest that a rank takes from first to last; infinite where ranks wait for ever."""
+    """Return the longest time of a rank from first to last; infinite if ranks wait for ever."""
     end: dict[Step, float] = {}
     clock, first = [0.0] * problem.ranks, [inf] * problem.ranks
     place = [0] * problem.ranks
@@ -111,7 +111,7 @@ def _makespan(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) ->
 
 
 def _arrival(problem: SchedulingProblem, step: Step, end: dict[Step, float]) -> float:
-    """When what a step needs from other stages is there; its own rank's order sees to the rest."""
+    """Return when a step has what it needs from other stages; its rank's order does the rest."""
     kind, stage, number = step
     if kind == Kind.FORWARD and stage:
         return end.get((kind, stage - 1, number), inf) + float(problem.lag_down[stage - 1])

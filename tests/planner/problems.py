@@ -23,9 +23,9 @@ def draw_problem(
     room: float | None = None,
     full_backward: bool = False,
 ) -> SchedulingProblem:
-    """Uneven seconds and bytes per stage, links of different speed, room for so many microbatches.
+    """Draw uneven seconds and bytes per stage, and links of different speed.
 
-    All numbers are eighths, so that sums are exact.
+    The memory has room for `room` microbatches. All numbers are eighths, so that sums are exact.
     """
 
     def draw(low: int, high: int) -> tuple[float, ...]:
@@ -53,7 +53,7 @@ def draw_problem(
 def published_problem(
     row: ZeroBubbleRow | VOrderRow, placement: Placement, *, activations: int
 ) -> SchedulingProblem:
-    """A row of the published tables, with room for so many stage activations on every rank."""
+    """Return a row of the published tables, with room for `activations` stages on every rank."""
     hidden, heads = _SIZES[row.model]
     activation = 34 * hidden + 5 * heads * 1024
     costs = Costs(

@@ -1,4 +1,4 @@
-"""A plan tells what it predicts, and survives being written to a file."""
+"""A plan says what it predicts, and survives being written to a file."""
 
 import json
 from collections.abc import Callable

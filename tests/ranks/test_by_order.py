@@ -118,7 +118,7 @@ def reference_of(
 def run_steps(
     name: str, model: Model, stages: Sequence[nn.Module], schedule: str | ps.Schedule
 ) -> list[str]:
-    """What was wrong on this rank, in any step."""
+    """Return what was wrong on this rank, in any step."""
     pipeline = ps.Pipeline(
         stages,
         schedule,
@@ -314,7 +314,7 @@ class SwapFirstTwo:
 
 
 def swap_receives(rank: int) -> str:
-    """The error of a step in which rank 1 is ready for two messages in the wrong order."""
+    """Return the error of a step in which rank 1 expects two messages in the wrong order."""
     model = Model([5] * 3)
     batch, target = make_batch(8, width=5)
     pipeline = ps.Pipeline(

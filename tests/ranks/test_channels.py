@@ -11,7 +11,7 @@ from tests.processes import Processes
 
 
 def open_with_wrong_names(rank: int) -> str:
-    """What rank 1 says to a channel that begins as another than it was opened for."""
+    """Return the error of rank 1 when a channel begins with the name of another one."""
     group = dist.group.WORLD
     assert group is not None
     channels = OrderedChannels(

@@ -8,7 +8,7 @@ from penstock.ranks.faults import Fault, PeerFailedError, StepFailedError
 
 
 def fail(cause: Exception) -> StepFailedError:
-    """The error of a step, raised as the executor raises it."""
+    """Return the error of a step, raised as the executor raises it."""
     try:
         try:
             raise cause

@@ -60,7 +60,7 @@ TREE = {
 
 
 def exchange_tree(rank: int, by_order: bool) -> list[Any]:
-    """What rank 1 gets in two steps of which only the first has headers."""
+    """Return what rank 1 gets in two steps of which only the first has headers."""
     transport = open_transport(by_order)
     received = []
     for _ in range(2):
@@ -153,7 +153,7 @@ def test_messages_may_be_received_in_any_order(by_order: bool, two_processes: Pr
 
 
 def fail_to_send(rank: int, by_order: bool) -> list[str]:
-    """A failure before any shape is known is told; later there are zeros in its place."""
+    """Fail before any shape is known, which a header reports, and later, which sends zeros."""
     transport = open_transport(by_order)
     ends = []
     for number in range(4):
@@ -188,7 +188,7 @@ def test_failure_takes_the_place_of_a_message(by_order: bool, two_processes: Pro
 
 
 def discard_messages(rank: int, by_order: bool) -> str:
-    """Discarding takes what was posted, told or not, and leaves the next message alone."""
+    """Discard what was posted, started or not, and receive the next message."""
     transport = open_transport(by_order)
     transport.begin_step(b"discard")
     if rank == 0:
@@ -296,7 +296,7 @@ def test_gradient_behind_an_activation_is_not_mistaken_for_it(
 
 
 def swap_in_step(rank: int, swapped: int) -> str:
-    """What rank 1 says when it is ready for two messages in another order than they come."""
+    """Return the error of rank 1 when it expects two messages in another order than sent."""
     transport = open_transport(by_order=True)
     sent = [activation(0), activation(1)]
     for number in range(swapped + 1):

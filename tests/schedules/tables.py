@@ -7,6 +7,6 @@ __all__ = ["read_table"]
 
 
 def read_table(*lines: str, dataflow: Dataflow | None = None) -> Schedule:
-    """The schedule that has these orders; the gaps are for the eye, and so are short overlaps."""
+    """Return the schedule with these orders; gaps and short overlaps make them easier to read."""
     orders = [line.replace(")", ")OVERLAP_F_B").split() for line in lines]
     return Schedule.from_orders(orders, dataflow=dataflow)

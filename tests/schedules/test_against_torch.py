@@ -24,7 +24,7 @@ class StandInStage:
 
 
 def torch_table(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> Table | None:
-    """Every rank's order as torch computes it, or nothing where torch refuses the size."""
+    """Return every rank's order as torch computes it, or None where torch refuses the size."""
     stage = StandInStage(ranks * stages_per_rank, ranks)
     schedule_class: Any = torch_schedules.get_schedule_class(name)
     try:
@@ -38,13 +38,13 @@ def torch_table(name: str, ranks: int, microbatches: int, stages_per_rank: int) 
 
 
 def without_lowering(schedule_class: Any) -> Any:
-    """The class without the step that follows the table: it is quadratic and not compared."""
+    """Return the class without its lowering, which is quadratic and not compared."""
     skip = {"_prepare_schedule_with_comms": lambda _self, _actions, **_options: None}
     return type(schedule_class.__name__, (schedule_class,), skip)
 
 
 def compute_texts(actions: list[Any]) -> list[str]:
-    """The compute actions as text; idle slots and gradient reductions are no order of work."""
+    """Return the compute actions as text, without idle slots and gradient reductions."""
     return [str(action) for action in actions if action is not None and action.is_compute_op]
 
 

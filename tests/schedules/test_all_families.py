@@ -23,7 +23,7 @@ repeatable = settings(derandomize=True, deadline=None, max_examples=60)
 
 
 def generate(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """The schedule of this size; sizes that the family refuses are not examples."""
+    """Build the schedule of this size; skip the example if the family refuses the size."""
     family = FAMILIES[name]
     if name not in ANY_STAGES_PER_RANK:
         stages_per_rank = family.stages_per_rank
@@ -35,14 +35,14 @@ def generate(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> 
 
 
 def stages_and_microbatches(schedule: Schedule, *kinds: Kind) -> list[tuple[int, int]]:
-    """Of all actions of these kinds, rank after rank, in order."""
+    """Return stage and microbatch of all actions of these kinds, rank after rank, in order."""
     rows = schedule.rows
     found = rows.is_kind(*kinds)
     return list(zip(rows.stage[found].tolist(), rows.microbatch[found].tolist(), strict=True))
 
 
 def expected_work(schedule: Schedule) -> list[tuple[int, int]]:
-    """Every stage with every microbatch that its copy of the model takes."""
+    """Return every stage with every microbatch that its copy of the model takes."""
     streams = schedule.dataflow.stream_of_stage
     share = -(-schedule.microbatches // (max(streams) + 1))
     return [
@@ -99,7 +99,7 @@ def test_microbatches_of_each_stage_come_in_order(
 
 
 def first_round(ranks: int, microbatches: int) -> int:
-    """The size of the first and largest round of an interleaved schedule."""
+    """Return the size of the first and largest round of an interleaved schedule."""
     return -(-microbatches // max(1, microbatches // ranks))
 
 

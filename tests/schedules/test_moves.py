@@ -15,7 +15,7 @@ from tests.schedules.tables import read_table
 
 
 def texts(moves: Moves) -> str:
-    """Moves as action text; a + stands before a move that is joined to the one before it."""
+    """Return moves as action text; a + precedes a move that is joined to the one before it."""
     cells = zip(
         moves.kind.tolist(),
         moves.stage.tolist(),

@@ -25,7 +25,7 @@ NAMES = [
 
 
 def halves(ranks: int, microbatches: int, stages_per_rank: int) -> Schedule:
-    """Nothing but GPipe under another name."""
+    """Repeat GPipe under another name."""
     return gpipe(ranks, microbatches, stages_per_rank)
 
 
@@ -95,7 +95,7 @@ def test_unknown_name_like_none_is_answered_with_all() -> None:
 def test_registered_family_is_found_like_any_other() -> None:
     family = find_family("halves")
     assert (family.name, family.stages_per_rank) == ("Halves", 1)
-    assert family.summary == "Nothing but GPipe under another name."
+    assert family.summary == "Repeat GPipe under another name."
     assert family.generate(2, 3, 1) == gpipe(2, 3)
 
 

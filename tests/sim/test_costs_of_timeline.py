@@ -19,7 +19,7 @@ LINKS = [[0.0, 0.1, 0.5, 0.5], [0.2, 0.0, 0.3, 0.5], [0.5, 0.4, 0.0, 0.6], [0.5,
 
 
 def slowed(timeline: Timeline, factor: float) -> Timeline:
-    """The same step where everything took so many times as long."""
+    """Return the same step with everything slower by this factor."""
     return Timeline(
         timeline.schedule, factor * timeline.start, factor * timeline.end, timeline.memory
     )

@@ -22,7 +22,7 @@ TWO_RANKS = read_schedule("""
 
 
 def times_of(schedule: Schedule, costs: Costs | None = None) -> list[list[str]]:
-    """When every action runs, in the form of `read_orders`: 0F0@0-1 starts at 0 and ends at 1."""
+    """Return when actions run, in the form of `read_orders`: 0F0@0-1 starts at 0, ends at 1."""
     timeline = simulate(schedule, costs)
     return [
         [f"{span.action}@{span.start:g}-{span.end:g}" for span in timeline.spans(rank)]

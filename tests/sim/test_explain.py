@@ -129,7 +129,7 @@ def test_critical_path_leads_without_idle_time_to_the_end_of_the_slowest_rank(
         if before.rank != after.rank:
             assert seconds == transfers[before.rank, after.rank]
         elif schedule.has_communication:
-            # A message may have had to wait for the receive that stands behind this work.
+            # A message may have had to wait for the receive that follows this work.
             assert seconds in (0, *transfers[:, after.rank])
         else:
             assert seconds == 0

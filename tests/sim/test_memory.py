@@ -8,7 +8,7 @@ from tests.tables import read_schedule
 
 
 def bytes_of(schedule: Schedule, costs: Costs) -> list[list[str]]:
-    """What each rank holds because of each action, such as 0F0=10."""
+    """Return what each rank holds because of each action, such as 0F0=10."""
     timeline = simulate(schedule, costs)
     return [
         [f"{span.action}={span.bytes:g}" for span in timeline.spans(rank)]

@@ -33,7 +33,7 @@ def test_bubble_rate_is_that_of_the_rank_that_sets_the_makespan() -> None:
     assert timeline.rank_bubble_rates == (7 / 13, 3 / 13)
 
 
-def test_late_start_of_a_rank_counts_in_the_end_time_and_not_in_its_makespan() -> None:
+def test_late_start_of_a_rank_counts_for_when_it_ends_and_not_for_its_makespan() -> None:
     schedule = build("ForwardOnly", ranks=3, microbatches=2)
     timeline = simulate(schedule, Costs(transfer=5))
     assert timeline.rank_makespans == (2, 2, 2)

@@ -106,9 +106,9 @@ def mixtral() -> Any:
 
 
 def router_reference(microbatches: int) -> tuple[float, dict[str, torch.Tensor]]:
-    """The unsplit model on one microbatch after the other.
+    """Run the unsplit model on one microbatch after the other.
 
-    The auxiliary loss is a product of means over tokens, so that it is another one for the whole
+    The auxiliary loss is a product of means over tokens, so it differs from that of the whole
     batch; with one microbatch this is the model on the batch.
     """
     model, total = mixtral(), 0.0

@@ -15,7 +15,7 @@ from tests.splitting import zoo
 from tests.splitting.checking import assert_same_gradients, assert_same_names
 from tests.splitting.zoo import ZOO, Species
 
-# GPT-2 and traced stages have no plain linear layers, of which a pipeline tells its user.
+# GPT-2 and traced stages have no plain linear layers, and a pipeline warns about that.
 pytestmark = pytest.mark.filterwarnings("ignore:the backward of the stages")
 TABLE = Path(__file__).parents[2] / "docs" / "models.md"
 

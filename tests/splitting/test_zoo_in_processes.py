@@ -14,7 +14,7 @@ from tests.splitting.zoo import ZOO
 
 
 def train_species(_rank: int, name: str) -> dict[str, torch.Tensor]:
-    """A real architecture over two ranks, each with two stages."""
+    """Train a real architecture on two ranks, each with two stages."""
     example = ZOO[name].build()
     pipe = split_layers(example.model, example.lists, 4, (), example.kwargs)
     pipeline = ps.Pipeline(pipe, "ZBV", microbatches=2, loss=squares, group=dist.group.WORLD)

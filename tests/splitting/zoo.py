@@ -32,7 +32,7 @@ __all__ = ["ZOO", "Example", "Species", "describe_layers", "describe_traced", "w
 hf: Any = transformers
 ROWS, LENGTH = 4, 6
 WORDS = 64
-IMAGE = WORDS - 1  # the word that stands for a part of an image
+IMAGE = WORDS - 1  # the word that represents a part of an image
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Species:
     limit: float = 1e-12
 
     def build(self) -> Example:
-        """The same model and inputs every time."""
+        """Build the same model and inputs every time."""
         torch.manual_seed(0)
         model = self.kind(self.config()).double()
         given = {
@@ -305,7 +305,7 @@ ZOO: dict[str, Species] = {
 
 
 def describe_layers(species: Species, stages: int, *, has_example: bool) -> str:
-    """Split by layers and compare with the unsplit model: "yes", or what stands in the way."""
+    """Split by layers and compare with the unsplit model: "yes", or what prevents it."""
     example = species.build()
     given = ((), example.kwargs) if has_example else ()
     return _describe(
@@ -314,7 +314,7 @@ def describe_layers(species: Species, stages: int, *, has_example: bool) -> str:
 
 
 def describe_traced(species: Species, stages: int) -> str:
-    """Split by tracing and compare with the unsplit model: "yes", or what stands in the way."""
+    """Split by tracing and compare with the unsplit model: "yes", or what prevents it."""
     example = species.build()
     return _describe(
         species, example, lambda: split_traced(example.model, (), example.kwargs, stages=stages)
@@ -336,7 +336,7 @@ def _describe(species: Species, example: Example, split: Callable[[], Pipe]) -> 
 
 
 def _shorten(message: str) -> str:
-    """What is wrong, without where in the step it was and what to do."""
+    """Return what is wrong, without where in the step it was and what to do."""
     for end in (";", "\n", " (", ". "):
         message = message.partition(end)[0]
     return message.rpartition("Error: ")[2].replace("|", "/")
@@ -361,7 +361,7 @@ of the unsplit model; anything else is the error that the user gets. This table 
 
 
 def find_layers(species: Species) -> tuple[str, str, str]:
-    """The three columns of the table about a split by layers."""
+    """Return the three columns of the table about a split by layers."""
     return (
         describe_layers(species, 2, has_example=True),
         describe_layers(species, 4, has_example=True),
@@ -370,12 +370,12 @@ def find_layers(species: Species) -> tuple[str, str, str]:
 
 
 def write_row(species: Species, columns: tuple[str, ...]) -> str:
-    """One line of the table."""
+    """Return one line of the table."""
     return f"| {species.name} | `{species.kind.__name__}` | {' | '.join(columns)} |"
 
 
 def write_table(zoo: Mapping[str, Species]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     rows = []
     for species in zoo.values():
         logging.getLogger(__name__).info("%s", species.name)

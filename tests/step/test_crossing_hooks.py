@@ -97,7 +97,7 @@ def clear(pipeline: ps.Pipeline) -> None:
 
 
 def train_unsplit(stages: tuple[nn.Module, ...]) -> list[torch.Tensor | None]:
-    """The gradients of the same model in one piece, microbatch by microbatch."""
+    """Return the gradients of the same model in one piece, microbatch by microbatch."""
     whole = nn.Sequential(*stages)
     for x, y in zip(*(tensor.chunk(MICROBATCHES) for tensor in make_batch()), strict=True):
         torch.autograd.backward(loss(whole(x), y))
@@ -160,7 +160,7 @@ def test_whole_backward_of_a_loss_past_a_hook_is_refused() -> None:
 
 def test_hooks_of_torchs_own_parallelism_are_left_out() -> None:
     def gather_weights(gradient: torch.Tensor) -> None:
-        """What FSDP does on the outputs of its modules."""
+        """Do as FSDP does on the outputs of its modules."""
 
     def scale(gradient: torch.Tensor) -> torch.Tensor:
         return 2 * gradient
@@ -177,7 +177,7 @@ def step_by_step(
     last: Callable[[], nn.Module],
     hooking: list[bool],
 ) -> tuple[list[str], int]:
-    """What each step says, the loss if it ends well; and how often the hook was called."""
+    """Return the loss or error of each step, and how often the hook was called."""
     stages, (x, y) = make_stages(last), make_batch()
     pipeline = make_pipeline(stages, group=dist.group.WORLD)
     told = []

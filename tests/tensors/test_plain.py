@@ -1,4 +1,4 @@
-"""Lazy tensors get their values, special tensors are refused, plain ones stay as they are."""
+"""Lazy tensors get their values, special tensors are refused, plain ones stay unchanged."""
 
 from collections.abc import Callable
 

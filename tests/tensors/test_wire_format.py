@@ -58,7 +58,7 @@ def test_a_tree_is_described_by_structure_shapes_and_dtypes() -> None:
     assert form.of_gradients == Format('""', (h,))
 
 
-def test_hooks_are_told_of_but_do_not_make_another_form() -> None:
+def test_hooks_are_reported_but_do_not_make_another_form() -> None:
     tensors = [torch.ones(2, requires_grad=True) for _ in range(3)]
     structure = ["t", ["T"] * 3]
     form = describe(structure, tensors, hooked=(1,))

@@ -93,7 +93,7 @@ class RankGuard:
 
     @contextmanager
     def call(self, abort: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Tell the others how the call ends here, and raise the one error if a rank is lost."""
+        """Report how the call ends here, and raise the same error on all ranks if one is lost."""
         self._heartbeat.enter(abort)
         try:
             yield

@@ -63,14 +63,14 @@ class HeartbeatEnd(Protocol):
         """Forget past silence, because this process was asleep and could hear nobody."""
 
     def announce(self, lost: LostRank) -> None:
-        """Tell the others who is lost."""
+        """Report the lost rank to the others."""
 
     @property
     def is_acknowledged(self) -> bool:
         """Whether every rank that can has acknowledged the loss or the goodbye."""
 
     def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
-        """Tell the others that this rank leaves after this number of calls."""
+        """Announce to the others that this rank leaves after this number of calls."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -143,7 +143,7 @@ class Heartbeat:
         return self._lost
 
     def report_broken_link(self, text: str) -> None:
-        """Tell the others that a connection of this rank broke."""
+        """Report to the others that a connection of this rank broke."""
         self._progress_log.note_broken_link(text)
 
     def error(self, lost: LostRank) -> PeerLostError:

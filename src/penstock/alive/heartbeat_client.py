@@ -82,12 +82,12 @@ class HeartbeatClient:
         self._last_heard = now
 
     def announce(self, lost: LostRank) -> None:
-        """Tell the server that it was given up, in case it comes back."""
+        """Notify the server that it was given up, in case it comes back."""
         if self._announced is None:
             self._send("lost", *lost.to_values())
 
     def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
-        """Tell the server that this rank leaves after this number of calls."""
+        """Notify the server that this rank leaves after this number of calls."""
         self._send("goodbye", calls, reason, status.to_values())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The heartbeat of rank 0, which finds out who is lost and tells all ranks.
+"""The heartbeat of rank 0, which finds out who is lost and notifies all ranks.
 
     rank k --- hello, beat ... acknowledged, lost, goodbye -->  server
     rank k <------------------------- beat ... lost, goodbye ---  server
@@ -85,7 +85,7 @@ class HeartbeatServer:
         self._detector.restart_clocks(now)
 
     def announce(self, lost: LostRank) -> None:
-        """Tell every rank who is lost, including the lost one in case it comes back."""
+        """Report the lost rank to every rank, including the lost one in case it comes back."""
         self._unacknowledged = set(self._ranks.values()) - {lost.rank}
         self._send_to_all("lost", *lost.to_values())
 
@@ -95,7 +95,7 @@ class HeartbeatServer:
         return not self._unacknowledged
 
     def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
-        """Tell every rank that this one leaves after this number of calls."""
+        """Notify every rank that this one leaves after this number of calls."""
         self._unacknowledged = set(self._ranks.values())
         self._send_to_all("goodbye", calls, reason, status.to_values())
 

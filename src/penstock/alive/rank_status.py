@@ -1,4 +1,4 @@
-"""What a rank tells the others about itself with every heartbeat."""
+"""What a rank reports about itself with every heartbeat."""
 
 from dataclasses import astuple, dataclass, fields
 from typing import Any, get_args, get_type_hints

@@ -40,8 +40,8 @@ class Timeouts:
                 raise ArgumentError(f"{name} must be a positive number of seconds (got {value})")
         if self.silence_seconds < _SHORTEST_SILENCE:
             raise ArgumentError(
-                f"silence_seconds must be at least {_SHORTEST_SILENCE} to tell a lost rank from a "
-                f"busy one (got {self.silence_seconds}); use a larger value"
+                f"silence_seconds must be at least {_SHORTEST_SILENCE}, since a busy rank may "
+                f"be silent too (got {self.silence_seconds}); use a larger value"
             )
 
 

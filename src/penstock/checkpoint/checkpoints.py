@@ -1,6 +1,6 @@
 """Checkpoints of a run: saved by any layout in the background, loaded by any other.
 
-save    agree who writes what, copy it to host memory  |  write, make complete, tell all ranks
+save    agree who writes what, copy it to host memory  |  write, complete, notify all ranks
                       the caller waits                 |           in the background
 """
 

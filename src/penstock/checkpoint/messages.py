@@ -1,4 +1,4 @@
-"""What processes tell each other about a save, as plain values: nothing is ever unpickled.
+"""What processes send each other about a save, as plain values: nothing is ever unpickled.
 
 Torch's own objects are taken apart where they leave a process, and rebuilt where they arrive.
 """

@@ -86,7 +86,7 @@ class _Columns(NamedTuple):
 
 
 def _loop(columns: _Columns) -> tuple[Any, Any, Any]:
-    """Run each rank until it must wait; whoever starts the awaited row lets it go on.
+    """Run each rank until it must wait; the rank that starts the awaited row wakes it.
 
     Return the columns of a `Run`. `waiter[row]` is the rank that came last to wait for a row,
     `next_waiter` the one before it.

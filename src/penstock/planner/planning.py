@@ -36,7 +36,7 @@ def plan(
     """Find the fastest schedule that keeps a memory limit, and prove how good it is.
 
     Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
-    lists are for the stages as they are. `placement` is "loop" (one stage per rank),
+    lists give the costs of each stage. `placement` is "loop" (one stage per rank),
     "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
     the fastest is kept. `memory` is bytes per rank, one number or one per rank; `seconds` is how
     long to look.

@@ -206,7 +206,7 @@ class FaultInjectingTransport:
             try:
                 self._deliver(message, self._held.pop(message))
             except Exception as error:
-                # Its sender is past it, so that nothing else would tell the receiver.
+                # Its sender has moved on, so nothing else would notify the receiver.
                 self._transport.send_failure(message)
                 errors.append(error)
         if errors:

@@ -240,7 +240,7 @@ class GroupTransport:
                 _wait(channel.popleft()[0])
 
     def remember_shapes(self) -> None:
-        """From now on this signature needs no headers; called by all ranks or by none."""
+        """Send no headers with this signature any more; called by all ranks or by none."""
         self._is_after_failure = False
         if self._known is not None:
             self._proven.add(self._signature)
@@ -251,7 +251,7 @@ class GroupTransport:
         self._formats[self._signature] = self._learned | gradients
 
     def forget_shapes(self) -> None:
-        """Learn the shapes of this signature anew; called by all ranks or by none."""
+        """Learn the shapes of this signature again; called by all ranks or by none."""
         self._is_after_failure = True
         self._forget(self._signature)
 

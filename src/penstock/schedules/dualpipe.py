@@ -23,7 +23,7 @@ __all__ = ["dualpipe", "dualpipe_v"]
 
 
 def dualpipe_v(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """One pipe folded into a V, with overlapped forwards and backwards."""
+    """Fold one pipe into a V, and overlap forwards and backwards."""
     require_stages_per_rank("DualPipeV", stages_per_rank, 2)
     placement = Placement.v(ranks)
     orders = [
@@ -34,7 +34,7 @@ def dualpipe_v(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sched
 
 
 def dualpipe(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Two copies of the model, fed from both ends; each takes half of the microbatches."""
+    """Feed two copies of the model from both ends; each takes half of the microbatches."""
     require_stages_per_rank("DualPipe", stages_per_rank, 2)
     if ranks % 2:
         raise SizeError(

@@ -14,7 +14,7 @@ __all__ = ["forward_only", "forward_only_on"]
 
 
 def forward_only(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Every microbatch forward through every stage, one stage of a rank after the other."""
+    """Run every microbatch forward through every stage, one stage of a rank after the other."""
     placement = Placement.loop(ranks, stages_per_rank)
     return forward_only_on(placement, Dataflow.chain(placement.num_stages), microbatches)
 

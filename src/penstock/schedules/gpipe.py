@@ -13,7 +13,7 @@ __all__ = ["gpipe"]
 
 
 def gpipe(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """All forwards, then all backwards, each in the order of the microbatches."""
+    """Run all forwards, then all backwards, each in the order of the microbatches."""
     require_stages_per_rank("GPipe", stages_per_rank, 1, instead="LoopedBFS")
     order = [(microbatches, "F0"), (microbatches, "B0")]
     orders = [phases([rank], order, range(microbatches)) for rank in range(ranks)]

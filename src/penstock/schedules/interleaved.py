@@ -16,7 +16,7 @@ __all__ = ["interleaved_one_f_one_b", "interleaved_zero_bubble"]
 
 
 def interleaved_one_f_one_b(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """1F1B over several stages per rank, for any number of microbatches."""
+    """Run 1F1B over several stages per rank, for any number of microbatches."""
     placement = Placement.loop(ranks, stages_per_rank)
     rounds = _rounds(ranks, microbatches)
     orders = []
@@ -30,7 +30,7 @@ def interleaved_one_f_one_b(ranks: int, microbatches: int, stages_per_rank: int 
 
 
 def interleaved_zero_bubble(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Interleaved 1F1B with the backward split: later ranks defer more of the weight work.
+    """Run interleaved 1F1B with the backward split: later ranks defer more of the weight work.
 
     With one stage per rank it is ZB-H1 of https://arxiv.org/abs/2401.10241.
     """

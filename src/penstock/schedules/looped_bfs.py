@@ -13,7 +13,7 @@ __all__ = ["looped_bfs"]
 
 
 def looped_bfs(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """All microbatches through one stage before the next; the backward retraces every step."""
+    """Run all microbatches through one stage before the next; backwards retrace every step."""
     placement = Placement.loop(ranks, stages_per_rank)
     there, back = range(microbatches), range(microbatches - 1, -1, -1)
     orders = []

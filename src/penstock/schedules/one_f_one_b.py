@@ -14,7 +14,7 @@ __all__ = ["one_f_one_b"]
 
 
 def one_f_one_b(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Each rank runs ahead by its distance from the last one, then alternates F and B."""
+    """Run each rank ahead by its distance from the last one, then alternate F and B."""
     require_stages_per_rank("1F1B", stages_per_rank, 1, instead="Interleaved1F1B")
     orders = []
     for rank in range(ranks):

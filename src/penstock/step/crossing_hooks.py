@@ -24,7 +24,7 @@ ADVICE = (
     "put the layer that registers the hook and the one that takes the gradient into one stage, or "
     "use register_full_backward_hook on the module that makes the tensor"
 )
-# Hooks from here, such as those of FSDP, gather weights, and leave gradients as they are.
+# Hooks from here, such as those of FSDP, gather weights and do not change gradients.
 _TORCHS_OWN = "torch.distributed."
 
 

@@ -16,7 +16,7 @@ _Parts = tuple[list[Any], list[Any], Callable[[list[Any]], Any]]
 
 
 def tensors_of(output: Any) -> list[torch.Tensor]:
-    """The tensors in an output, in order."""
+    """Return the tensors in an output, in order."""
     return [tensor for _, tensor in find_tensors(output)]
 
 
@@ -30,7 +30,7 @@ def find_tensors(node: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 
 
 def outline(node: Any) -> Any:
-    """Everything in an output but the values of its tensors, as JSON has it."""
+    """Return everything in an output except the values of its tensors, as JSON values."""
     if isinstance(node, torch.Tensor):
         return "T"
     parts = _take_apart(node)
@@ -53,7 +53,7 @@ def _constant(value: Any) -> Any:
 
 
 def fill(node: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """An output like this one with these tensors in the place of its own."""
+    """Return an output like this one, with these tensors in place of its own."""
     return _fill(node, iter(tensors))
 
 
@@ -67,7 +67,7 @@ def _fill(node: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def _take_apart(node: Any) -> _Parts | None:
-    """The children of a node and how to make one like it; nothing, for a constant."""
+    """Return the children of a node and how to make one like it, or None for a constant."""
     match node:
         case tuple() if hasattr(node, "_make") and hasattr(node, "_fields"):
             return list(node._fields), list(node), node._make
@@ -84,7 +84,7 @@ def _take_apart(node: Any) -> _Parts | None:
 
 
 def _replace(node: Any, names: Sequence[str], values: Sequence[Any]) -> Any:
-    """A dataclass with other values, without what its constructor would make of them."""
+    """Return a dataclass with other values, without calling its constructor."""
     made = copy(node)
     for name, value in zip(names, values, strict=True):
         try:

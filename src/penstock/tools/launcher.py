@@ -4,7 +4,7 @@ this process                     rank 0            rank 1
 starts a store and workers  -->  waits             waits
 gives work                  -->  works             works
 listens, with a limit       <--  reports
-                            <--  answers      <--  answers       or tells its error
+                            <--  answers      <--  answers       or reports its error
 gives more work, or ends what is left
 
 `run_on_ranks` is one piece of work from start to end; `Workers` keeps the processes for more.
@@ -46,7 +46,7 @@ __all__ = [
     "run_on_ranks",
 ]
 
-# What work calls to tell the process that gave it something before it is done.
+# What work calls to report something to the process that gave it, before it is done.
 Report: TypeAlias = Callable[[Any], None]
 
 _HOST = "127.0.0.1"

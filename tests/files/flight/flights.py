@@ -21,7 +21,7 @@ _CLOCK = 100.0
 
 
 def action(text: str) -> Action:
-    """An action from its text."""
+    """Return the action that a text describes."""
     work = parse_work(text)
     assert isinstance(work, Action)
     return work
@@ -38,7 +38,7 @@ def ended(
 
 
 def run_until_stuck(schedule: Schedule, victim: int) -> list[list[FlightRecord]]:
-    """What ranks note that run a lowered schedule, of which one stops half-way for ever."""
+    """Return the records of ranks that run a lowered schedule; one stops half-way for ever."""
     rows = schedule.rows
     bounds = zip(rows.first[:-1].tolist(), rows.first[1:].tolist(), strict=True)
     orders = [[rows.action(row) for row in range(*bound)] for bound in bounds]
@@ -71,7 +71,7 @@ def run_until_stuck(schedule: Schedule, victim: int) -> list[list[FlightRecord]]
 
 
 def _messages(schedule: Schedule, work: Action) -> list[Action]:
-    """The receives that an action waits for."""
+    """Return the receives that an action waits for."""
     flow, holder = schedule.dataflow, schedule.placement.rank_of_stage
     match work.kind:
         case Kind.FORWARD:
@@ -104,7 +104,7 @@ def write_file(
     capacity: int = 64,
     schedule: str = "mine",
 ) -> Path:
-    """A file as a writer would leave it, with times in seconds from `BEGAN`."""
+    """Write a file as a writer would leave it, with times in seconds from `BEGAN`."""
     names = (b"here", schedule.encode())
     sizes = (VERSION, capacity, rank, placement.num_stages, 4000 + rank)
     header = HEADER.pack(MAGIC, *sizes, BEGAN, _CLOCK, *names)

@@ -63,7 +63,7 @@ def test_what_is_alone_in_its_step_is_drawn_to_the_end_of_the_records(tmp_path: 
     assert spans(recorded(tmp_path)) == [[("0F0", 0.0, 8.0)], [("1F0", 8.0, 8.0)]]
 
 
-def test_what_failed_is_drawn_until_its_rank_went_on(tmp_path: Path) -> None:
+def test_failed_work_is_drawn_until_its_rank_continued(tmp_path: Path) -> None:
     records = [FlightRecord(0, action("0F0"), 1.0), *ended("0SEND_F0", start=3.0, step=0)]
     write_file(tmp_path, 0, records, placement=LOOP)
     step = recorded(tmp_path)

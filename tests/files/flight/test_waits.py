@@ -1,4 +1,4 @@
-"""Flight records of several ranks say together who waited for whom in the end."""
+"""Flight records of several ranks together show who waited for whom last."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def waiting(text: str, message: str, *, since: float = 9.0, step: int = 1) -> Fl
 
 
 def flight_of(folder: Path, *ranks: list[FlightRecord]) -> Flight:
-    """The records of ranks that all live until second 20."""
+    """Write and read the records of ranks that all live until second 20."""
     for rank, records in enumerate(ranks):
         write_file(folder, rank, records, placement=LOOP, heard=20.0)
     return read_flights([folder])
@@ -108,7 +108,7 @@ def test_ranks_without_a_record_are_missing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [*FAMILIES])
 def test_whoever_stops_is_found_from_every_rank(name: str, tmp_path: Path) -> None:
-    """Each rank runs its list until it needs what the stopped rank has not made."""
+    # Each rank runs its list until it needs what the stopped rank has not made.
     schedule = lower(build(name, ranks=4, microbatches=8))
     for victim in range(4):
         for rank, records in enumerate(run_until_stuck(schedule, victim)):

@@ -1,4 +1,4 @@
-"""Trace files are read piece by piece, and what is no such file is refused where it goes wrong."""
+"""Trace files are read piece by piece; anything else is refused at the place of the mistake."""
 
 import gzip
 import json
@@ -111,7 +111,7 @@ def test_undecodable_file_is_refused(content: bytes, tmp_path: Path) -> None:
         list(read_pieces(file))
 
 
-def test_a_file_that_is_not_there_is_the_systems_to_report(tmp_path: Path) -> None:
+def test_a_missing_file_raises_the_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read_pieces(tmp_path / "trace.json"))
 

@@ -14,13 +14,13 @@ Event = dict[str, Any]
 
 
 def host(name: str, start: float, length: float, pid: int = 70) -> Event:
-    """A range as the profiler has it on the host."""
+    """Return a range as the profiler records it on the host."""
     place = {"cat": "user_annotation", "name": name, "pid": pid, "tid": pid}
     return {"ph": "X", **place, "ts": start, "dur": length}
 
 
 def device(launched: float, start: float, length: float, link: int) -> list[Event]:
-    """A launch, perhaps from another thread than the range, and its kernel."""
+    """Return a launch, perhaps from another thread than the range, and its kernel."""
     arguments = {"correlation": link}
     call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 70, "tid": 99}
     kernel = {"cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
@@ -47,7 +47,7 @@ def write(file: Path, events: list[Event], **fields: Any) -> Path:
 
 
 def table(timeline: Timeline) -> list[list[tuple[str, float, float]]]:
-    """Every rank's actions with start and end, in microseconds."""
+    """Return every rank's actions with start and end, in microseconds."""
     return [
         [(str(s.action), round(s.start * 1e6, 3), round(s.end * 1e6, 3)) for s in ranks]
         for ranks in map(timeline.spans, range(timeline.schedule.num_ranks))
@@ -124,7 +124,7 @@ def test_times_are_the_devices_where_there_is_one(tmp_path: Path) -> None:
             ("0RECV_F0", 0, 0),
             ("0F0", 5, 25),
             ("0F1", 26, 40),
-            # What starts nothing there stands where the device was: after what came before.
+            # An action without kernels is placed where the device was: after the one before it.
             ("0SEND_F1", 40, 40),
             ("0B0", 61, 91),
             ("0SEND_B0", 91, 91),
@@ -197,7 +197,7 @@ def test_what_makes_no_timeline_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [2, -3])
-def test_a_step_that_is_not_there_is_refused(step: int, tmp_path: Path) -> None:
+def test_a_missing_step_is_refused(step: int, tmp_path: Path) -> None:
     file = write(tmp_path / "steps.json", in_turn("0F0", "0B0", "0F0", "0B0"))
     with pytest.raises(ArgumentError) as caught:
         read_trace(file, step=step)

@@ -64,7 +64,7 @@ def test_any_times_come_back_exactly(
     assert_same(read_trace(file), timeline)
 
 
-def test_events_may_stand_in_any_order(tmp_path: Path) -> None:
+def test_events_may_come_in_any_order(tmp_path: Path) -> None:
     timeline = simulate(lower(build("DualPipeV", ranks=2, microbatches=6)), COSTS)
     document = json.loads("".join(trace_lines(timeline)))
     random.Random(0).shuffle(document["traceEvents"])

@@ -33,7 +33,7 @@ ROOMS = (None, 1, 1.25, 1.5, 2, 3)
 
 
 def with_own_limit(schedule: Schedule, prices: Costs) -> tuple[SchedulingProblem, float]:
-    """A problem that a schedule just solves, and its makespan."""
+    """Return a problem whose limit a schedule just meets, and the makespan of the schedule."""
     timeline = simulate(schedule, prices)
     limit = timeline.rank_peak_bytes
     return (

@@ -28,7 +28,7 @@ ROOMS = (None, 1, 1.25, 1.5, 2)
 
 
 def verify(problem: SchedulingProblem, exact: Exact) -> None:
-    """What is said of the schedule is true of it."""
+    """Require that the claims about the schedule are true."""
     check(exact.schedule)
     timeline = simulate(exact.schedule, problem.costs)
     assert timeline.makespan == exact.makespan
@@ -82,7 +82,7 @@ def test_seconds_between_whole_ticks_are_rounded_safely() -> None:
     assert exact.makespan == pytest.approx(least_makespan(problem))
 
 
-def test_a_schedule_at_the_bound_comes_back_as_it_is() -> None:
+def test_a_schedule_at_the_bound_comes_back_unchanged() -> None:
     start = build("ZBV", ranks=4, microbatches=12)
     problem = SchedulingProblem.of(Costs(), start.placement, 12)
     exact = prove(problem, start=start)

@@ -25,7 +25,7 @@ def first_order(problem: SchedulingProblem) -> Longs:
 
 
 def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = False) -> Longs:
-    """What comes of so many rounds of moves."""
+    """Return the order after this number of rounds of moves."""
     parts = iter(np.linspace(0, 1, rounds + 1))
     return anneal(
         Lanes(problem),

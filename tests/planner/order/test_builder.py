@@ -32,7 +32,7 @@ def guesses(problem: SchedulingProblem, seed: int, number: int) -> list[Guess]:
 
 
 def build_text(problem: SchedulingProblem, offsets: list[float], policy: Policy) -> list[str]:
-    """What is built if each lane's work is as urgent as its offset and its microbatch say."""
+    """Build an order in which the urgency of work is its lane's offset plus its microbatch."""
     lanes = Lanes(problem)
     urgency = np.add.outer(offsets, np.arange(problem.microbatches, dtype=np.float64))
     built = Builder(lanes, is_compiled=False).build(urgency, policy)

@@ -13,19 +13,19 @@ from tests.planner.problems import draw_problem
 
 
 def for_orders(number: int) -> Callable[[ImprovedOrder], bool]:
-    """Go on for so many orders."""
+    """Return a function that allows this number of orders."""
     left = number
 
-    def may_go_on(_best: ImprovedOrder) -> bool:
+    def may_continue(_best: ImprovedOrder) -> bool:
         nonlocal left
         left -= 1
         return left >= 0
 
-    return may_go_on
+    return may_continue
 
 
 def improve(placement: Placement, seed: int, orders: int) -> tuple[float, ImprovedOrder]:
-    """The makespan of the best guess, and what comes of so many orders more."""
+    """Return the makespan of the best guess, and the best after this number of further orders."""
     problem = draw_problem(Random(seed), placement, 6, room=2)
     lanes, random = Lanes(problem), Random(0)
     guesser = Guesser(lanes, random, lower_bound(problem))
@@ -37,7 +37,7 @@ def improve(placement: Placement, seed: int, orders: int) -> tuple[float, Improv
 
 
 @pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(3), Placement.loop(3, 2)])
-def test_the_best_is_no_slower_than_the_best_guess_and_often_faster(placement: Placement) -> None:
+def test_climbing_never_loses_to_the_best_guess_and_often_wins(placement: Placement) -> None:
     gains = []
     for seed in range(5):
         before, best = improve(placement, seed, 60)

@@ -75,6 +75,6 @@ def test_the_problem_without_splitting_is_asked_for_only_where_splitting_costs()
     )
 
 
-def test_whole_backwards_stand_where_their_inputs_stood() -> None:
+def test_whole_backwards_replace_their_input_halves() -> None:
     schedule = Schedule.from_orders([["0F0", "0F1", "0I0", "0I1", "0W0", "0W1"]])
     assert texts(make_whole(schedule)) == ["0F0 0F1 0B0 0B1"]

@@ -32,7 +32,7 @@ PLACEMENTS = (
 
 
 def best_family(problem: SchedulingProblem) -> float:
-    """The makespan of the fastest family that keeps the limit, infinite if none does."""
+    """Return the makespan of the fastest family that keeps the limit, infinite if none does."""
     timelines = [simulate(schedule, problem.costs) for schedule in fixed_schedules(problem)]
     limit = np.array(problem.memory)
     fitting = [t.makespan for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]
@@ -40,7 +40,7 @@ def best_family(problem: SchedulingProblem) -> float:
 
 
 def verify(plan: Plan) -> None:
-    """The schedule is complete, keeps the limit, and is between the bound and the families."""
+    """Require a complete schedule within the limit, between the bound and the families."""
     check(plan.schedule)
     assert plan.keeps_limit
     assert plan.schedule.placement == plan.problem.placement

@@ -1,4 +1,4 @@
-"""The search alone, with so few states at first that it must widen."""
+"""The search alone; it starts with too few states, and must widen."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""The seconds of a step are told apart without loss, and so are two plans."""
+"""The parts of a step add up to its seconds, and explain why one plan is slower."""
 
 from dataclasses import replace
 

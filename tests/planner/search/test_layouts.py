@@ -1,4 +1,4 @@
-"""Placements come by name, by what the costs tell, or by how many stages there may be."""
+"""Placements are chosen by name, by the costs, or by the largest number of stages."""
 
 import pytest
 

@@ -58,7 +58,7 @@ def assert_sound(findings: Findings, batch: int, count: int = 10) -> None:
 
 
 def best_known_seconds(memory: float | None) -> float:
-    """The fastest family, over all cuts and checkpoints that a search looks at."""
+    """Return the seconds of the fastest family over all cuts and checkpoints of a search."""
     space = Space.of(layers(), 2, 6, memory, 0.0, is_checked_after=False)
     plans = [
         Plan(one.problem, schedule, 0.0, one.choices)

@@ -144,7 +144,7 @@ def test_a_stage_returns_a_message_for_each_stage_that_it_feeds() -> None:
     }
 
 
-# ---- what stands for modules of others
+# ---- placeholders for the modules of other stages
 
 
 class Kinds(nn.Module):

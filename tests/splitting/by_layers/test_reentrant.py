@@ -67,7 +67,7 @@ def test_reentrant_checkpoints_are_refused_where_gradients_go_between_stages() -
 
 
 @pytest.mark.parametrize(("is_reentrant", "stages"), [(True, 1), (False, 1), (False, 2)])
-def test_other_checkpoints_are_taken_as_they_are(is_reentrant: bool, stages: int) -> None:
+def test_other_checkpoints_work_unchanged(is_reentrant: bool, stages: int) -> None:
     model = Model(is_reentrant=is_reentrant)
     output = split(model, stages)(torch.ones(1, 2))
     torch.autograd.backward(output.sum())

@@ -37,7 +37,7 @@ def test_ten_minutes_under_bad_conditions_are_exact_and_nothing_leaks() -> None:
 
 
 def skip_weights(action: Action, call: Callable[[], None]) -> None:
-    """The mistake: the last microbatch's part of a weight gradient is skipped."""
+    """Skip the last microbatch's part of a weight gradient, by mistake."""
     if action.microbatch != 1:
         call()
 
@@ -59,7 +59,7 @@ HELD: list[torch.Tensor] = []
 
 
 def hold_on(action: Action, call: Callable[[], None]) -> None:
-    """The mistake: some tensors are never freed."""
+    """Keep some tensors for ever, by mistake."""
     call()
     if action.microbatch == 0:
         HELD.append(torch.zeros(4))

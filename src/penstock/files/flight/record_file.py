@@ -53,8 +53,8 @@ def flight_path(folder: Path | str, rank: int) -> Path:
 class FlightWriter:
     """Records what this rank does, action by action; each call takes well under a microsecond.
 
-    An action is started and ended; in between it may wait for messages, one after another. Calls
-    of `beat`, from any thread, tell readers until when the process was alive.
+    An action is started and ended; in between it may wait for messages, one after another. `beat`,
+    which any thread may call, records how long the process was alive.
     """
 
     def __init__(

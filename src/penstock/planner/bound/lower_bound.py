@@ -29,7 +29,7 @@ def lower_bound(problem: SchedulingProblem) -> float:
 
 
 def _apart(problem: SchedulingProblem) -> SchedulingProblem:
-    """Return a problem without overlaps whose best makespan is no larger.
+    """Return a problem without overlaps whose best makespan is not larger.
 
     A pair takes at most `gain` times its F less than the sum of both. So with every F shorter by
     that, F and then the other fit one after the other into the pair's time, end no later than it

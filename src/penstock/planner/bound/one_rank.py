@@ -31,7 +31,7 @@ def bound_ranks_alone(rounds: Rounds, heads: Heads, tails: Tails) -> float:
 
     Actions are not before their heads and have their tails after them in every schedule. On one
     rank alone, always doing what has the longest tail, even if it interrupts something else, is
-    the best there is (Jackson's rule): real ranks, which never interrupt, are no faster.
+    the best there is (Jackson's rule): real ranks never interrupt, so they cannot be faster.
     """
     visits = rounds.visits
     busiest = np.argsort(-visits.whole, kind="stable")

@@ -21,8 +21,9 @@ __all__ = ["States", "find_states"]
 class States:
     """States of ranks (down), one for each number of microbatches past their last I (across).
 
-    `outer` counts those past the rank's last I, `inner` those past the I of the round, `deepest`
-    those past the F of the last round: at least so many. `work` is the least work behind the rank.
+    Each is the least number of microbatches: `outer` of those past the rank's last I, `inner` of
+    those past the I of the round, `deepest` of those past the F of the last round. `work` is the
+    least work behind the rank.
     """
 
     turn: int
@@ -95,7 +96,7 @@ def _least_work(
     """Return the least work that a rank has done: the visits of the state, and W forced by bytes.
 
     One more microbatch past the I of the round costs work, but gives bytes that W need not give.
-    The least is at one of two ends: as few of them as fit, or so many that no W is forced.
+    The least is at one of two ends: the fewest that fit, or the fewest for which no W is forced.
     """
     inner_bytes = visits.activation[1 : turn + 1].sum(axis=0)[:, None]
     stash_outer = visits.stash[:turn].sum(axis=0)[:, None] * outer

@@ -72,8 +72,8 @@ def _between(filled: ScheduleModel, start: LinearExprT, end: LinearExprT) -> Int
 def _add_most_held(filled: ScheduleModel, stage: int, room: float) -> None:
     """Add the waits that the room implies for one stage, since microbatches keep their order.
 
-    Only so many microbatches fit between F and I at once, or between I and W; where W keeps all
-    that F took, between F and W.
+    The room limits the number of microbatches that are between F and I at once, or between I and
+    W; where W keeps all that F took, between F and W.
     """
     activation, stash = (
         float(size[stage]) for size in (filled.problem.activation, filled.problem.stash)

@@ -1,11 +1,11 @@
 """Simulated annealing: improve an order by moving one action at a time, for small problems.
 
 rank 0   F F F I W[F]I W        an action moves some places up or down its rank's order; the whole
-rank 1     F I F  I F W         order is timed again, and kept if it is no slower or, less and less
-                                often, if it is a little slower
+rank 1     F I F  I F W         order is timed again, and kept if it takes no longer or, less and
+                                less often, if it takes a little longer
 
 A move changes which row waits for which, so the times come from lanes and counters and not from
-`ir/clock`, whose graph would have to be built anew for every move. A test holds the two together.
+`ir/clock`, whose graph would have to be built again for every move. A test compares the two.
 """
 
 from collections.abc import Callable
@@ -47,7 +47,7 @@ class _Scratch(NamedTuple):
     """The columns that timing an order writes.
 
     `ended` has the end of each lane's microbatches, `awaited_by` the rank that waits for a lane,
-    `ready` the ranks that may go on; the others are per lane (`done`) or per rank.
+    `ready` the ranks that may continue; the others are per lane (`done`) or per rank.
     """
 
     done: Any
@@ -190,7 +190,7 @@ def _reverse(order: Any, low: int, high: int) -> None:
 def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
     """Run every rank until it must wait; return whether the order finishes within the limits.
 
-    Whoever does what a rank waits for lets it go on.
+    A rank that does what another one waits for wakes it.
     """
     microbatches, stages, first = columns.microbatches, columns.stages, columns.first
     change, room, seconds = columns.change, columns.room, columns.seconds

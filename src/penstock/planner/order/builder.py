@@ -4,7 +4,7 @@ First each rank's work is listed, the most urgent first; a W that frees room mov
 would not fit. Then all ranks run, each by its own clock. A rank takes the first entry of its list
 that is ready, and an F only if everything that it overtakes still fits after it:
 
-list      F0 F1 F2 I0 W0 F3 I1 ...        the inputs of I0 are not there yet: F3 may go before it
+list      F0 F1 F2 I0 W0 F3 I1 ...        I0 still waits for its inputs: F3 may go before it
 order     F0 F1 F2 F3 I0 W0 I1 ...        if I0 and W0 still fit while F3's bytes are held
 
 So no rank ever fills up with work that it cannot finish. Where something more urgent is about to

@@ -2,7 +2,7 @@
 
 urgency    stage 0   F F F F   I W I W I W      a change takes one kind of work of neighbouring
            stage 1     F F F F I W I W I        stages within an interval, and makes it more
-           stage 2       F[F F]F I W I W I      or less urgent; the order is then built anew, so
+           stage 2       F[F F]F I W I W I      or less urgent; the order is built again, so
            stage 3         [F F]F I W I W       that everything else falls into place around it
 """
 

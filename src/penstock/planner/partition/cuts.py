@@ -1,14 +1,14 @@
 """Beam search for the best cuts: rank after rank, with the states that are worth keeping.
 
 A rank's ticks and bytes join stages that lie far apart in the chain, so the search takes the
-ranks in order and gives all stages of a rank their pieces before it goes on. Two states that agree
+ranks in order and gives all stages of a rank their pieces before the next. Two states that agree
 on the cuts around what is left have the same future, and the better one is kept:
 
 V, 3 ranks      cuts  0   1   2   3   4   5   6
 after rank 0          |   |               |   |     left: stages 1 to 4, between cuts 1 and 5
 after rank 1          |   |   |       |   |   |     left: stages 2 and 3, between cuts 2 and 4
 
-States that break a limit are dropped, and those whose bound is no better than an answer at hand.
+States that break a limit are dropped, and those whose bound does not beat an answer at hand.
 At first only the most promising states are kept. The search is repeated with more of them until
 none was left out for its number alone, or an answer meets the bound: then it is the best one.
 """
@@ -189,7 +189,7 @@ class _Search:
 
 
 def _make_cut(frontier: Frontier, cut: int, low: Longs, num_places: Longs) -> Frontier:
-    """Every state with every place of the cut."""
+    """Combine every state with every place of the cut."""
     index = np.repeat(np.arange(len(frontier)), num_places)
     first = np.repeat(np.cumsum(num_places) - num_places, num_places)
     return frontier.take(index).with_cut(cut, low[index] + np.arange(len(index)) - first)

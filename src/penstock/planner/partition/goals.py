@@ -50,7 +50,7 @@ class Goal(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlowestRank:
-    """The ticks of the slowest rank, which are no less than `floor`."""
+    """The ticks of the slowest rank, which are at least `floor`."""
 
     ticks: Longs
     least_ticks: Longs

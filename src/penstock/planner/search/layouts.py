@@ -47,8 +47,8 @@ def find_placement(layout: Placement | str, ranks: int, costs: Costs) -> Placeme
 def placements_for(costs: Costs, ranks: int) -> tuple[Placement, ...]:
     """Return the regular placements of a model with these costs.
 
-    Costs per stage leave the number of stages as it is; single numbers are a share of a model
-    that may be cut in any way.
+    Costs per stage fix the number of stages; single numbers are a share of a model that may be
+    cut in any way.
     """
     stages = _stages_given(costs)
     if not stages:

@@ -92,7 +92,7 @@ class Space:
         )
 
     def candidates(self) -> Iterator[Candidate]:
-        """Every combination that is worth a look, the simplest first."""
+        """Yield every combination that is worth a look, the simplest first."""
         for size, layers in self.layers.items():
             for placement in regular_placements(self.ranks, most_stages=len(layers)):
                 if self.batch % size == 0:

@@ -247,7 +247,7 @@ def test_hooks_of_torch_and_of_this_package_are_called_only_where_the_module_is(
 
 
 def collect_over_ranks(rank: int, part: str) -> dict[str, torch.Tensor]:
-    """A model that collects what its layers return, over two ranks with two stages each."""
+    """Train a model that collects what its layers return, on two ranks with two stages each."""
     del rank
     torch.manual_seed(0)
     model = small.Collecting(part)

@@ -22,14 +22,14 @@ _PATHS = "module_paths"
 
 
 def user_inputs(program: ExportedProgram) -> list[fx.Node]:
-    """The inputs of an exported graph that the model is called with."""
+    """Return the inputs of an exported graph that the model is called with."""
     placeholders = [n for n in program.graph.nodes if n.op == "placeholder"]
     specs = zip(placeholders, program.graph_signature.input_specs, strict=True)
     return [node for node, spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
 def tensors_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Every parameter and buffer of a model under each of its names."""
+    """Return every parameter and buffer of a model under each of its names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -39,7 +39,7 @@ def tensors_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
 def build_graph(
     model: nn.Module, program: ExportedProgram, names: Iterable[str]
 ) -> fx.GraphModule:
-    """The graph with parameters, buffers and constants as attributes in place of inputs."""
+    """Return the graph with parameters, buffers and constants as attributes, not as inputs."""
     graph = program.graph
     for node, name in zip(user_inputs(program), names, strict=True):
         node.target = re.sub(r"\W+", "_", name).strip("_")
