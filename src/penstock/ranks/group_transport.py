@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeAlias
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,9 @@ import torch.distributed as dist
 from penstock.errors import BoundaryError, PipelineError
 from penstock.ranks.channels import Channels, TaggedChannels, open_pairs
 from penstock.ranks.control import GroupControl
-from penstock.ranks.faults import LinkLostError, PeerFailedError
+from penstock.ranks.faults import PeerFailedError
 from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_form
+from penstock.ranks.sends_in_flight import SendsInFlight, wait_for
 from penstock.ranks.transport import Message
 from penstock.tensors.packet import Packet
 from penstock.tensors.plain import dense_value
@@ -40,12 +41,9 @@ from penstock.tensors.wire_format import Format, describe
 
 __all__ = ["SENDS_AHEAD", "GroupTransport"]
 
-# What keeps a send going: its works, and the tensors that must live until they are done.
-_Outgoing: TypeAlias = tuple[list[dist.Work], list[torch.Tensor]]
-
 # How many sends of a channel may be on their way before the next one waits for the oldest.
 SENDS_AHEAD = 4
-# How many signatures are remembered; where shapes never come back, the oldest go.
+# How many signatures are remembered; after that, the oldest is forgotten.
 _SIGNATURES = 64
 
 
@@ -124,7 +122,6 @@ class GroupTransport:
         self._known = self._formats.get(signature)
         is_proven = signature in self._proven and not self._is_after_failure
         self._has_labels = not (self._has_tags or is_proven)
-        self._is_steady = self._known is not None and not self._has_labels
         self._learned: dict[Message, Format] = {}
         # Activations that one of the two ranks has given up.
         self._missing: set[Message] = set()
@@ -134,7 +131,9 @@ class GroupTransport:
         self._incoming: dict[Message, _Incoming] = {}
         self._sent: list[Message] = []
         self.has_unknown_hooks = False
-        self._outgoing: dict[int, deque[_Outgoing]] = {}
+        # A receiver that learns or compares does so late, and then no send may be waited for.
+        is_steady = self._known is not None and not self._has_labels
+        self._outgoing = SendsInFlight(self._sends_ahead if is_steady else inf)
 
     def begin_step(self, signature: bytes) -> None:
         """Look up the shapes of this signature, if it was seen before."""
@@ -163,7 +162,9 @@ class GroupTransport:
             self._missing.add(message)
             self._sent.append(message)
             number = self._channels.number_to_send(message)
-            self._hold(message, *self._labels.start(Label(number, message, 0, NO_PACKET), b""))
+            self._outgoing.hold(
+                message.destination, *self._labels.start(Label(number, message, 0, NO_PACKET), b"")
+            )
             return
         form = self._find_form(message)
         if form is not None:
@@ -179,11 +180,11 @@ class GroupTransport:
             text = form.to_bytes() if is_new else b""
             number = self._channels.number_to_send(message)
             label = Label(number, message, digest_of_form(form), len(text))
-            self._hold(message, *self._labels.start(label, text))
+            self._outgoing.hold(message.destination, *self._labels.start(label, text))
         if form is not None and is_new:
             self._learned[message] = form
         works = [self._channels.send(message, buffer) for buffer in buffers if buffer.numel()]
-        self._hold(message, works, buffers)
+        self._outgoing.hold(message.destination, works, buffers)
         self._sent.append(message)
 
     def _find_form(self, message: Message) -> Format | None:
@@ -225,7 +226,7 @@ class GroupTransport:
         if self._has_labels:
             self._compare_labels(message)
         incoming = self._incoming.pop(message)
-        _wait(incoming.works)
+        wait_for(incoming.works)
         tensors = [self._inbound(buffer) for buffer in incoming.buffers]
         if not message.is_forward:
             return Packet("", tensors)
@@ -235,9 +236,7 @@ class GroupTransport:
 
     def end_step(self) -> None:
         """Wait for all sends."""
-        for channel in self._outgoing.values():
-            while channel:
-                _wait(channel.popleft()[0])
+        self._outgoing.wait_for_all()
 
     def remember_shapes(self) -> None:
         """Send no headers with this signature any more; called by all ranks or by none."""
@@ -322,14 +321,6 @@ class GroupTransport:
             expected = Label(incoming.number, started, digest_of_form(incoming.format))
             self._labels.receive(started).require(expected)
 
-    def _hold(self, message: Message, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
-        """Keep what is being sent alive, and drop what has been sent."""
-        channel = self._outgoing.setdefault(message.destination, deque())
-        channel.append((works, buffers))
-        # A receiver that learns or compares does so late, and then no send may be waited for.
-        while self._is_steady and len(channel) > self._sends_ahead:
-            _wait(channel.popleft()[0])
-
     def _outbound(self, tensor: torch.Tensor) -> torch.Tensor:
         value = dense_value(tensor)
         if value.device == self._channels.device:
@@ -347,11 +338,3 @@ def _answered_by(message: Message) -> Message:
     """Return the gradient that comes back for an activation, or the activation of a gradient."""
     is_forward, edge, microbatch, source, destination = message
     return Message(not is_forward, edge, microbatch, destination, source)
-
-
-def _wait(works: list[dist.Work]) -> None:
-    try:
-        for work in works:
-            work.wait()
-    except RuntimeError as error:
-        raise LinkLostError(str(error)) from error
