@@ -233,5 +233,5 @@ def test_a_backward_that_the_loss_undoes_in_the_last_stage_only_is_refused() -> 
         return near
 
     pipeline = ps.Pipeline(list(model), "1F1B", microbatches=2, loss=loss)
-    with pytest.raises(PipelineError, match="took its gradients back in the last one only"):
+    with pytest.raises(PipelineError, match="removed its gradients in the last stage only"):
         pipeline.step(torch.ones(4, WIDTH).double(), target=torch.ones(4, 3).double())

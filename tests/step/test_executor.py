@@ -15,14 +15,9 @@ from penstock.parallel.replica import replica_of
 from penstock.ranks.faults import StepFailedError
 from penstock.ranks.transport import LocalTransport
 from penstock.step.clocks import HostClock
-from penstock.step.executor import (
-    Around,
-    Executor,
-    Microbatches,
-    Results,
-    order_for_one_process,
-)
+from penstock.step.executor import Executor, order_for_one_process
 from penstock.step.stage import Stage
+from penstock.step.step_data import Around, Microbatches, Results
 from tests.strategies import dag_schedules
 from tests.tables import read_schedule
 

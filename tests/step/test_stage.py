@@ -321,6 +321,6 @@ def test_values_for_other_parts_than_the_stage_feeds_are_refused() -> None:
     with pytest.raises(BoundaryError) as caught:
         stage.depart(0, output, [1, 3])
     assert str(caught.value) == (
-        "a stage that feeds the parts [1, 3] has made values for [1]; the dataflow and the stage "
-        "belong to different splits"
+        "a stage must make values for the parts [1, 3] that it feeds (got values for [1]); use "
+        "the dataflow and the stages of the same split"
     )

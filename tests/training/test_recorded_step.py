@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 import penstock as ps
 from penstock.ranks.control import GroupControl, LocalControl
-from penstock.step.executor import StepRecording
+from penstock.step.step_data import StepRecording
 from penstock.training.recorded_step import join_recordings
 from tests.processes import Processes
 from tests.tables import read_schedule

@@ -16,7 +16,7 @@ import torch
 from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.measuring.memory_meters import Reading, meter_for
-from penstock.step.executor import Around
+from penstock.step.step_data import Around
 
 __all__ = ["ActionBytes"]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from penstock.step.executor import LossFunction
+from penstock.step.step_data import LossFunction
 
 __all__ = ["takes_target", "with_target"]
 

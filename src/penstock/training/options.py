@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from penstock.ir.actions import Kind
 from penstock.ranks.fault_injection import FaultInjection
-from penstock.step.executor import Around
+from penstock.step.step_data import Around
 
 __all__ = ["DEFAULT_OPTIONS", "RunOptions"]
 

@@ -10,7 +10,7 @@ from penstock.errors import PipelineError
 from penstock.ranks.control import Control
 from penstock.ranks.faults import Fault, StepFailedError
 from penstock.step.crossing_hooks import ADVICE
-from penstock.step.executor import Results
+from penstock.step.step_data import Results
 
 __all__ = ["Outcome", "gather_outcome", "raise_first_fault", "raise_unknown_hooks"]
 

@@ -18,7 +18,7 @@ from penstock.loss.reduction import Reduction
 from penstock.planner.plans import Plan
 from penstock.ranks.abortable_sockets import Connections
 from penstock.splitting.pipe import Pipe
-from penstock.step.executor import LossFunction
+from penstock.step.step_data import LossFunction
 from penstock.training.assemble import BuildRequest, Modules, assemble
 from penstock.training.batch.request import StepRequest
 from penstock.training.clip import clip_gradients, total_norm

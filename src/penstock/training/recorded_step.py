@@ -5,7 +5,7 @@ import numpy as np
 from penstock.ir.schedule import Schedule
 from penstock.ranks.control import Control
 from penstock.sim.timeline import Timeline
-from penstock.step.executor import StepRecording
+from penstock.step.step_data import StepRecording
 
 __all__ = ["join_recordings"]
 

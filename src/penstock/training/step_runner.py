@@ -17,16 +17,10 @@ from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import Reduction
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.step.clocks import clock_for
-from penstock.step.executor import (
-    Executor,
-    LossFunction,
-    Microbatches,
-    Results,
-    StepRecording,
-    order_for_one_process,
-)
+from penstock.step.executor import Executor, order_for_one_process
 from penstock.step.layer_random import LayerRandom
 from penstock.step.microbatches import find_dims, merge_outputs
+from penstock.step.step_data import LossFunction, Microbatches, Results, StepRecording
 from penstock.torch_private import profiler_enabled
 from penstock.training.assemble import Assembly
 from penstock.training.batch.agreement import Agreed, BatchAgreement

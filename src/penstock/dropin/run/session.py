@@ -29,7 +29,8 @@ from penstock.ranks.control import Control, LocalControl
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.group_transport import SENDS_AHEAD, GroupTransport
 from penstock.ranks.transport import LocalTransport
-from penstock.step.executor import Around, Executor, Microbatches, Results
+from penstock.step.executor import Executor
+from penstock.step.step_data import Around, Microbatches, Results
 from penstock.torch_private import get_default_group, profiler_enabled
 from penstock.training.outcome import gather_outcome, raise_first_fault
 from penstock.training.rank_facts import schedule_fact, version_facts

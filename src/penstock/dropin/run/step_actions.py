@@ -232,7 +232,7 @@ class StepActions:
         posted = self.fwd_recv_ops if is_forward else self.bwd_recv_ops
         deliver = deliver_inputs if is_forward else deliver_gradients
         key = action.stage, action.microbatch or 0
-        message, peer = self._executor.message_of(action), action.peer or 0
+        message, peer = self._executor.messages.of(action), action.peer or 0
 
         def wait() -> None:
             # A function of the user's may wait in several threads, the transport in one.
@@ -252,7 +252,7 @@ class StepActions:
         packet = packets.pop(action.peer or 0)
         if packets:
             self._packed[key] = packets
-        self._executor.hold(self._executor.message_of(action), packet)
+        self._executor.hold(self._executor.messages.of(action), packet)
         run()
 
     # ------------------------------------------------------------------ parameters

@@ -8,7 +8,7 @@ from time import monotonic
 
 from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
-from penstock.step.executor import Around
+from penstock.step.step_data import Around
 from penstock.tools.soak.cases import InjectedFault, SoakCase, draw_case
 from penstock.tools.soak.leaks import Ledger, ignoring_existing_objects
 from penstock.tools.soak.world import WorkerAnswer, World

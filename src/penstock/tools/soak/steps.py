@@ -15,7 +15,7 @@ from torch import nn
 from penstock.alive.timeouts import Timeouts
 from penstock.ir.actions import Action, Kind
 from penstock.loss.reduction import Reduction
-from penstock.step.executor import Around
+from penstock.step.step_data import Around
 from penstock.tools.soak.cases import FaultKind, InjectedFault, SoakCase
 from penstock.tools.soak.models import count_tokens, make_case
 from penstock.tools.verify.case import Case

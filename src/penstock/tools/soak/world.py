@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from penstock.errors import PipelineError
 from penstock.ir.actions import Kind
-from penstock.step.executor import Around
+from penstock.step.step_data import Around
 from penstock.tools.launcher import (
     Answered,
     Ended,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from penstock.ir.actions import Action, Kind
-from penstock.step.executor import Around
+from penstock.step.step_data import Around
 from penstock.tensors.tree import flatten
 
 __all__ = ["ActivationCounter"]

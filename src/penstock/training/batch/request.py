@@ -7,8 +7,8 @@ from typing import Any
 from penstock.loss.labels import LABELS
 from penstock.loss.reduction import weigh_rows
 from penstock.loss.weigher import Weigher
-from penstock.step.executor import Microbatches
 from penstock.step.microbatches import split_batch
+from penstock.step.step_data import Microbatches
 from penstock.tensors.aliases import Aliases
 from penstock.training.batch.agreement import Agreed
 from penstock.training.batch.batch import Accepted, BatchFacts, deal_keywords, describe_batch

@@ -1,0 +1,51 @@
+"""What goes into a step on one process, and what comes out of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from penstock.ir.actions import Action
+from penstock.loss.weigher import Weigher
+from penstock.step.outputs import KeptOutput
+
+__all__ = ["Around", "LossFunction", "Microbatches", "Results", "StepRecording"]
+
+# A function of the user's that wraps every action of a kind; it gets the action and its call.
+Around: TypeAlias = Callable[[Action, Callable[[], None]], None]
+LossFunction: TypeAlias = Callable[..., torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatches:
+    """The batch of a step in the form that stages take, one item per microbatch."""
+
+    args: Sequence[tuple[Any, ...]]
+    kwargs: Mapping[int, Sequence[dict[str, Any]]]
+    targets: Sequence[Any]
+    weigher: Weigher
+    row_weights: Sequence[float]
+    gradient_scale: float = 1.0
+    keeps_outputs: bool = False
+
+
+@dataclass(slots=True)
+class Results:
+    """The losses of a step on this process with their weights, and the outputs that are kept.
+
+    The losses are those of the microbatches and those that stages add.
+    """
+
+    losses: list[tuple[torch.Tensor, float]] = field(default_factory=list)
+    outputs: dict[int, KeptOutput] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecording:
+    """The rows that this process ran: when each started and ended, and the bytes in use then."""
+
+    row: list[int]
+    start: list[float]
+    end: list[float]
+    memory: list[float]
