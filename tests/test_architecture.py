@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -54,6 +55,15 @@ FOREIGN_ATTRIBUTES = {
 }
 # torch's compiler takes seconds to load, and so does what builds on it.
 LOADED_LATE = ("penstock.deferred.compiled", "torch._inductor.compile_fx")
+MOST_LINES, MOST_MODULES = 350, 16
+# Modules and folders above these limits, and why. Remove one once it is within them.
+TOO_LONG: dict[str, str] = {
+    "dropin/stages/base.py": "torch's methods of a stage, which trainers expect on one class",
+    "loss/found_weights.py": "two lines above the limit; still to be split",
+}
+TOO_FULL: dict[str, str] = {
+    "training": "everything between `Pipeline` and a step; still to be grouped into folders",
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,7 @@ def load_modules() -> dict[str, Module]:
 
 
 def own_imports(module: Module) -> Iterator[tuple[Import, str]]:
-    """The imports from this package, with the module that each comes from.
+    """Yield the imports from this package, with the module that each comes from.
 
     An import from a module that does not exist is the type checker's to find.
     """
@@ -138,7 +148,7 @@ def own_imports(module: Module) -> Iterator[tuple[Import, str]]:
 
 
 def exported_names(module: Module) -> list[str] | None:
-    """What `__all__` says, or nothing where there is none."""
+    """Return the names in `__all__`, or None if the module has no `__all__`."""
     for node in module.tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names: list[str] = ast.literal_eval(node.value)
@@ -147,7 +157,7 @@ def exported_names(module: Module) -> list[str] | None:
 
 
 def defined_names(module: Module) -> set[str]:
-    """What the module's top level defines or imports."""
+    """Return the names that the module defines or imports at its top level."""
     names: set[str] = set()
     for node in module.tree.body:
         match node:
@@ -344,7 +354,7 @@ def test_what_other_files_import_is_exported() -> None:
     assert wrong == []
 
 
-def test_exported_names_exist_and_stand_once() -> None:
+def test_exported_names_exist_and_are_listed_once() -> None:
     for module in load_modules().values():
         exported = exported_names(module) or []
         assert len(set(exported)) == len(exported), module.name
@@ -364,6 +374,25 @@ def test_no_module_at_the_top_bears_the_name_of_something_exported_there() -> No
 def test_every_module_says_what_it_owns() -> None:
     silent = [m.name for m in load_modules().values() if not ast.get_docstring(m.tree)]
     assert silent == []
+
+
+def test_modules_are_short() -> None:
+    too_long = {
+        str(module.path.relative_to(SOURCE))
+        for module in load_modules().values()
+        if len(module.text.splitlines()) > MOST_LINES
+    }
+    assert too_long == set(TOO_LONG)
+
+
+def test_folders_hold_few_modules() -> None:
+    sizes = Counter(
+        str(module.path.parent.relative_to(SOURCE))
+        for module in load_modules().values()
+        if module.path.name != "__init__.py"
+    )
+    too_full = {folder for folder, size in sizes.items() if size > MOST_MODULES}
+    assert too_full == set(TOO_FULL)
 
 
 def test_only_the_command_line_prints() -> None:
