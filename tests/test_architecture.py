@@ -42,8 +42,6 @@ LAYERS = (
 )
 TORCH_LINE = LAYERS.index(("torch_private",))
 OPTIONAL = {"matplotlib", "numba", "ortools"}
-# Rooms in which private names of torch are still to be replaced by those of `torch_private`.
-PENDING = {"dropin"}
 # Private attributes that are neither torch's nor ours, and what they are.
 FOREIGN_ATTRIBUTES = {
     "_active_collector": "transformers: what collects outputs now",
@@ -260,7 +258,7 @@ def test_private_names_of_torch_are_named_in_one_module() -> None:
     wrong = [
         f"{module.name} uses {use}"
         for module in load_modules().values()
-        if module.unit not in {"torch_private", *PENDING}
+        if module.unit not in {"torch_private"}
         for use in private_uses_of_torch(module)
     ]
     assert wrong == []
@@ -270,7 +268,7 @@ def test_private_attributes_of_torch_are_listed_in_one_module() -> None:
     listed = listed_attributes()
     wrong = []
     for module in load_modules().values():
-        if module.layer < TORCH_LINE or module.unit in {"torch_private", *PENDING}:
+        if module.layer < TORCH_LINE or module.unit in {"torch_private"}:
             continue
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and is_private(node.attr):

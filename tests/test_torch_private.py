@@ -16,6 +16,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -287,6 +289,21 @@ def a_place_in_a_file_has_three_parts() -> bool:
     return (found.relative_path, found.offset, found.length) == ("file", 8, 16)
 
 
+def a_level_of_checks_is_known() -> bool:
+    return torch_private.get_debug_level() in set(torch_private.DebugLevel.__members__.values())
+
+
+def layouts_of_meshes_are_made_from_their_parts() -> bool:
+    layouts: Any = torch_private.mesh_layouts
+    with group_of_one():
+        found: Any = init_device_mesh("cpu", (1,), mesh_dim_names=("data",))._layout
+    # Up to torch 2.12 a layout is one shape with its strides, then one of each per dimension.
+    if not hasattr(found, "axes"):
+        return bool(layouts._MeshLayout(found.shape, found.stride) == found)
+    axes = [layouts._FlatLayout(axis.shape, axis.stride) for axis in found.axes]
+    return bool(layouts._MeshLayout(axes) == found)
+
+
 def pools_of_graphs_have_functions() -> bool:
     # What they do needs a failed capture; the tests of CUDA graphs make one.
     return hasattr(torch._C, "_cuda_endAllocateToPool") == hasattr(torch._C, "_cuda_releasePool")
@@ -335,6 +352,8 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
     replicated_modules_are_known: ("ReplicatedModule", "replicate"),
     stores_hold_values: ("PrefixStore", "Store", "TCPStore"),
     a_place_in_a_file_has_three_parts: ("StorageInfo",),
+    a_level_of_checks_is_known: ("DebugLevel", "get_debug_level"),
+    layouts_of_meshes_are_made_from_their_parts: ("mesh_layouts",),
     pools_of_graphs_have_functions: ("end_allocate_to_pool", "release_pool"),
 }
 # What is only compared or called with values that a test cannot make here.
@@ -429,15 +448,19 @@ def test_objects_of_process_groups_have_the_attributes_that_we_use() -> None:
         sharded: Any = fully_shard(nn.Linear(2, 2), mesh=mesh)
         sharded(torch.ones(1, 2)).sum().backward()
         state = sharded._get_fsdp_state()
+        stage = PipelineStage(nn.Linear(2, 2), 0, 1, torch.device("cpu"))
         groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
         found = {
             "DeviceMesh": mesh,
+            "DTensor": distribute_tensor(torch.ones(2), mesh, [Replicate()]),
             "ProcessGroup": group,
             "Options": group._get_backend(torch.device("cpu")).options,
             "replicate.state": torch_private.replicate.state(replicated),
             "FSDPModule": sharded,
             "FSDPState": state,
             "FSDPParam": groups[0].fsdp_params[0],
+            "pipelining stage": stage,
+            "pipelining schedule": ScheduleGPipe(stage, 1),
         }
         missing = {
             (name, attribute)

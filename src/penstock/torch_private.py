@@ -50,7 +50,13 @@ from torch.utils._pytree import (
 )
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+    from torch._C._distributed_c10d import (
+        DebugLevel,
+        PrefixStore,
+        Store,
+        TCPStore,
+        get_debug_level,
+    )
     from torch._dynamo.backends.common import aot_autograd
     from torch._dynamo.backends.debugging import aot_eager, boxed_nop
     from torch._dynamo.eval_frame import OptimizedModule
@@ -63,6 +69,7 @@ if TYPE_CHECKING:
         DynamicOutputShapeException,
         UnsupportedOperatorException,
     )
+    from torch.distributed import _mesh_layout as mesh_layouts
     from torch.distributed._composable.replicate import DDP as ReplicatedModule  # noqa: N811  # a class
     from torch.distributed._composable.replicate import replicate
     from torch.distributed._composable.replicate_with_fsdp import ReplicateModule
@@ -77,6 +84,7 @@ __all__ = [
     "AsyncCollectiveTensor",
     "CompileContext",
     "DataDependentOutputException",
+    "DebugLevel",
     "DisableTorchFunctionSubclass",
     "DynamicOutputShapeException",
     "FunctionBase",
@@ -107,6 +115,7 @@ __all__ = [
     "foreach_div_",
     "foreach_zero_",
     "functorch_config",
+    "get_debug_level",
     "get_default_group",
     "get_default_store",
     "global_forward_hooks",
@@ -118,6 +127,7 @@ __all__ = [
     "is_traceable_wrapper_subclass",
     "keystr",
     "make_wrapper_subclass",
+    "mesh_layouts",
     "min_cut_rematerialization_partition",
     "peek_interpreter_stack",
     "profiler_enabled",
@@ -192,6 +202,11 @@ _LATE = {
     "PrefixStore": "torch.distributed PrefixStore",
     "Store": "torch.distributed Store",
     "TCPStore": "torch.distributed TCPStore",
+    # How much torch is to check, from TORCH_DISTRIBUTED_DEBUG; public at run time, as above.
+    "DebugLevel": "torch.distributed DebugLevel",
+    "get_debug_level": "torch.distributed get_debug_level",
+    # The classes of a mesh's layout, to make the layout that another rank has described.
+    "mesh_layouts": "torch.distributed _mesh_layout",
     # The composable form of DDP: the function, and the class that it gives a module.
     "replicate": "torch.distributed._composable.replicate replicate",
     "ReplicatedModule": "torch.distributed._composable.replicate DDP",
@@ -288,7 +303,24 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_schema": "its arguments, and which of them it writes to",
         "_overloadname": "the part of its name behind the dot",
     },
-    "DeviceMesh": {"_get_root_mesh": "the mesh that it was sliced from"},
+    "DeviceMesh": {
+        "_get_root_mesh": "the mesh that it was sliced from",
+        "_layout": "the shape and the strides of its dimensions",
+    },
+    "DTensor": {"_local_tensor": "its part on this rank"},
+    "mesh_layouts": {
+        "_MeshLayout": "the layout of a mesh",
+        "_FlatLayout": "the layout of one of its dimensions, since torch 2.13",
+    },
+    # What schedules and stages call of one another; users replace these in classes of their own.
+    "pipelining stage": {
+        "_prepare_forward_infra": "prepares for the first forwards",
+        "_prepare_backward_infra": "prepares for the first backwards",
+        "_create_grad_recv_info": "what gradients a stage receives",
+        "_resolve_peer_global_rank": "the global rank that holds a stage",
+        "_runtime_validate": "whether a stage checks every tensor",
+    },
+    "pipelining schedule": {"_n_microbatches": "the number of microbatches of a step"},
     "ProcessGroup": {"_get_backend": "its backend for a kind of device"},
     "Options": {"_timeout": "how long a backend waits"},
     "GradScaler": {"_found_inf_per_device": "whether unscaling found a value that is not finite"},

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from penstock.dropin._debug import map_debug_info
 from penstock.dropin.stages.split_graph import Group, find_groups, join_nodes
 from penstock.errors import ModelError, PipelineError
+from penstock.torch_private import FunctionBase
 
 __all__ = [
     "_autograd_grad_for_inputs",
@@ -259,7 +260,7 @@ def _describe(group: Group, roots: Sequence[tuple[GradientEdge, torch.Tensor]]) 
         last = max(arrived, default=-1)
         grads.append(tuple(arrived.get(number) for number in range(last + 1)))
     # A node of a Python function does not keep itself alive; what leads to it does.
-    is_python = any(isinstance(node, torch._C._FunctionBase) for node in group.nodes)
+    is_python = any(isinstance(node, FunctionBase) for node in group.nodes)
     owners = [edge for edge, _ in roots] if is_python else []
     return {
         "params": group.weights,

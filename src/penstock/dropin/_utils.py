@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.dropin.stages.metadata import (
     GetMeshCallback,
@@ -28,6 +27,7 @@ from penstock.dropin.stages.metadata import (
 )
 from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
+from penstock.torch_private import tree_flatten, tree_unflatten
 
 __all__ = [
     "GetMeshCallback",

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.attention.flex_attention import BlockMask
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from penstock.errors import BatchError
 from penstock.step.microbatches import share_out
+from penstock.torch_private import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
     "DEFAULT_CHUNK_DIM",

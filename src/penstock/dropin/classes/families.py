@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo import OptimizedModule
 
 from penstock.dropin.classes.runtime import _PipelineScheduleRuntime
 from penstock.dropin.microbatch import TensorChunkSpec
@@ -20,6 +19,7 @@ from penstock.dropin.orders.tables import (
 )
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ModelError, SizeError
+from penstock.torch_private import OptimizedModule
 
 __all__ = [
     "ScheduleDualPipeV",

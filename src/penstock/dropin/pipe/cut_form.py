@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from penstock.dropin.pipe.submod_names import get_submod_name
 from penstock.ir.dataflow import Dataflow
@@ -29,6 +28,7 @@ from penstock.splitting.by_tracing.cut.cut import Cut, route
 from penstock.splitting.by_tracing.cut.storage import find_storages
 from penstock.splitting.by_tracing.stage.graph_stage import GraphStage
 from penstock.splitting.by_tracing.traced import make_stage
+from penstock.torch_private import pytree
 
 __all__ = ["CutForm", "give_form"]
 

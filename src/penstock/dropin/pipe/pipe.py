@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_map_only
 
 from penstock.dropin._backward import stage_backward
 from penstock.dropin._utils import PipeInfo
@@ -21,6 +20,7 @@ from penstock.dropin.pipe.tracing import Traced, trace_and_cut
 from penstock.dropin.stage import _PipelineStage, build_stage
 from penstock.errors import ArgumentError, ModelError, PipelineError
 from penstock.splitting.marks import SplitPoint
+from penstock.torch_private import tree_map_only
 
 __all__ = ["DetachExecutor", "MultiUseParamSpec", "MultiUseParameterConfig", "Pipe"]
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from penstock.dropin.pipe.cut_form import CutForm, give_form
 from penstock.errors import ModelError, PipelineError
@@ -14,6 +13,7 @@ from penstock.splitting.by_tracing.cut.assignment import is_scalar
 from penstock.splitting.by_tracing.cut.cut import Cut, cut_graph
 from penstock.splitting.by_tracing.stage.graph_stage import check_names
 from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
+from penstock.torch_private import pytree
 
 __all__ = ["Traced", "trace_and_cut"]
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_flatten
+
+from penstock.torch_private import tree_flatten
 
 __all__ = ["count_rows", "describe_calls", "describe_module"]
 

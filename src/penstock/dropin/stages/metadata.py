@@ -11,11 +11,11 @@ from enum import Enum
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch.distributed import _mesh_layout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from penstock.errors import PenstockError
+from penstock.torch_private import mesh_layouts
 
 __all__ = [
     "GetMeshCallback",
@@ -305,11 +305,10 @@ def read_mesh_layout(plain: list[Any] | None) -> Any:
         return None
     has_axes, parts = plain
     pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
-    whole: Any = _mesh_layout._MeshLayout
+    layouts: Any = mesh_layouts
     if not has_axes:
-        return whole(*pairs[0])
-    flat: Any = getattr(_mesh_layout, "_FlatLayout", None)
-    return whole([flat(*pair) for pair in pairs])
+        return layouts._MeshLayout(*pairs[0])
+    return layouts._MeshLayout([layouts._FlatLayout(*pair) for pair in pairs])
 
 
 def _as_sizes(value: Any) -> Any:

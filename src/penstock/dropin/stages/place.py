@@ -7,8 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import DebugLevel, get_debug_level
-from torch.distributed.distributed_c10d import _get_default_group
 
 from penstock.dropin.stages.metadata import (
     TensorMeta,
@@ -17,6 +15,7 @@ from penstock.dropin.stages.metadata import (
 )
 from penstock.dropin.stages.recv_info import _RecvInfo
 from penstock.errors import ArgumentError, PipelineError
+from penstock.torch_private import DebugLevel, get_debug_level, get_default_group
 
 __all__ = ["StagePlace"]
 
@@ -124,7 +123,7 @@ class StagePlace(ABC):
     def _resolve_peer_global_rank(self, stage_idx: int) -> int:
         """Return the global rank of the process that holds a stage."""
         rank = self.stage_index_to_group_rank[stage_idx]
-        return dist.get_global_rank(self.group or _get_default_group(), rank)
+        return dist.get_global_rank(self.group or get_default_group(), rank)
 
     def _check_chunk_id(self, chunk_id: int) -> None:
         if self.chunks is None:

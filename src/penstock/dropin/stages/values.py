@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
 
 from penstock.dropin._utils import validate_metadata, validate_tensors_metadata
 from penstock.dropin.stages.metadata import TensorMeta, _DTensorMeta, _MeshCache, put_together
 from penstock.dropin.stages.recv_info import _RecvInfo
 from penstock.errors import PipelineError
 from penstock.tensors.plain import plain_value
+from penstock.torch_private import tree_map_only
 
 __all__ = [
     "StageUseError",
