@@ -81,7 +81,8 @@ def test_every_pass_is_in_its_room() -> None:
             hints = typing.get_type_hints(getattr(module, name))
             if hints.get("return") is ps.Schedule:
                 found.add(name)
-    assert found == set(ps.passes.__all__)
+    # Half of a pass, for the planner, which chooses the pairs itself.
+    assert found - {"merge_pairs"} == set(ps.passes.__all__)
 
 
 WITHOUT_TORCH = """

@@ -34,7 +34,7 @@ from penstock.ranks.control import GroupControl, cannot
 from penstock.splitting.splitter import split
 from penstock.step.microbatches import split_batch
 from penstock.torch_private import tree_map_only
-from penstock.training.device import find_device
+from penstock.training.build.device import find_device
 from penstock.training.pipeline import Pipeline
 
 __all__ = ["ElasticStep", "Job", "train_elastically"]

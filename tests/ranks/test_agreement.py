@@ -20,7 +20,7 @@ from penstock.ranks.agreement import (
 )
 from penstock.ranks.control import GroupControl
 from penstock.splitting.by_layers.layers import split_layers
-from penstock.training.rank_facts import model_fact, version_facts
+from penstock.training.build.rank_facts import model_fact, version_facts
 from tests.processes import Processes
 
 

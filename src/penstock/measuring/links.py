@@ -15,7 +15,7 @@ from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import Message
 from penstock.step.clocks import Clock, clock_for
 from penstock.tensors.packet import Packet
-from penstock.training.device import find_device
+from penstock.training.build.device import find_device
 
 __all__ = ["Links", "measure_links"]
 

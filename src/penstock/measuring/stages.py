@@ -23,7 +23,7 @@ from penstock.modules.untouched import untouched
 from penstock.sim.timeline import Timeline
 from penstock.splitting.pipe import Pipe
 from penstock.step.microbatches import Ready, count_rows
-from penstock.training.device import find_device
+from penstock.training.build.device import find_device
 from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 

@@ -19,15 +19,15 @@ from penstock.planner.plans import Plan
 from penstock.ranks.abortable_sockets import Connections
 from penstock.splitting.pipe import Pipe
 from penstock.step.step_data import LossFunction
-from penstock.training.assemble import BuildRequest, Modules, assemble
 from penstock.training.batch.request import StepRequest
+from penstock.training.build.assemble import BuildRequest, Modules, assemble
+from penstock.training.build.membership import find_group
+from penstock.training.build.rank_facts import RankFacts
+from penstock.training.build.seeding import seed_stages
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.held_model import HeldModel
-from penstock.training.membership import find_group
 from penstock.training.options import DEFAULT_OPTIONS, RunOptions
-from penstock.training.rank_facts import RankFacts
 from penstock.training.scaler import unscale
-from penstock.training.seeding import seed_stages
 from penstock.training.shared_parameters import merge_names, names_of_shared, ties_of
 from penstock.training.step_result import StepResult
 from penstock.training.step_runner import Merge, StepRunner, StepSettings

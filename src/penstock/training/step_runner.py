@@ -22,10 +22,10 @@ from penstock.step.layer_random import LayerRandom
 from penstock.step.microbatches import find_dims, merge_outputs
 from penstock.step.step_data import LossFunction, Microbatches, Results, StepRecording
 from penstock.torch_private import profiler_enabled
-from penstock.training.assemble import Assembly
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import BatchFacts, accepted_arguments
 from penstock.training.batch.request import StepRequest
+from penstock.training.build.assemble import Assembly
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.options import RunOptions
 from penstock.training.outcome import gather_outcome, raise_first_fault, raise_unknown_hooks

@@ -13,8 +13,8 @@ from penstock.ir.placement import Placement
 from penstock.ranks.control import GroupControl, cannot
 from penstock.ranks.private_groups import PrivateGroup, open_like
 from penstock.tensors.plain import dense_value
-from penstock.training.assemble import BUILDING, Assembly
 from penstock.training.batch.batch import unwrap
+from penstock.training.build.assemble import BUILDING, Assembly
 from penstock.training.shared_parameters import SharedParameter, declared_ties, find_ties
 
 __all__ = ["Holders", "Ties", "connect_holders", "keep_ties"]

@@ -32,8 +32,8 @@ from penstock.ranks.transport import LocalTransport
 from penstock.step.executor import Executor
 from penstock.step.step_data import Around, Microbatches, Results
 from penstock.torch_private import get_default_group, profiler_enabled
+from penstock.training.build.rank_facts import schedule_fact, version_facts
 from penstock.training.outcome import gather_outcome, raise_first_fault
-from penstock.training.rank_facts import schedule_fact, version_facts
 
 __all__ = ["Program", "Session", "make_program", "open_session"]
 

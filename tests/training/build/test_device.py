@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import penstock as ps
 from penstock.errors import ArgumentError, PenstockError
-from penstock.training.device import find_device, require_carrier
+from penstock.training.build.device import find_device, require_carrier
 from tests.processes import Processes
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -5,7 +5,7 @@ from torch import nn
 
 import penstock as ps
 from penstock.splitting.signature import sign
-from penstock.training.rank_facts import model_fact, schedule_fact, version_facts
+from penstock.training.build.rank_facts import model_fact, schedule_fact, version_facts
 
 
 def read(picture: str, dataflow: ps.Dataflow | None = None) -> ps.Schedule:

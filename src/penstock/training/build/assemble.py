@@ -29,9 +29,9 @@ from penstock.splitting.pipe import Pipe
 from penstock.splitting.signature import Signature, sign
 from penstock.step.stage import Stage
 from penstock.training.batch.batch import unwrap
-from penstock.training.device import find_device
-from penstock.training.membership import warn_without_group
-from penstock.training.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
+from penstock.training.build.device import find_device
+from penstock.training.build.membership import warn_without_group
+from penstock.training.build.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
 from penstock.training.step_schedules import (
     StepSchedules,
     count_microbatches,
