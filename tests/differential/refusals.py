@@ -80,6 +80,9 @@ def find_refusals(case: Case, *, is_over_processes: bool = False) -> list[Refusa
         found.append(_ASKED)
     if LOSSES[case.loss].reduction == "found" and case.order.family == "DualPipe":
         found.append(_UNSEEN)
+        if is_over_processes:
+            # No rank may have two microbatches to compare, and then uneven labels are in doubt.
+            found.append(_ASKED)
     is_replaced = bool({"replace", "reweigh"} & case.edits)
     if is_over_processes and is_replaced and case.order.family == "DualPipe":
         found.append(_REPLACED)

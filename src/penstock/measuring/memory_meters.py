@@ -1,5 +1,6 @@
 """How many bytes are in use before, after and at most during a piece of work."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,10 +59,17 @@ class _CudaMeter:
         self._device = device
 
     def measure(self, work: Callable[[], None]) -> Reading:
-        before = torch.cuda.memory_allocated(self._device)
-        torch.cuda.reset_peak_memory_stats(self._device)
-        work()
-        after = torch.cuda.memory_allocated(self._device)
+        # Garbage that Python collects inside would look as if the work had freed it.
+        was_collecting = gc.isenabled()
+        gc.disable()
+        try:
+            before = torch.cuda.memory_allocated(self._device)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            work()
+            after = torch.cuda.memory_allocated(self._device)
+        finally:
+            if was_collecting:
+                gc.enable()
         return Reading(before, after, torch.cuda.max_memory_allocated(self._device))
 
 

@@ -24,8 +24,8 @@ ADVICE = (
     "put the layer that registers the hook and the one that takes the gradient into one stage, or "
     "use register_full_backward_hook on the module that makes the tensor"
 )
-# Hooks from here, such as those of FSDP, gather weights and do not change gradients.
-_TORCHS_OWN = "torch.distributed."
+# Hooks from here leave gradients unchanged: those of FSDP gather weights, ours only look.
+_HARMLESS = ("torch.distributed.", "penstock.")
 
 
 def find_hooked(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def _find_hooks(tensor: torch.Tensor) -> Iterator[bool]:
     hooks: dict[int, Any] | None = tensor._backward_hooks
     for hook in hooks.values() if hooks else ():
         module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
-        yield not module.startswith(_TORCHS_OWN)
+        yield not module.startswith(_HARMLESS)
 
 
 class InnerPasses:
