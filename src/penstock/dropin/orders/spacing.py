@@ -7,8 +7,7 @@ import numpy as np
 
 from penstock.dropin.names.actions import (
     OVERLAP_F_B,
-    WAIT_SEND_B,
-    WAIT_SEND_F,
+    WAITS,
     _Action,
     _ComputationType,
     to_works,
@@ -54,9 +53,7 @@ def _visual(kind: Kind) -> _ComputationTypeVisual:
 action_type_to_color_mapping = {
     **{_ComputationType[kind.name]: _visual(kind) for kind in Kind},
     OVERLAP_F_B: _ComputationTypeVisual(BORDER, "Overlapped", 3),
-    # Waiting for a send takes no slot of its own; it is drawn like the send.
-    WAIT_SEND_F: _visual(Kind.SEND_F),
-    WAIT_SEND_B: _visual(Kind.SEND_B),
+    **{wait: _ComputationTypeVisual(BORDER, "Wait") for wait in WAITS},
 }
 
 
@@ -103,7 +100,8 @@ def read_timeline(schedule: Sequence[Sequence[_Action | None]]) -> Timeline:
     for rank in schedule:
         clock = 0
         for entry in rank:
-            for _ in members(entry) if entry is not None else ():
+            drawn = () if entry is None or entry.computation_type in WAITS else members(entry)
+            for _ in drawn:
                 starts.append(clock)
                 ends.append(clock + _width(entry))
             clock += _width(entry)
