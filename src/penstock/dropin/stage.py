@@ -141,21 +141,6 @@ class PipelineStage(_PipelineStageBase):
         if self.is_first:
             self.note("inputs", args)
 
-    def _prepare_backward_infra(
-        self,
-        num_microbatches: int,
-        loss_fn: Callable[..., torch.Tensor] | None = None,  # noqa: ARG002  # torch's form
-        target: Any = None,  # noqa: ARG002  # torch's form
-        received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
-        loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
-    ) -> None:
-        self._setup_backward_recv_info(num_microbatches)
-
-    def _create_grad_recv_info(
-        self, act_send_info: dict[int, Sequence[int | None]]
-    ) -> tuple[_RecvInfo, ...]:
-        return _expect_one_per_slot(act_send_info)
-
 
 class _PipelineStage(_PipelineStageBase):
     """A stage that was cut from a traced model; values may skip stages."""
@@ -207,16 +192,6 @@ class _PipelineStage(_PipelineStageBase):
         self._stage_meta = _StageMeta()
         self.act_send_info = self._create_act_send_info()
         self.args_recv_info[0] = self._create_act_recv_info()
-
-    def _prepare_backward_infra(
-        self,
-        num_microbatches: int,
-        loss_fn: Callable[..., torch.Tensor] | None = None,  # noqa: ARG002  # torch's form
-        target: Any = None,  # noqa: ARG002  # torch's form
-        received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
-        loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
-    ) -> None:
-        self._setup_backward_recv_info(num_microbatches)
 
     def _inputs(self, user: fx.Node | None = None) -> list[tuple[int, int]]:
         """Return each received argument of a module: a stage, and which of its outputs."""
@@ -288,22 +263,9 @@ class _PipelineStage(_PipelineStageBase):
         output: fx.Node = node
         return output
 
-    def _create_grad_recv_info(
-        self, act_send_info: dict[int, Sequence[int | None]]
-    ) -> tuple[_RecvInfo, ...]:
-        return _expect_one_per_slot(act_send_info)
-
 
 def _is_root(argument: object) -> bool:
     return isinstance(argument, fx.Node) and argument.op == "placeholder"
-
-
-def _expect_one_per_slot(act_send_info: dict[int, Sequence[int | None]]) -> tuple[_RecvInfo, ...]:
-    return tuple(
-        _RecvInfo(f"gradient of output {number} from stage {stage}", stage)
-        for number, stages in act_send_info.items()
-        for stage in stages
-    )
 
 
 def build_stage(

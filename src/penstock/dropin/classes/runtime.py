@@ -94,7 +94,7 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
     ) -> None:
         """Let a function do what a kind of action does; it gets the action and a context.
 
-        The parts of an overlap are done as ever, unless overlaps have a function themselves.
+        The parts of an overlap are done as usual, unless overlaps have a function themselves.
         """
         if computation_type not in _REPLACEABLE:
             known = ", ".join(kind.name for kind in _REPLACEABLE)

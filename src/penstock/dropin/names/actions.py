@@ -168,7 +168,7 @@ def overlap(actions: Sequence[_Action]) -> _Action:
 
 
 def from_work(work: Work) -> _Action:
-    """Torch's form of one of our actions or overlaps."""
+    """Return torch's form of one of our actions or overlaps."""
     if isinstance(work, Overlap):
         return overlap(list(map(from_work, work.actions)))
     if work.peer is not None and work.peer != chain_peer(work.kind, work.stage):
@@ -177,14 +177,14 @@ def from_work(work: Work) -> _Action:
 
 
 def to_work(action: _Action) -> Work:
-    """Our form of one of torch's actions."""
+    """Return our form of one of torch's actions."""
     if action.sub_actions is not None:
         return Overlap(tuple(map(_to_action, action.sub_actions)))
     return _to_action(action)
 
 
 def to_works(actions: "Iterable[_Action | None]") -> list[Work]:
-    """Our form of a rank's order; idle slots and waits are dropped, as time is a result here."""
+    """Return our form of a rank's order, without idle slots and waits: time is a result here."""
     return [to_work(a) for a in actions if a is not None and a.computation_type not in WAITS]
 
 

@@ -1,7 +1,7 @@
 """What a client has put in the place of a name in one of torch's modules.
 
 Programs replace functions in torch's modules and count on torch to call theirs. Ours are defined
-elsewhere, so whoever calls one of them asks here first.
+elsewhere, so callers of these functions look here first.
 """
 
 import sys

@@ -47,7 +47,7 @@ def gpipe_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int =
 
 
 def one_f_one_b_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1) -> Slots:
-    """Forwards and backwards in turn, then the reduction of gradients."""
+    """Run forwards and backwards in turn, then the reduction of gradients."""
     return _reduced("1F1B", rank, ranks, microbatches, stages_per_rank)
 
 
@@ -62,7 +62,7 @@ def looped_bfs_order(rank: int, ranks: int, microbatches: int, stages_per_rank: 
 def interleaved_one_f_one_b_order(
     rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2
 ) -> Slots:
-    """1F1B over several stages; idle where the first backward is on its way, and at the end."""
+    """Return 1F1B over several stages; idle before the first backward, and at the end."""
     actions = _actions("Interleaved1F1B", rank, ranks, microbatches, stages_per_rank)
     size = _round_size(ranks, microbatches)
     ahead = _get_warmup_ops(rank, stages_per_rank, size, ranks, microbatches)
@@ -73,7 +73,7 @@ def interleaved_one_f_one_b_order(
 def interleaved_zero_bubble_order(
     rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2
 ) -> Slots:
-    """Interleaved 1F1B with a split backward, before `add_bubbles` has seen the other ranks."""
+    """Return interleaved 1F1B with a split backward, before `add_bubbles` sees other ranks."""
     actions = _actions("InterleavedZeroBubble", rank, ranks, microbatches, stages_per_rank)
     size = _round_size(ranks, microbatches)
     ahead = _get_warmup_ops(rank, stages_per_rank, size, ranks, microbatches, multiply_factor=1)
@@ -194,7 +194,7 @@ def _get_1f1b_rank_ops(
 def _insert_idle(
     actions: Sequence[_Action], rank: int, *, ahead: int, wait: int, drain: int
 ) -> Slots:
-    """Idle slots for the later start, for the wait, and before each of the last actions."""
+    """Put in idle slots for the later start, for the wait, and before each of the last actions."""
     steady = len(actions) - drain
     last = [slot for action in actions[steady:] for slot in (None, action)]
     between = _idle(wait if ahead else 0)

@@ -280,7 +280,7 @@ class StepActions:
         stage = self._stages[action.stage]
         if action.stage in self._sharded:
             if action.stage not in self.unsharded_stages:
-                raise OrderError(f"stage {action.stage} is let go of, but was not gathered")
+                raise OrderError(f"stage {action.stage} is resharded, but was not gathered")
             stage.runtime.replica.reshard()
             self.unsharded_stages.remove(action.stage)
 

@@ -20,9 +20,9 @@ from penstock.dropin.stages.by_hand import is_backward_replaced, run_by_hand
 from penstock.dropin.stages.values import (
     StageUseError,
     as_tuple,
+    complete_gradient,
     cut_off,
     find_edge,
-    local_gradient,
     put_in_place,
 )
 from penstock.errors import PipelineError
@@ -114,7 +114,7 @@ class _PipelineStageBase(StageBoundary):
         self.scale_grads(self._scale_to_undo)
 
     def clear_runtime_states(self) -> None:
-        """Let go of everything that a step has left."""
+        """Drop everything that a step has left."""
         for held in (self.fwd_cache, self.bwd_cache, self.dw_runner, self.output_metas):
             held.clear()
         self.args_recv_info.clear()
@@ -225,7 +225,7 @@ class _PipelineStageBase(StageBoundary):
             loss.detach_()
         if not self.is_first:
             self.note("input_grads", found)
-            self.bwd_cache[bwd_chunk_id] = tuple(map(_complete, found, received))
+            self.bwd_cache[bwd_chunk_id] = tuple(map(complete_gradient, found, received))
 
     def _leave_weight_work(self, microbatch: int, full_backward: bool, left: Any) -> None:
         if self.dw_builder is not None:
@@ -320,9 +320,9 @@ class _PipelineStageBase(StageBoundary):
                     parameter.grad.div_(grad_scale_factor)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """After the last backward: reduce gradients over data-parallel ranks, then divide them.
+        """Reduce gradients over data-parallel ranks after the last backward, then divide them.
 
-        In a run without backwards parameters are let go of, as they would be otherwise.
+        In a run without backwards, only reshard the parameters.
         """
         if not self._has_backward:
             self.runtime.replica.reshard()
@@ -336,15 +336,8 @@ class _PipelineStageBase(StageBoundary):
         self.scale_grads(grad_scale_factor)
 
     def _end_backward(self) -> None:
-        """After the last backward of a step, let copies agree."""
+        """Average the gradients of copies after the last backward of a step."""
         replica = self.runtime.replica
         if isinstance(replica, ReplicatedStage) and not self._is_reduced:
             replica.reduce_gradients()
             self._is_reduced = True
-
-
-def _complete(gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
-    """Return what goes back for an input: zeros where nothing has used it."""
-    if not value.requires_grad:
-        return None
-    return torch.zeros_like(value) if gradient is None else local_gradient(gradient, value)

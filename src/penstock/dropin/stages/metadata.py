@@ -112,7 +112,7 @@ class _DTensorMeta(_TensorMeta):
 
     @property
     def mesh_cache_key(self) -> MeshCacheKey:
-        """Under which the mesh is looked up."""
+        """The key under which the mesh is looked up."""
         return self.mesh_dim_names, self.mesh_layout
 
     def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
@@ -202,7 +202,7 @@ def extract_tensor_metas(
         return None
     if not allow_none and not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
         raise PipeliningMetadataError(
-            "None values stand among tensors that all have to be there; allow_none=True lets them"
+            "None is among tensors that must all be given; pass allow_none=True to allow it"
         )
     return tuple(
         extract_tensor_meta(tensor) if isinstance(tensor, torch.Tensor) else None

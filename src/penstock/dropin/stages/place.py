@@ -145,22 +145,26 @@ class StagePlace(ABC):
     ) -> Any:
         """Prepare for the first step, and for the first one of another mode."""
 
-    @abstractmethod
     def _prepare_backward_infra(
         self,
         num_microbatches: int,
-        loss_fn: Callable[..., torch.Tensor] | None = None,
-        target: Any = None,
-        received_grad_meta: Any = None,
-        loss_kwargs: dict[str, Any] | None = None,
+        loss_fn: Callable[..., torch.Tensor] | None = None,  # noqa: ARG002  # torch's form
+        target: Any = None,  # noqa: ARG002  # torch's form
+        received_grad_meta: Any = None,  # noqa: ARG002  # torch's form
+        loss_kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
     ) -> Any:
         """Prepare for its backwards."""
+        self._setup_backward_recv_info(num_microbatches)
 
-    @abstractmethod
     def _create_grad_recv_info(
         self, act_send_info: dict[int, Sequence[int | None]]
     ) -> tuple[_RecvInfo, ...]:
         """Return what gradients come back: one per output and stage that it goes to."""
+        return tuple(
+            _RecvInfo(f"gradient of output {number} from stage {stage}", stage)
+            for number, stages in act_send_info.items()
+            for stage in stages
+        )
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         """Make room for what will come; buffers are made when it does."""

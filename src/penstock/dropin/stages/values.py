@@ -19,10 +19,10 @@ __all__ = [
     "StageUseError",
     "as_tuple",
     "compare_with_given",
+    "complete_gradient",
     "cut_off",
     "find_edge",
     "insist",
-    "local_gradient",
     "put_in_place",
     "require_tensors",
     "take_buffers",
@@ -71,10 +71,14 @@ def to_send(tensor: torch.Tensor) -> torch.Tensor:
     return plain_value(value).contiguous()
 
 
-def local_gradient(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a gradient placed over its mesh as the tensor that it belongs to is."""
-    if isinstance(gradient, DTensor) and isinstance(like, DTensor):
-        gradient = gradient.redistribute(placements=like.placements)
+def complete_gradient(gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
+    """Return what goes back for an input, placed like it; zeros where nothing has used it."""
+    if not value.requires_grad:
+        return None
+    if gradient is None:
+        return torch.zeros_like(value)
+    if isinstance(gradient, DTensor) and isinstance(value, DTensor):
+        return gradient.redistribute(placements=value.placements)
     return gradient
 
 
