@@ -2,8 +2,9 @@ import pytest
 
 from penstock.assembly import build
 from penstock.dropin._schedule_visualizer import add_schedule_op_spacing, get_schedule_ops
-from penstock.dropin.names.actions import _Action
+from penstock.dropin.names.actions import FORWARD, FULL_BACKWARD, WAIT_SEND_F, _Action
 from penstock.dropin.names.lists import Slots
+from penstock.dropin.orders.spacing import read_timeline
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.text import parse_work
@@ -120,3 +121,11 @@ def test_missing_action_is_reported_with_who_needs_it() -> None:
 def test_nothing_to_space_stays_nothing() -> None:
     assert add_schedule_op_spacing([]) == []
     assert add_schedule_op_spacing([[None], []]) == [[], []]
+
+
+def test_waits_for_sends_take_a_slot_and_are_not_drawn() -> None:
+    """Torch's newer orders have them; their kinds had no width, so that no list could be drawn."""
+    order = [_Action(0, kind, 0) for kind in (FORWARD, WAIT_SEND_F, FULL_BACKWARD)]
+    timeline = read_timeline([order])
+    assert timeline.start.tolist() == [0.0, 2.0]
+    assert timeline.end.tolist() == [1.0, 4.0]
