@@ -48,9 +48,12 @@ def _difference(
         return f"{_form(found)}, in the plain model {_form(expected)}"
     if not found.numel():
         return None
-    scale = max(float(expected.abs().max()), least)
-    # Training may diverge in the plain model too: the same infinity is not a difference.
-    distance = float((found - expected).where(found != expected, 0).abs().max())
+    scale = max(float(expected.where(expected.isfinite(), 0).abs().max()), least)
+    # Training may diverge in the plain model too: what is infinite in both is not a difference.
+    has_diverged = ~found.isfinite() & ~expected.isfinite()
+    distance = float((found - expected).where(~has_diverged, 0).abs().max())
+    if has_diverged.all():
+        return None
     if distance <= _LIMIT * scale:
         return None
     return f"differs by {distance:.3g} (largest {float(expected.abs().max()):.3g})"
