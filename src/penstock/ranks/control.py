@@ -11,7 +11,7 @@ over a private gloo group, beside the tensors of a step, so that another thread 
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -232,9 +232,12 @@ class GroupControl:
         except Exception as error:
             own = error
         messages = self.gather(None if own is None else describe_error(own))
-        for rank, message in enumerate(messages):
-            if message is not None:
-                _raise_failure(refuse, RankFailure(rank, message, own))
+        failed = next((rank for rank, message in enumerate(messages) if message is not None), None)
+        if failed is not None:
+            # No process leaves, which would end the waits of the others, before all have heard.
+            with suppress(LinkLostError):
+                self.gather_bytes(b" ")
+            _raise_failure(refuse, RankFailure(failed, messages[failed], own))
 
     def abort(self) -> None:
         """End every wait with a `LinkLostError`; any thread may call this."""
