@@ -1,5 +1,6 @@
 """Heartbeats of several ranks; all ends are in one process, each with its own thread."""
 
+import gc
 import os
 import socket
 import threading
@@ -254,6 +255,8 @@ def test_error_says_where_a_server_cannot_be_reached(tmp_path: Path) -> None:
 
 def test_closed_heartbeats_leave_no_thread_file_or_descriptor(tmp_path: Path) -> None:
     folder = tmp_path / "records"
+    # What earlier tests have left to be collected must not be closed meanwhile.
+    gc.collect()
     threads, descriptors = threading.active_count(), len(list(OPEN_FILES.iterdir()))
     for _ in range(50):
         with open_ranks(folder, 3):

@@ -24,8 +24,8 @@ ADVICE = (
     "put the layer that registers the hook and the one that takes the gradient into one stage, or "
     "use register_full_backward_hook on the module that makes the tensor"
 )
-# Hooks from here leave gradients unchanged: those of FSDP gather weights, ours only look.
-_HARMLESS = ("torch.distributed.", "penstock.")
+# Hooks from here leave gradients unchanged: those of FSDP gather weights.
+_HARMLESS = "torch.distributed."
 
 
 def find_hooked(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
@@ -46,8 +46,11 @@ def find_hooked(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 def _find_hooks(tensor: torch.Tensor) -> Iterator[bool]:
     hooks: dict[int, Any] | None = tensor._backward_hooks
     for hook in hooks.values() if hooks else ():
-        module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
-        yield not module.startswith(_HARMLESS)
+        function = getattr(hook, "func", hook)
+        module = getattr(function, "__module__", None) or ""
+        # A value that is passed on has our own hook, which only looks.
+        is_ours = isinstance(getattr(function, "__self__", None), InnerPasses)
+        yield not (is_ours or module.startswith(_HARMLESS))
 
 
 class InnerPasses:
