@@ -126,7 +126,7 @@ def read_table(file: Path) -> Any:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise an error for NaN and the like, which Python's reader accepts and JSON does not."""
+    """Raise an error for NaN and infinities, which Python reads but JSON does not allow."""
     raise ParseError(f"{name} is not a valid number")
 
 

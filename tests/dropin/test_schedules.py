@@ -133,7 +133,9 @@ def test_classes_are_found_by_name(name: str, expected: type) -> None:
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'FiveF1B'; there are 1F1B, Interleaved1F1B, GPipe"):
+    with pytest.raises(
+        ValueError, match=r"'FiveF1B' \(expected one of 1F1B, Interleaved1F1B, GPipe"
+    ):
         get_schedule_class("FiveF1B")
 
 

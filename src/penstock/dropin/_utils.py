@@ -71,7 +71,7 @@ class _StageForwardMeta:
 
 @dataclass(frozen=True, slots=True)
 class _StageBackwardMeta:
-    """The same of gradients, for the stage before."""
+    """The metadata of the gradients that a stage sends to the stage before it."""
 
     backward_metas: tuple[TensorMeta | None, ...]
 

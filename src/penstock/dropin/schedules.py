@@ -166,6 +166,6 @@ def get_schedule_class(schedule_name: str) -> type[Any]:
     by_name = {name.lower(): _CLASSES[name] for name in _CLASSES}
     if schedule_name.lower() not in by_name:
         raise ScheduleNameError(
-            f"there is no schedule {schedule_name!r}; there are {', '.join(_CLASSES)}"
+            f"not a schedule: {schedule_name!r} (expected one of {', '.join(_CLASSES)})"
         )
     return by_name[schedule_name.lower()]

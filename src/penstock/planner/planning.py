@@ -85,7 +85,7 @@ class _Request:
         return SchedulingProblem.of(costs, placement, self.microbatches, self.memory)
 
     def _way_out(self) -> str:
-        """Return advice on what would keep the limit, for the end of an error."""
+        """Return advice on what would keep the limit, to end an error message with."""
         for is_checkpointed in (False, True):
             for placement in placements_for(self.costs, self.ranks):
                 costs = self.costs.recut(self.ranks, placement.num_stages)

@@ -52,7 +52,7 @@ def read_lowered(
     *,
     sends_may_wait: bool,
 ) -> Lowered:
-    """Return what an order with all communication in it says, for a chain of stages."""
+    """Convert an order that includes all communication, over a chain of stages."""
     rows = to_rows([order[rank] for rank in sorted(order)])
     placement = Placement(tuple(holder[stage] for stage in sorted(holder)))
     schedule = Schedule(rows, placement, Dataflow.chain(len(holder)), microbatches)

@@ -1,7 +1,7 @@
 """A stage as its neighbours see it: what it receives and what it sends.
 
 The executor carries it between ranks (`penstock.dropin.run`); the operations that
-`get_fwd_send_ops` and the like return say what is sent.
+`get_fwd_send_ops` and its siblings return say what is sent.
 """
 
 from collections.abc import Sequence
