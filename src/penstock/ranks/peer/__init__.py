@@ -1,0 +1,1 @@
+"""Messages between ranks of one machine through device memory that both can reach."""
