@@ -457,6 +457,7 @@ def test_objects_of_process_groups_have_the_attributes_that_we_use() -> None:
             "DTensor": distribute_tensor(torch.ones(2), mesh, [Replicate()]),
             "ProcessGroup": group,
             "Options": group._get_backend(torch.device("cpu")).options,
+            "Backend": group._get_backend(torch.device("cpu")),
             "replicate.state": torch_private.replicate.state(replicated),
             "FSDPModule": sharded,
             "FSDPState": state,

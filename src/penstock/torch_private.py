@@ -323,6 +323,10 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "pipelining schedule": {"_n_microbatches": "the number of microbatches of a step"},
     "ProcessGroup": {"_get_backend": "its backend for a kind of device"},
     "Options": {"_timeout": "how long a backend waits"},
+    "Backend": {
+        "_start_coalescing": "begins a batch of messages",
+        "_end_coalescing": "ends a batch of messages and starts it",
+    },
     "GradScaler": {"_found_inf_per_device": "whether unscaling found a value that is not finite"},
     "replicate.state": {"_ddp": "the DDP module inside of a replicated one"},
     "FSDPModule": {"_get_fsdp_state": "what FSDP2 keeps for a module"},

@@ -1,4 +1,4 @@
-"""Gradients of every family over NCCL, compared with the unsplit model after every step."""
+"""Gradients of every family over both transports, compared with the unsplit model every step."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
+from penstock.training.options import TransportChoice
 from tests.gpu.problems import (
     EQUAL,
     LOOPED,
@@ -32,19 +33,30 @@ GROUPS = {"plain": PLAIN, "looped": LOOPED, "V": V_SHAPED}
 
 
 def train_all(
-    rank: int, families: Sequence[str], device: torch.device, are_equal: bool, gives_device: bool
+    rank: int,
+    families: Sequence[str],
+    device: torch.device,
+    are_equal: bool,
+    gives_device: bool,
+    transport: TransportChoice,
 ) -> Wrong:
     """Steps of every family: the same shapes again, others, the first ones, and uneven ones."""
     del rank
     wrong: Wrong = {}
     for family in families:
-        for name, far in train_one(family, device, are_equal, gives_device).items():
+        for name, far in train_one(family, device, are_equal, gives_device, transport).items():
             if far:
                 wrong[f"{family}, {name}"] = far
     return wrong
 
 
-def train_one(family: str, device: torch.device, are_equal: bool, gives_device: bool) -> Wrong:
+def train_one(
+    family: str,
+    device: torch.device,
+    are_equal: bool,
+    gives_device: bool,
+    transport: TransportChoice,
+) -> Wrong:
     ranks = dist.get_world_size()
     blocks = make_blocks(widths_of(4 * ranks, are_equal=are_equal), device)
     twin = Twin.of(nn.Sequential(*blocks))
@@ -58,6 +70,7 @@ def train_one(family: str, device: torch.device, are_equal: bool, gives_device: 
         microbatches=count,
         loss=mean_loss,
         group=dist.group.WORLD,
+        options=ps.RunOptions(transport=transport if device.type == "cuda" else "auto"),
         **chosen,
     )
     with closing(pipeline):
@@ -70,23 +83,33 @@ def train_one(family: str, device: torch.device, are_equal: bool, gives_device: 
     return wrong
 
 
+@pytest.mark.parametrize("transport", ["peer memory", "nccl"])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("are_equal", [True, False], ids=["equal widths", "other widths"])
 def test_two_ranks_have_the_gradients_of_the_unsplit_model_after_every_step(
-    two_ranks: Processes, accelerator: torch.device, group: str, are_equal: bool
+    two_ranks: Processes,
+    accelerator: torch.device,
+    group: str,
+    are_equal: bool,
+    transport: TransportChoice,
 ) -> None:
     # Over NCCL the first step with new shapes was wrong wherever a channel carries activations
     # and gradients: receives of the ones were put off, and not those of the others.
-    job = (GROUPS[group], accelerator, are_equal, are_equal)
+    job = (GROUPS[group], accelerator, are_equal, are_equal, transport)
     assert two_ranks.run(train_all, *job, seconds=150.0) == [{}] * 2
 
 
+@pytest.mark.parametrize("transport", ["peer memory", "nccl"])
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("are_equal", [True, False], ids=["equal widths", "other widths"])
 def test_four_ranks_have_the_gradients_of_the_unsplit_model_after_every_step(
-    four_ranks: Processes, accelerator: torch.device, group: str, are_equal: bool
+    four_ranks: Processes,
+    accelerator: torch.device,
+    group: str,
+    are_equal: bool,
+    transport: TransportChoice,
 ) -> None:
-    job = (GROUPS[group], accelerator, are_equal, are_equal)
+    job = (GROUPS[group], accelerator, are_equal, are_equal, transport)
     assert four_ranks.run(train_all, *job, seconds=180.0) == [{}] * 4
 
 

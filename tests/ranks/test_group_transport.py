@@ -20,7 +20,7 @@ def open_transport(by_order: bool) -> GroupTransport:
     group = dist.group.WORLD
     assert group is not None
     transport = GroupTransport(group, torch.device("cpu"), by_order=by_order)
-    transport.open_channels([(0, 1), (1, 0)])
+    transport.open_channels({(0, 1): 2, (1, 0): 2})
     return transport
 
 

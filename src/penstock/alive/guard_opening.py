@@ -57,6 +57,7 @@ def open_guard(transport: GroupTransport, schedule: Schedule, timeouts: Timeouts
             progress_log=progress_log,
             flight_folder=flight_folder,
             abort=transport.abort,
+            free_device=transport.release,
         )
         undo.pop_all()
     return RankGuard(heartbeat, progress_log, transport, timeouts)

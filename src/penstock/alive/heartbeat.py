@@ -79,7 +79,8 @@ class HeartbeatEnd(Protocol):
 class Heartbeat:
     """This rank's side of the heartbeat.
 
-    `names` has the process and machine of every rank; `abort` ends every wait for another rank.
+    `names` has the process and machine of every rank. `abort` ends every wait of the training
+    thread for another rank, and `free_device` those of its device, which may outlast a call.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class Heartbeat:
         progress_log: ProgressLog,
         flight_folder: FlightFolder,
         abort: Callable[[], None],
+        free_device: Callable[[], None] = _nothing,
     ) -> None:
         self._end = end
         self._selector = selector
@@ -101,6 +103,8 @@ class Heartbeat:
         self._progress_log = progress_log
         self._flight_folder = flight_folder
         self._abort = abort
+        self._free_device = free_device
+        self._has_freed_device = False
         self._abort_call: Callable[[], None] = _nothing
         usual = _BEAT_SECONDS * max(1.0, len(names) / _RANKS_AT_FULL_RATE)
         self._pause = min(usual, timeouts.silence_seconds / 4)
@@ -213,18 +217,26 @@ class Heartbeat:
                 return
             self._lost = self._found
             self._is_known.set()
+        if self._is_settled(self._lost, now - self._found_at) and not self._has_freed_device:
+            self._has_freed_device = True
+            self._free_device()
         if self._progress_log.is_inside:
             self._free_training_thread(self._lost, now - self._found_at)
 
     def _free_training_thread(self, lost: LostRank, seconds: float) -> None:
         if seconds >= self._timeouts.stop_seconds:
             self._end_process(lost)
-        if not self._has_aborted and (seconds >= _SETTLE_SECONDS or not lost.may_be_done):
+        if not self._has_aborted and self._is_settled(lost, seconds):
             self._has_aborted = True
             self._abort_call()
             # If this does not work, the process will be ended.
             with suppress(RuntimeError):
                 self._abort()
+
+    @staticmethod
+    def _is_settled(lost: LostRank, seconds: float) -> bool:
+        """Return whether a rank that may have done its part has had its time."""
+        return seconds >= _SETTLE_SECONDS or not lost.may_be_done
 
     def _end_process(self, lost: LostRank) -> NoReturn:
         doing = self._progress_log.status().doing or "a call of all ranks"

@@ -65,7 +65,7 @@ def measure_links(
     ranks = transport.num_ranks
     pairs = sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks)})
     pairs = [(a, b) for a, b in pairs if a != b]
-    transport.open_channels([way for a, b in pairs for way in ((a, b), (b, a))])
+    transport.open_channels({way: 2 for a, b in pairs for way in ((a, b), (b, a))})
     found: dict[tuple[int, int], tuple[float, float]] = {}
     for pair in pairs:
         # One pair at a time, because pairs may share a link.
@@ -75,6 +75,7 @@ def measure_links(
             mine = [_one_way(transport, pair, size, repeats, chosen) for size in sizes]
         small, large = transport.control.gather(mine)[pair[0]]
         found[pair] = small, (large_bytes - _SMALL_BYTES) / max(large - small, 1e-9)
+    transport.close()
     return _complete(ranks, found)
 
 

@@ -1,31 +1,46 @@
 """Channels between ranks: every direction of a pair of ranks has its own.
 
-Gloo's messages have tags, so that all channels share one group. Other backends match messages by
-order alone: there each channel is a group of two, and the n-th tensor that its source starts to
-send is the n-th that its destination starts to receive.
+Gloo's messages have tags, so that all channels share one group. Elsewhere messages are matched by
+order alone: a channel is peer memory between ranks of one machine, or else a group of two, and the
+n-th tensor that its source starts to send is the n-th that its destination starts to receive.
 """
 
-import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Thread
+from time import monotonic, sleep
 from typing import Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import PrivateGroup, open_gloo, open_nccl
+from penstock.ranks.peer.memory import PeerMemory
+from penstock.ranks.private_groups import NcclWire, PrivateGroup, Wire, Work, open_gloo
 from penstock.ranks.transport import Message
 
-__all__ = ["Channels", "OrderedChannels", "TaggedChannels", "header_tag", "open_pairs"]
+__all__ = [
+    "Channels",
+    "OrderedChannels",
+    "TaggedChannels",
+    "device_channels",
+    "header_tag",
+    "host_channels_by_order",
+    "is_carried_on_device",
+]
 
 # Connects two ranks, source first.
-OpenPair: TypeAlias = Callable[[tuple[int, int]], PrivateGroup]
+OpenPair: TypeAlias = Callable[[tuple[int, int]], Wire]
 
 # The ranks within the group of a channel, which has two members.
 _SENDER, _RECEIVER = 0, 1
+# A message takes this many multiprocessors from the compute beside it, for as long as it waits.
+_NCCL_BLOCKS = 1
+# How long closing waits for the device.
+_FINISH_SECONDS = 10.0
+_LOOK_SECONDS = 0.002
 # The only tag on a channel where messages are matched by order.
 _NO_TAG = 0
 
@@ -44,10 +59,10 @@ class Channels(Protocol):
     def open(self, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Connect pairs of ranks; every rank gives the same pairs in the same order."""
 
-    def send(self, message: Message, tensor: torch.Tensor) -> dist.Work:
+    def send(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to send a tensor."""
 
-    def receive(self, message: Message, tensor: torch.Tensor) -> dist.Work:
+    def receive(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to receive a tensor."""
 
     def number_to_send(self, message: Message) -> int:
@@ -56,8 +71,21 @@ class Channels(Protocol):
     def number_to_receive(self, message: Message) -> int:
         """Return how many receives were started on this message's channel since it was opened."""
 
+    @property
+    def routes(self) -> Mapping[tuple[int, int], str]:
+        """What carries the messages of each channel of this rank."""
+
+    def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
+        """Prepare channels for messages of this many bytes in flight; every rank calls it."""
+
     def abort(self) -> None:
         """End operations that aborted connections do not end; any thread may call this."""
+
+    def release(self) -> None:
+        """End waits of the device that need no host, because a rank is gone; from any thread."""
+
+    def close(self) -> None:
+        """Free what the channels hold."""
 
 
 class TaggedChannels:
@@ -67,18 +95,20 @@ class TaggedChannels:
         self._gloo = gloo
         self.has_tags = True
         self.device = torch.device("cpu")
+        self.routes: dict[tuple[int, int], str] = {}
 
     def open(self, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Do nothing, because the group is connected."""
+        """Note the channels; the group is connected."""
+        self.routes = dict.fromkeys([pair for pair in pairs if rank in pair], "gloo")
 
-    def send(self, message: Message, tensor: torch.Tensor) -> dist.Work:
+    def send(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to send a tensor."""
         try:
             return self._gloo.send([tensor], message.destination, _data_tag(message))
         except RuntimeError as error:
             raise LinkLostError(str(error)) from error
 
-    def receive(self, message: Message, tensor: torch.Tensor) -> dist.Work:
+    def receive(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to receive a tensor."""
         try:
             return self._gloo.recv([tensor], message.source, _data_tag(message))
@@ -95,16 +125,31 @@ class TaggedChannels:
         del message
         return 0
 
+    def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
+        """Do nothing, because gloo takes any message."""
+
     def abort(self) -> None:
         """Do nothing, because aborted connections end every operation of gloo."""
 
+    def release(self) -> None:
+        """Do nothing, because no device waits."""
+
+    def close(self) -> None:
+        """Do nothing, because the group belongs to the control of the ranks."""
+
 
 class OrderedChannels:
-    """A group of two per direction; a tensor is found by its number on its channel."""
+    """A wire per direction; a tensor is found by its number on its channel.
 
-    def __init__(self, open_pair: OpenPair, device: torch.device) -> None:
+    That is `peer_memory` where it can be opened, and elsewhere a group of two.
+    """
+
+    def __init__(
+        self, open_pair: OpenPair, device: torch.device, peer_memory: PeerMemory | None = None
+    ) -> None:
         self._open_pair = open_pair
-        self._groups: dict[tuple[int, int], PrivateGroup] = {}
+        self._peer_memory = peer_memory
+        self._wires: dict[tuple[int, int], Wire] = {}
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self.has_tags = False
@@ -116,22 +161,30 @@ class OrderedChannels:
         Backends connect when the first tensor goes over a channel, and block the host until the
         other end does the same. So that happens here, in one order on all ranks.
         """
+        if self._peer_memory is not None:
+            self._peer_memory.open(pairs)
         for pair in pairs:
             if rank in pair:
-                self._groups[pair] = self._open_pair(pair)
+                self._wires[pair] = self._find_peer(pair) or self._open_pair(pair)
                 self._greet(rank, pair)
+
+    def _find_peer(self, pair: tuple[int, int]) -> Wire | None:
+        return None if self._peer_memory is None else self._peer_memory.find(pair)
+
+    @property
+    def routes(self) -> dict[tuple[int, int], str]:
+        """What carries the messages of each channel of this rank."""
+        backend = "gloo" if self.device.type == "cpu" else "nccl"
+        return {pair: "peer memory" if self._find_peer(pair) else backend for pair in self._wires}
 
     def _greet(self, rank: int, pair: tuple[int, int]) -> None:
         name = torch.tensor(pair, device=self.device)
         try:
-            with warnings.catch_warnings():
-                # Torch warns of a communicator that is made for two ranks, which is what we want.
-                warnings.filterwarnings("ignore", message=".*unbatched P2P op")
-                if rank == pair[_SENDER]:
-                    self._groups[pair].send([name], _RECEIVER, _NO_TAG).wait()
-                    return
-                heard = torch.zeros_like(name)
-                self._groups[pair].recv([heard], _SENDER, _NO_TAG).wait()
+            if rank == pair[_SENDER]:
+                self._wires[pair].send([name], _RECEIVER, _NO_TAG).wait()
+                return
+            heard = torch.zeros_like(name)
+            self._wires[pair].recv([heard], _SENDER, _NO_TAG).wait()
         except RuntimeError as error:
             raise LinkLostError(str(error)) from error
         if tuple(heard.tolist()) != pair:
@@ -140,21 +193,21 @@ class OrderedChannels:
                 f"(got {heard.tolist()})"
             )
 
-    def send(self, message: Message, tensor: torch.Tensor) -> dist.Work:
+    def send(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to send a tensor, the next one of its channel."""
         self._sent[message.destination] += 1
-        group = self._groups[message.source, message.destination]
+        wire = self._wires[message.source, message.destination]
         try:
-            return group.send([_as_bytes(tensor)], _RECEIVER, _NO_TAG)
+            return wire.send([_as_bytes(tensor)], _RECEIVER, _NO_TAG)
         except RuntimeError as error:
             raise LinkLostError(str(error)) from error
 
-    def receive(self, message: Message, tensor: torch.Tensor) -> dist.Work:
+    def receive(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to receive a tensor, the next one of its channel."""
         self._received[message.source] += 1
-        group = self._groups[message.source, message.destination]
+        wire = self._wires[message.source, message.destination]
         try:
-            return group.recv([_as_bytes(tensor)], _SENDER, _NO_TAG)
+            return wire.recv([_as_bytes(tensor)], _SENDER, _NO_TAG)
         except RuntimeError as error:
             raise LinkLostError(str(error)) from error
 
@@ -166,28 +219,73 @@ class OrderedChannels:
         """Return how many receives were started on this message's channel since it was opened."""
         return self._received[message.source]
 
+    def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
+        """Enlarge peer memory where messages of this many bytes are in flight."""
+        if self._peer_memory is not None:
+            self._peer_memory.make_room(sizes)
+
     def abort(self) -> None:
         """End pending operations of NCCL, which aborted connections do not end.
 
         All at once: aborting a communicator waits for the device, and so for receives of the
         others that will never be answered, unless these are aborted as well.
         """
+        self.release()
         if self.device.type == "cpu":
             return
-        threads = [Thread(target=group.abort, daemon=True) for group in self._groups.values()]
+        self._abort_groups()
+
+    def release(self) -> None:
+        """End waits for peer memory."""
+        if self._peer_memory is not None:
+            self._peer_memory.abort()
+
+    def close(self) -> None:
+        """Free peer memory, and the communicators of NCCL, which takes long by collection."""
+        if self.device.type != "cpu":
+            _let_finish(self.device)
+            self._abort_groups()
+        if self._peer_memory is not None:
+            self._peer_memory.close()
+
+    def _abort_groups(self) -> None:
+        groups = [wire for pair, wire in self._wires.items() if self._find_peer(pair) is not wire]
+        threads = [Thread(target=group.abort, daemon=True) for group in groups]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
 
-def open_pairs(
-    group: dist.ProcessGroup, connections: Connections, device: torch.device
+def _let_finish(device: torch.device) -> None:
+    """Wait for what is queued on a device, but not for messages that will never come."""
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped upstream
+    event.record(torch.cuda.current_stream(device))
+    limit = monotonic() + _FINISH_SECONDS
+    while not event.query() and monotonic() < limit:  # type: ignore[no-untyped-call]  # untyped upstream
+        sleep(_LOOK_SECONDS)
+
+
+def is_carried_on_device(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether messages stay on the device; gloo takes them through pinned host memory."""
+    return dist.get_backend(group) != "gloo" and device.type != "cpu"
+
+
+def device_channels(
+    group: dist.ProcessGroup, control: GroupControl, device: torch.device, uses_peer_memory: bool
 ) -> OrderedChannels:
-    """Return channels of two ranks each, for tensors on this device; none is connected yet."""
-    if device.type == "cpu":
-        return OrderedChannels(lambda pair: open_gloo(group, connections, pair), device)
-    return OrderedChannels(lambda pair: open_nccl(group, pair), device)
+    """Return channels for tensors on this device; none is connected yet."""
+    peer_memory = PeerMemory(control, device) if uses_peer_memory else None
+
+    def open_pair(pair: tuple[int, int]) -> Wire:
+        return NcclWire(group, pair, device, _NCCL_BLOCKS)
+
+    return OrderedChannels(open_pair, device, peer_memory)
+
+
+def host_channels_by_order(group: dist.ProcessGroup, connections: Connections) -> OrderedChannels:
+    """Return channels of gloo on which tensors meet by order; none is connected yet."""
+    return OrderedChannels(lambda pair: open_gloo(group, connections, pair), torch.device("cpu"))
 
 
 def header_tag(message: Message) -> int:

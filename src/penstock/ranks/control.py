@@ -6,6 +6,7 @@ over a private gloo group, beside the tensors of a step, so that another thread 
     gather     every rank's value  ->  every rank        one collective while values are short
     collect    every rank's value  ->  the first rank
     scatter    the first rank's values  ->  one to each rank
+    send       one rank's value  ->  another rank
     together   work that may fail on a rank  ->  an error on every rank
 """
 
@@ -207,21 +208,39 @@ class GroupControl:
     def collect(self, value: Any) -> list[Any]:
         """Return every process's value in order on the first one, and nothing on the others."""
         if self.rank == 0:
-            return [value, *(self._receive(peer) for peer in range(1, self.size))]
-        self._send(0, value)
+            return [value, *(self.receive(peer) for peer in range(1, self.size))]
+        self.send(0, value)
         return []
 
     def scatter(self, values: Sequence[Any]) -> Any:
         """Return this process's own of the values that the first process gives."""
         if self.rank != 0:
-            return self._receive(0)
+            return self.receive(0)
         for peer in range(1, self.size):
-            self._send(peer, values[peer])
+            self.send(peer, values[peer])
         return values[0]
 
     def broadcast(self, value: Any) -> Any:
         """Return the value that the first process gives."""
         return self.scatter([value] * self.size)
+
+    def send(self, peer: int, value: Any) -> None:
+        """Send a value to one process, which calls `receive`."""
+        data, failure = _try_encode(value)
+        size = len(data) if failure is None else _REFUSED
+        self._exchange(peer, self.gloo.send, torch.tensor([size]))
+        self._require_sizes([size], failure)
+        self._exchange(peer, self.gloo.send, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def receive(self, peer: int) -> Any:
+        """Return the value that another process sends to this one."""
+        length = torch.empty(1, dtype=torch.int64)
+        self._exchange(peer, self.gloo.recv, length)
+        if int(length) > _MOST_BYTES:
+            raise LinkLostError(f"rank {peer} could not send its value")
+        data = torch.empty(int(length), dtype=torch.uint8)
+        self._exchange(peer, self.gloo.recv, data)
+        return decode_value(data.numpy().tobytes())
 
     @contextmanager
     def together(self, refuse: Refusal) -> Iterator[None]:
@@ -251,22 +270,6 @@ class GroupControl:
                     f"a value between ranks must be plain data of at most {_MOST_BYTES:,} bytes "
                     f"(rank {rank} has {what})"
                 ) from own
-
-    def _send(self, peer: int, value: Any) -> None:
-        data, failure = _try_encode(value)
-        size = len(data) if failure is None else _REFUSED
-        self._exchange(peer, self.gloo.send, torch.tensor([size]))
-        self._require_sizes([size], failure)
-        self._exchange(peer, self.gloo.send, torch.frombuffer(bytearray(data), dtype=torch.uint8))
-
-    def _receive(self, peer: int) -> Any:
-        length = torch.empty(1, dtype=torch.int64)
-        self._exchange(peer, self.gloo.recv, length)
-        if int(length) > _MOST_BYTES:
-            raise LinkLostError(f"rank {peer} could not send its value")
-        data = torch.empty(int(length), dtype=torch.uint8)
-        self._exchange(peer, self.gloo.recv, data)
-        return decode_value(data.numpy().tobytes())
 
     def _exchange(
         self,

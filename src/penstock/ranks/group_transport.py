@@ -20,7 +20,7 @@ with a `LinkLostError`, as it does when a connection breaks.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -29,11 +29,19 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BoundaryError, PipelineError
-from penstock.ranks.channels import Channels, TaggedChannels, open_pairs
+from penstock.ranks.channels import (
+    Channels,
+    TaggedChannels,
+    device_channels,
+    host_channels_by_order,
+    is_carried_on_device,
+)
 from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import PeerFailedError
 from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_form
+from penstock.ranks.private_groups import Work
 from penstock.ranks.sends_in_flight import SendsInFlight, wait_for
+from penstock.ranks.shape_memory import ShapeMemory, answered_by, bytes_in_flight
 from penstock.ranks.transport import Message
 from penstock.tensors.packet import Packet
 from penstock.tensors.plain import dense_value
@@ -43,15 +51,13 @@ __all__ = ["SENDS_AHEAD", "GroupTransport"]
 
 # How many sends of a channel may be on their way before the next one waits for the oldest.
 SENDS_AHEAD = 4
-# How many signatures are remembered; after that, the oldest is forgotten.
-_SIGNATURES = 64
 
 
 @dataclass(slots=True)
 class _Incoming:
     """A receive that is under way; its `number` on its channel, where that is compared."""
 
-    works: list[dist.Work]
+    works: list[Work]
     buffers: list[torch.Tensor]
     format: Format
     number: int
@@ -63,7 +69,7 @@ class GroupTransport:
     With `by_order` tensors meet by order alone on gloo too, as they do on NCCL; for tests. At most
     `sends_ahead` sends of a channel are in flight: the next one waits for the oldest. The
     `control` of the same ranks shares its connections with the transport, which opens one if none
-    is given.
+    is given. Ranks of one machine use peer memory if they can and `uses_peer_memory` lets them.
     """
 
     def __init__(
@@ -74,6 +80,7 @@ class GroupTransport:
         by_order: bool = False,
         control: GroupControl | None = None,
         sends_ahead: float = SENDS_AHEAD,
+        uses_peer_memory: bool = True,
     ) -> None:
         self._device = device
         self._sends_ahead = sends_ahead
@@ -82,26 +89,31 @@ class GroupTransport:
         self.ranks = (self._rank,)
         self.connections = self.control.connections
         self._gloo = self.control.gloo
-        # Gloo speaks from host memory; what is on a device goes through a pinned copy.
-        is_on_host = dist.get_backend(group) == "gloo" or device.type == "cpu"
-        wire = torch.device("cpu") if is_on_host else device
         self._channels: Channels = TaggedChannels(self._gloo)
-        if by_order or not is_on_host:
-            self._channels = open_pairs(group, self.connections, wire)
+        if is_carried_on_device(group, device):
+            self._channels = device_channels(group, self.control, device, uses_peer_memory)
+        elif by_order:
+            self._channels = host_channels_by_order(group, self.connections)
+        self._in_flight: Mapping[tuple[int, int], int] = {}
         self._has_tags = self._channels.has_tags
         self._labels = MessageLabels(self._gloo, has_tags=self._has_tags)
-        self._formats: dict[bytes, dict[Message, Format]] = {}
-        # The signatures under which a step with known shapes went well, labels and all.
-        self._proven: set[bytes] = set()
+        self._shapes = ShapeMemory()
         self._is_after_failure = False
         self._reset(b"")
 
-    def open_channels(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def open_channels(self, in_flight: Mapping[tuple[int, int], int]) -> None:
         """Connect the ranks that will talk: one channel per direction, source first.
 
-        All ranks give the same pairs in the same order.
+        All ranks give the same pairs in the same order, with the number of messages of each that
+        are in flight at once.
         """
-        self._channels.open(self._rank, pairs)
+        self._in_flight = in_flight
+        self._channels.open(self._rank, list(in_flight))
+
+    @property
+    def routes(self) -> Mapping[tuple[int, int], str]:
+        """What carries the messages between this rank and others, source first."""
+        return self._channels.routes
 
     @property
     def knows_shapes(self) -> bool:
@@ -113,14 +125,18 @@ class GroupTransport:
         self.control.abort()
         self._channels.abort()
 
+    def release(self) -> None:
+        """End waits of the device, because a rank is gone; any thread may call this."""
+        self._channels.release()
+
     def close(self) -> None:
         """Free the channels of a device at once, which takes seconds when they are collected."""
-        self._channels.abort()
+        self._channels.close()
 
     def _reset(self, signature: bytes) -> None:
         self._signature = signature
-        self._known = self._formats.get(signature)
-        is_proven = signature in self._proven and not self._is_after_failure
+        self._known = self._shapes.find(signature)
+        is_proven = self._shapes.is_proven(signature) and not self._is_after_failure
         self._has_labels = not (self._has_tags or is_proven)
         self._learned: dict[Message, Format] = {}
         # Activations that one of the two ranks has given up.
@@ -193,7 +209,7 @@ class GroupTransport:
             return self._known[message]
         if message.is_forward:
             return self._learned.get(message)
-        form = self._learned.get(_answered_by(message))
+        form = self._learned.get(answered_by(message))
         return None if form is None else form.of_gradients
 
     def post_receive(self, message: Message) -> None:
@@ -242,21 +258,15 @@ class GroupTransport:
         """Send no headers with this signature any more; called by all ranks or by none."""
         self._is_after_failure = False
         if self._known is not None:
-            self._proven.add(self._signature)
+            self._shapes.prove(self._signature)
             return
-        if len(self._formats) == _SIGNATURES:
-            self._forget(next(iter(self._formats)))
-        gradients = {_answered_by(m): form.of_gradients for m, form in self._learned.items()}
-        self._formats[self._signature] = self._learned | gradients
+        known = self._shapes.learn(self._signature, self._learned)
+        self._channels.make_room(bytes_in_flight(known, self._in_flight))
 
     def forget_shapes(self) -> None:
         """Learn the shapes of this signature again; called by all ranks or by none."""
         self._is_after_failure = True
-        self._forget(self._signature)
-
-    def _forget(self, signature: bytes) -> None:
-        self._formats.pop(signature, None)
-        self._proven.discard(signature)
+        self._shapes.forget(self._signature)
 
     def _start_until(self, message: Message) -> None:
         """Start what was posted on a channel, in that order, until this message is started."""
@@ -271,7 +281,7 @@ class GroupTransport:
         while queue and not queue[0].is_forward:
             form = self._find_form(queue[0])
             # What never went there has no gradient, and neither end has a message for it.
-            if form is None and _answered_by(queue[0]) not in self._missing:
+            if form is None and answered_by(queue[0]) not in self._missing:
                 return
             if form is not None:
                 self._start(queue[0], form)
@@ -332,9 +342,3 @@ class GroupTransport:
 
     def _inbound(self, buffer: torch.Tensor) -> torch.Tensor:
         return buffer if buffer.device == self._device else buffer.to(self._device)
-
-
-def _answered_by(message: Message) -> Message:
-    """Return the gradient that comes back for an activation, or the activation of a gradient."""
-    is_forward, edge, microbatch, source, destination = message
-    return Message(not is_forward, edge, microbatch, destination, source)

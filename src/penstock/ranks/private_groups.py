@@ -9,7 +9,7 @@ groups these members have opened before.
 from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,27 @@ from torch.distributed.constants import default_pg_timeout
 from penstock.ranks.abortable_sockets import Connections
 from penstock.torch_private import PrefixStore, get_default_store
 
-__all__ = ["PrivateGroup", "open_gloo", "open_like", "open_nccl"]
+__all__ = ["NcclWire", "PrivateGroup", "Wire", "Work", "open_gloo", "open_like", "open_nccl"]
+
+
+class Work(Protocol):
+    """Communication that was started."""
+
+    def wait(self) -> Any:
+        """Wait until it is done, on a device by letting the current stream wait."""
+
+
+class Wire(Protocol):
+    """What carries the tensors of a channel; peers are numbered within it."""
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        """Start to send; messages of one tag arrive in order."""
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        """Start to receive."""
+
+    def abort(self) -> None:
+        """End pending operations; NCCL does, but for gloo its connections must be aborted."""
 
 
 class PrivateGroup(Protocol):
@@ -54,12 +74,59 @@ def open_gloo(
     return cast("PrivateGroup", backend)
 
 
-def open_nccl(group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> PrivateGroup:
-    """Connect ranks of a group for device memory; all of them call it, equally often."""
+def open_nccl(
+    group: dist.ProcessGroup,
+    ranks: Sequence[int] | None = None,
+    *,
+    device: torch.device | None = None,
+    most_blocks: int | None = None,
+) -> PrivateGroup:
+    """Connect ranks of a group for device memory; all of them call it, equally often.
+
+    With `device` they connect now, and not when the first message goes. At most `most_blocks`
+    multiprocessors carry a message.
+    """
     store, rank, size = _meet(group, ranks)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = _timeout(group)
-    return cast("PrivateGroup", dist.ProcessGroupNCCL(store, rank, size, options))
+    if most_blocks is not None:
+        options.config.max_ctas = most_blocks
+    backend = dist.ProcessGroupNCCL(store, rank, size, options)
+    if device is not None:
+        backend.eager_connect_single_device(device)
+    return cast("PrivateGroup", backend)
+
+
+class NcclWire:
+    """A communicator of two ranks, for messages in one direction.
+
+    Each message is a batch of one: torch warns of messages outside a batch, for which a group of
+    more than two ranks would open further communicators.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, pair: Sequence[int], device: torch.device, most_blocks: int
+    ) -> None:
+        self._device = device
+        self._backend: Any = open_nccl(group, pair, device=device, most_blocks=most_blocks)
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        """Start to send, after what is in the current stream."""
+        self._backend._start_coalescing(self._device)
+        self._backend.send(tensors, peer, tag)
+        work: Work = self._backend._end_coalescing(self._device)
+        return work
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+        """Start to receive, after what is in the current stream."""
+        self._backend._start_coalescing(self._device)
+        self._backend.recv(tensors, peer, tag)
+        work: Work = self._backend._end_coalescing(self._device)
+        return work
+
+    def abort(self) -> None:
+        """End pending operations and free the communicator."""
+        self._backend.abort()
 
 
 def open_like(

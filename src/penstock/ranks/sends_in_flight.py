@@ -1,17 +1,17 @@
 """Sends that are on their way, and the tensors that must live until they are done."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from penstock.ranks.faults import LinkLostError
+from penstock.ranks.private_groups import Work
 
 __all__ = ["SendsInFlight", "wait_for"]
 
-_Send: TypeAlias = tuple[list[dist.Work], list[torch.Tensor]]
+_Send: TypeAlias = tuple[Sequence[Work], list[torch.Tensor]]
 
 
 class SendsInFlight:
@@ -21,7 +21,7 @@ class SendsInFlight:
         self._limit = limit
         self._sends: dict[int, deque[_Send]] = {}
 
-    def hold(self, rank: int, works: list[dist.Work], buffers: list[torch.Tensor]) -> None:
+    def hold(self, rank: int, works: Sequence[Work], buffers: list[torch.Tensor]) -> None:
         """Keep a send alive until it is done; wait for the oldest one if there are too many."""
         sends = self._sends.setdefault(rank, deque())
         sends.append((works, buffers))
@@ -35,7 +35,7 @@ class SendsInFlight:
                 wait_for(sends.popleft()[0])
 
 
-def wait_for(works: Iterable[dist.Work]) -> None:
+def wait_for(works: Iterable[Work]) -> None:
     """Wait for communication; an error of torch means that the link is lost."""
     try:
         for work in works:

@@ -90,6 +90,11 @@ class Format:
         return tuple(place for place, leaf in enumerate(self.tensors) if leaf.is_hooked)
 
     @property
+    def nbytes(self) -> int:
+        """The bytes of all tensors."""
+        return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self.tensors)
+
+    @property
     def of_gradients(self) -> "Format":
         """The format of the gradients that come back."""
         return Format(_NO_TREE, tuple(leaf for leaf in self.tensors if leaf.requires_grad))

@@ -86,12 +86,19 @@ class Pipeline:
     ) -> None:
         self._group = find_group(group)
         facts = RankFacts(
-            loss is not None, reduction, ties, options.cuda_graphs, seed, options.compare_data
+            has_loss=loss is not None,
+            reduction=reduction,
+            ties=ties,
+            cuda_graphs=options.cuda_graphs,
+            seed=seed,
+            compare_data=options.compare_data,
+            transport=options.transport,
         )
         request = BuildRequest(stages, schedule, facts, microbatches, self._group, ranks, device)
         assembly = assemble(request, fault_injection=options.fault_injection, timeouts=timeouts)
         pipe, part = request.pipe, assembly.part
         self._part = part
+        self._routes = dict(assembly.routes)
         self._stages = part.stages
         shared = merge_names(names_of_shared(pipe, part.modules, ties))
         self._model = HeldModel(self.modules, pipe is not None, shared)
@@ -200,10 +207,22 @@ class Pipeline:
         return (
             f"<Pipeline {schedule.name}, {self._part.microbatches} microbatches: stages "
             f"{list(self._stages)} of {schedule.num_stages} as ranks {sorted(set(ranks))} of "
-            f"{schedule.num_ranks} on {self.device}"
+            f"{schedule.num_ranks} on {self.device}{self._describe_routes()}"
             f"{f', {left} weights finished in I' if left else ''}"
             f"{', closed' if self._runner is None else ''}>"
         )
+
+    def _describe_routes(self) -> str:
+        kinds = sorted(set(self.routes.values()))
+        return f", messages by {' and '.join(kinds)}" if kinds else ""
+
+    @property
+    def routes(self) -> dict[tuple[int, int], str]:
+        """What carries messages from this rank to others and back: (source, destination) to name.
+
+        "peer memory", "nccl" or "gloo"; nothing where this process runs all ranks.
+        """
+        return self._routes
 
     @property
     def schedule(self) -> Schedule:

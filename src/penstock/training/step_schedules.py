@@ -1,6 +1,7 @@
 """The schedules of steps: built once per number of microbatches, then lowered and checked."""
 
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from penstock.assembly import generate, lower
 from penstock.checks.report import check
@@ -14,12 +15,16 @@ from penstock.schedules.forward_only import forward_only_on
 from penstock.schedules.registry import find_family
 
 __all__ = [
+    "Receives",
     "StepSchedules",
     "count_microbatches",
     "default_ranks",
     "number_of_copies",
     "read_schedule",
 ]
+
+# Where a step starts to receive: as early as possible, or right before the use.
+Receives: TypeAlias = Literal["early", "late"]
 
 
 def read_schedule(given: str | Path | Schedule | Plan) -> str | Schedule:
@@ -82,18 +87,26 @@ class StepSchedules:
         num_ranks: int,
         dataflow: Dataflow | None = None,
     ) -> None:
+        self._receives: Receives = "early"
         self._given = given
         self._sizes = num_stages, num_ranks
         self._dataflow = dataflow
         self.schedule = self._build(microbatches)
-        self._lowered = {(microbatches, True): _lower(self.schedule)}
+        self._lowered = {(microbatches, True): _lower(self.schedule, self._receives)}
+
+    def place_receives(self, receives: Receives) -> None:
+        """Lower again, with receives where they cost least for what carries the messages."""
+        if receives != self._receives:
+            self._receives = receives
+            self._lowered = {key: _lower(self.schedule, receives) for key in self._lowered}
 
     def lowered(self, microbatches: int, *, is_training: bool) -> Schedule:
         """Return what a step runs, proven to finish; evaluation does not move the stages."""
         key = microbatches, is_training
         if key not in self._lowered:
             self._lowered[key] = _lower(
-                self._build(microbatches) if is_training else self._evaluation(microbatches)
+                self._build(microbatches) if is_training else self._evaluation(microbatches),
+                self._receives,
             )
         return self._lowered[key]
 
@@ -136,13 +149,13 @@ def _stages_per_rank(num_stages: int, num_ranks: int) -> int:
     return num_stages // num_ranks
 
 
-def _lower(schedule: Schedule) -> Schedule:
+def _lower(schedule: Schedule, receives: Receives) -> Schedule:
     """Add communication where there is none, and check the result."""
     if schedule.has_communication:
         check(schedule)
         return schedule
     try:
-        lowered = lower(schedule)
+        lowered = lower(schedule, receives=receives)
         check(lowered)
     except Exception:
         # A mistake in the schedule itself is reported at the position that its author knows.

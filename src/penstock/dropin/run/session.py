@@ -29,6 +29,7 @@ from penstock.ranks.control import Control, LocalControl
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.group_transport import SENDS_AHEAD, GroupTransport
 from penstock.ranks.transport import LocalTransport
+from penstock.sim.in_flight import messages_in_flight
 from penstock.step.executor import Executor
 from penstock.step.step_data import Around, Microbatches, Results
 from penstock.torch_private import get_default_group, profiler_enabled
@@ -202,15 +203,8 @@ def open_session(
     ahead = SENDS_AHEAD if sends_may_wait else inf
     transport = GroupTransport(group, torch.device(stage.device), sends_ahead=ahead)
     agree(transport.control, [*version_facts(), schedule_fact(schedule)])
-    transport.open_channels(_pairs(schedule))
+    transport.open_channels(messages_in_flight(schedule))
     return Session(transport, open_guard(transport, schedule, timeouts), schedule)
-
-
-def _pairs(schedule: Schedule) -> list[tuple[int, int]]:
-    """Return the ranks that talk to one another, in both directions."""
-    holder = schedule.placement.rank_of_stage
-    pairs = {(holder[a], holder[b]) for a, b in schedule.dataflow.edges if holder[a] != holder[b]}
-    return sorted(pairs | {(b, a) for a, b in pairs})
 
 
 def make_program(

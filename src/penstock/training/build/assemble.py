@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,10 +21,12 @@ from penstock.loss.reduction import require_reduction
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
 from penstock.ranks.agreement import Fact, agree, agree_where_known, plain_fact
+from penstock.ranks.channels import is_carried_on_device
 from penstock.ranks.control import Control, GroupControl, LocalControl, cannot
 from penstock.ranks.fault_injection import FaultInjectingTransport, FaultInjection
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport, Transport
+from penstock.sim.in_flight import messages_in_flight
 from penstock.splitting.pipe import Pipe
 from penstock.splitting.signature import Signature, sign
 from penstock.step.stage import Stage
@@ -95,6 +97,7 @@ class Assembly:
     control: Control
     guard: Guard
     close_channels: Callable[[], None]
+    routes: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
 
 def assemble(
@@ -114,11 +117,44 @@ def assemble(
         facts, known = _facts(part, request.facts), _model_facts(request.stages, part)
     agree(control, facts)
     agree_where_known(control, known)
-    by_order = fault_injection is not None and fault_injection.by_order
-    members = GroupTransport(group, part.device, by_order=by_order, control=control)
-    members.open_channels(_pairs(part.schedule))
+    members = _connect(control, group, part, request.facts, fault_injection)
     guard = open_guard(members, part.schedule, timeouts)
-    return Assembly(part, _inject(members, fault_injection), control, guard, members.close)
+    transport = _inject(members, fault_injection)
+    return Assembly(part, transport, control, guard, members.close, members.routes)
+
+
+def _connect(
+    control: GroupControl,
+    group: dist.ProcessGroup,
+    part: LocalPart,
+    facts: RankFacts,
+    fault_injection: FaultInjection | None,
+) -> GroupTransport:
+    """Open the channels of this rank; every rank calls this."""
+    members = GroupTransport(
+        group,
+        part.device,
+        by_order=fault_injection is not None and fault_injection.by_order,
+        control=control,
+        uses_peer_memory=facts.transport != "nccl",
+    )
+    lowered = part.schedules.lowered(part.microbatches, is_training=True)
+    members.open_channels(messages_in_flight(lowered))
+    with control.together(cannot(BUILDING)):
+        _require_routes(members, facts.transport)
+    return members
+
+
+def _require_routes(members: GroupTransport, transport: str) -> None:
+    """Refuse channels that are not what the user asked for."""
+    others = {pair: kind for pair, kind in members.routes.items() if kind != transport}
+    if transport != "auto" and others:
+        (source, destination), kind = next(iter(others.items()))
+        raise ArgumentError(
+            f"transport={transport!r} cannot carry the messages from rank {source} to rank "
+            f"{destination}, which use {kind}; it needs stages on CUDA devices in a group with "
+            "the backend nccl, and peer memory ranks of one machine; give transport='auto'"
+        )
 
 
 def _nothing() -> None:
@@ -138,6 +174,9 @@ def _build(request: BuildRequest) -> LocalPart:
     found = {index: stage.module for index, stage in held.items()}
     device = find_device(request.device, found, request.group)
     _require_graphs(request.facts, device)
+    if request.group is not None and is_carried_on_device(request.group, device):
+        # There a receive takes a part of the device for as long as it waits.
+        schedules.place_receives("late")
     checkpointed = _checkpointed_stages(request.schedule)
     _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
     return LocalPart(modules, count, schedules, held, device, checkpointed)
@@ -268,9 +307,3 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
             stacklevel=6,
         )
 
-
-def _pairs(schedule: Schedule) -> list[tuple[int, int]]:
-    """Return the ranks that exchange messages, in both directions."""
-    holder = schedule.placement.rank_of_stage
-    pairs = {(holder[a], holder[b]) for a, b in schedule.dataflow.edges if holder[a] != holder[b]}
-    return sorted(pairs | {(b, a) for a, b in pairs})

@@ -32,6 +32,7 @@ class RankFacts:
     cuda_graphs: bool
     seed: int | None
     compare_data: bool = True
+    transport: str = "auto"
 
     def facts(self) -> list[Fact]:
         """Return one fact per setting; functions are not compared."""
@@ -43,6 +44,7 @@ class RankFacts:
             plain_fact("cuda_graphs", self.cuda_graphs),
             plain_fact("seed", self.seed),
             plain_fact("compare_data", self.compare_data),
+            plain_fact("transport", self.transport),
         ]
 
 

@@ -1,0 +1,217 @@
+"""Messages through peer memory: long ones, closed pipelines, other ways, ranks that are gone."""
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import penstock as ps
+from penstock.ranks.group_transport import GroupTransport
+from penstock.ranks.transport import Message
+from penstock.tensors.packet import Packet
+from penstock.tensors.tree import flatten
+from tests.alive.fault_ranks import run_ranks
+from tests.gpu.problems import EQUAL, Twin, closing, make_batch, make_blocks, widths_of
+from tests.models import make_stages, mean_loss
+from tests.processes import Processes, backend_of
+
+pytestmark = pytest.mark.gpu
+
+THERE = Message(is_forward=True, edge=0, microbatch=0, source=0, destination=1)
+AGAIN = Message(is_forward=True, edge=0, microbatch=1, source=0, destination=1)
+
+
+def expect_peer_memory(device: torch.device) -> str:
+    return "peer memory" if device.type == "cuda" else "gloo"
+
+
+def send_long(rank: int, device: torch.device) -> list[bool]:
+    """Messages longer and shorter than the first ring, before and after it has grown."""
+    group = dist.group.WORLD
+    assert group is not None
+    transport = GroupTransport(group, device)
+    transport.open_channels({(0, 1): 2, (1, 0): 2})
+    assert set(transport.routes.values()) == {expect_peer_memory(device)}
+    right = []
+    for step, count in enumerate([3_000_001, 3_000_001, 3_000_001, 40, 9_000_000, 9_000_000]):
+        transport.begin_step(str(count).encode())
+        values = {
+            m: torch.arange(count, device=device) * (step + 1) + m.microbatch
+            for m in (THERE, AGAIN)
+        }
+        for message, value in values.items():
+            if rank == 0:
+                transport.send(message, Packet(*flatten(value)))
+            else:
+                transport.post_receive(message)
+        if rank == 1:
+            # In another order than they were sent.
+            for message in (AGAIN, THERE):
+                (found,) = transport.receive(message).tensors
+                right.append(bool(torch.equal(found, values[message])))
+        transport.end_step()
+        transport.control.gather_bytes(b"well")
+        transport.remember_shapes()
+    transport.close()
+    return right
+
+
+def test_messages_longer_than_the_ring_arrive_whole_and_in_any_order(
+    two_ranks: Processes, accelerator: torch.device
+) -> None:
+    assert two_ranks.run(send_long, accelerator) == [[], [True] * 12]
+
+
+def build(family: str, device: torch.device, **options: object) -> tuple[Twin, ps.Pipeline]:
+    ranks = dist.get_world_size()
+    blocks = make_blocks(widths_of(2 * ranks, are_equal=True), device)
+    pipeline = ps.Pipeline(
+        make_stages(family, ranks, blocks),
+        family,
+        microbatches=4,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+        device=device,
+        options=ps.RunOptions(**options),  # type: ignore[arg-type]  # as the test gives them
+    )
+    return Twin.of(nn.Sequential(*blocks)), pipeline
+
+
+def build_again_and_again(rank: int, device: torch.device) -> list[int]:
+    """The free memory of the device after each pipeline was closed."""
+    del rank
+    free = []
+    for number in range(6):
+        twin, pipeline = build("ZBV", device)
+        with closing(pipeline):
+            for step in range(2):
+                assert twin.step(pipeline, *make_batch((8, EQUAL), step, device)) == {}
+        del twin, pipeline
+        dist.barrier()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        dist.barrier()
+        if number >= 2:
+            free.append(torch.cuda.mem_get_info()[0] if device.type == "cuda" else 0)
+    return free
+
+
+def test_closed_pipelines_leave_no_memory_behind(
+    two_ranks: Processes, accelerator: torch.device
+) -> None:
+    for free in two_ranks.run(build_again_and_again, accelerator, seconds=120.0):
+        assert free[-1] >= free[0]
+
+
+def train_by(rank: int, device: torch.device, transport: str) -> tuple[set[str], bool]:
+    del rank
+    twin, pipeline = build("ZBV", device, transport=transport)
+    with closing(pipeline):
+        for step in range(3):
+            assert twin.step(pipeline, *make_batch((8, EQUAL), step, device)) == {}
+        kinds = set(pipeline.routes.values())
+        return kinds, all(kind in repr(pipeline) for kind in kinds)
+
+
+@pytest.mark.parametrize("transport", ["nccl", "peer memory"])
+def test_the_transport_can_be_chosen_and_is_shown(
+    two_ranks: Processes, accelerator: torch.device, transport: str
+) -> None:
+    if accelerator.type != "cuda":
+        pytest.skip("gloo has one transport")
+    assert two_ranks.run(train_by, accelerator, transport) == [({transport}, True)] * 2
+
+
+def train_without_shared_memory(rank: int, device: torch.device) -> tuple[set[str], bool]:
+    """Let the first rank create no file, as where shared memory is full."""
+    if rank == 0 and device.type == "cuda":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    with (
+        pytest.warns(UserWarning, match="through peer memory")
+        if device.type == "cuda"
+        else (torch.no_grad())
+    ):
+        twin, pipeline = build("1F1B", device)
+    if rank == 0 and device.type == "cuda":
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with closing(pipeline):
+        for step in range(3):
+            assert twin.step(pipeline, *make_batch((8, EQUAL), step, device)) == {}
+        return set(pipeline.routes.values()), "nccl" in repr(pipeline)
+
+
+def test_ranks_that_cannot_share_memory_use_nccl_and_say_so(
+    two_ranks: Processes, accelerator: torch.device
+) -> None:
+    is_cuda = accelerator.type == "cuda"
+    expected = ({"nccl" if is_cuda else "gloo"}, is_cuda)
+    assert two_ranks.run(train_without_shared_memory, accelerator) == [expected] * 2
+
+
+class Doze(nn.Module):
+    """Lets the device sleep when it is set, while the host goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_set = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_set:
+            # About half a minute; nobody waits for all of it.
+            torch.cuda._sleep(60_000_000_000)  # type: ignore[no-untyped-call]  # untyped upstream
+        return x * 1.0
+
+
+def outlive_a_waiting_stream(rank: int, device: torch.device, folder: Path) -> str:
+    doze = Doze()
+    layers = [nn.Linear(EQUAL, EQUAL, device=device) for _ in range(2)]
+    pipeline = ps.Pipeline(
+        {rank: nn.Sequential(layers[rank], doze)},
+        "1F1B",
+        microbatches=2,
+        loss=mean_loss,
+        reduction="mean",
+        group=dist.group.WORLD,
+        device=device,
+        timeouts=ps.Timeouts(silence_seconds=20.0, folder=folder),
+        options=ps.RunOptions(compare_data=False),
+    )
+    x = torch.ones(4, EQUAL, device=device)
+    for _ in range(3):
+        pipeline.step(x, target=x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    doze.is_set = rank == 1
+    pipeline.step(x, target=x)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # The other rank's device never sends; its gradients will not come. This is no call of ours.
+    torch.cuda.synchronize()
+    pipeline.step(x, target=x)
+    return "came through"
+
+
+def test_the_wait_of_a_stream_ends_when_the_rank_is_gone_that_it_waits_for(
+    accelerator: torch.device, tmp_path: Path
+) -> None:
+    if accelerator.type != "cuda":
+        pytest.skip("only devices have streams that wait")
+    fates = run_ranks(
+        outlive_a_waiting_stream,
+        2,
+        tmp_path,
+        accelerator,
+        tmp_path,
+        backend=backend_of(accelerator),
+    )
+    assert fates[1].exit_code == -signal.SIGKILL
+    assert isinstance(fates[0].reported, ps.errors.PeerLostError), str(fates[0])
+    assert fates[0].reported.rank == 1
