@@ -1,0 +1,397 @@
+"""Steps of several GPU ranks: torch.distributed.pipelining and Penstock in turns.
+
+    python benchmarks/gpu_ranks.py                    four ranks
+    python benchmarks/gpu_ranks.py --quick            fewer repeats, three schedules
+    python benchmarks/gpu_ranks.py --only ZBV 1F1B
+
+With as many GPUs as ranks every rank has its own. With fewer, all ranks share the first one: each
+gets its share of the multiprocessors by MPS, if that can be started, and NCCL is made to talk over
+loopback sockets, because it refuses two ranks on one device of one host. That link is slow, so
+compare the columns of NCCL with each other, and peer memory with what the simulator predicts.
+
+Each schedule runs in turns: torch over NCCL, Penstock over NCCL, Penstock over peer memory. No
+outputs are returned on either side. "One by one" waits for all devices after every step and takes
+the slowest rank; "back to back" queues several steps and divides. The simulated step uses costs
+that were measured on a rank without messages, on all ranks at the same time. Times are medians
+with quartiles.
+Peak memory is that of torch's allocator; peer memory takes two or three messages a channel more.
+Prints its table and writes it to benchmarks/results/gpu_ranks.md.
+"""
+
+import argparse
+import datetime
+import gc
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.pipelining as torch_pipelining
+import torch.nn.functional as F  # noqa: N812  # torch's own custom
+from torch import nn
+from torch.multiprocessing.spawn import spawn
+
+import penstock as ps
+
+RESULTS = Path(__file__).parent / "results" / "gpu_ranks.md"
+# Our name, torch's class where there is one, and stages per rank.
+SCHEDULES = (
+    ("GPipe", "ScheduleGPipe", 1),
+    ("1F1B", "Schedule1F1B", 1),
+    ("Interleaved1F1B", "ScheduleInterleaved1F1B", 2),
+    ("DualPipeV", "ScheduleDualPipeV", 2),
+    ("ZB-H1", None, 1),
+    ("ZB-H2", None, 1),
+    ("InterleavedZeroBubble", "ScheduleInterleavedZeroBubble", 2),
+    ("ZBV", "ScheduleZBVZeroBubble", 2),
+)
+QUICK = ("1F1B", "Interleaved1F1B", "ZBV")
+V_SHAPED = ("ZBV", "DualPipeV")
+COMPUTE = ("forward", "backward_input", "backward_weight", "full_backward")
+
+
+class Block(nn.Module):
+    """A transformer block with RMSNorm, attention and SwiGLU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        inner = width * 8 // 3 // 64 * 64
+        self.heads = heads
+        self.before_attention, self.before_mlp = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.up = nn.Linear(width, inner, bias=False)
+        self.gate = nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        heads = self.qkv(self.before_attention(x)).view(
+            batch, tokens, 3, self.heads, width // self.heads
+        )
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, tokens, width))
+        h = self.before_mlp(x)
+        mixed: torch.Tensor = x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return mixed
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(output.float(), target.float())
+
+
+@dataclass
+class Runner:
+    """One way to run a schedule: what a step calls, its modules, and how to end it."""
+
+    who: str
+    step: Callable[[], object]
+    modules: list[nn.Module]
+    close: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one runner; seconds are medians with the quartiles around them."""
+
+    schedule: str
+    who: str
+    one: tuple[float, float, float]
+    many: float
+    peak: float
+    simulated: float
+    work: float
+
+
+class Rank:
+    """What one rank does."""
+
+    def __init__(self, rank: int, options: argparse.Namespace, device: torch.device) -> None:
+        self.rank, self.options, self.device = rank, options, device
+        self.ranks = options.ranks
+        # The host's own barrier: NCCL's would take part of a shared device.
+        self.host = dist.new_group(backend="gloo")
+        generator = torch.Generator(device).manual_seed(1)
+        shape = options.microbatches, options.tokens, options.width
+        self.x, self.y = (
+            torch.randn(shape, device=device, dtype=torch.bfloat16, generator=generator)
+            for _ in range(2)
+        )
+
+    def module(self, stage: int, per_rank: int) -> nn.Module:
+        torch.manual_seed(100 + stage)
+        blocks = self.options.layers // per_rank
+        with self.device:
+            made = [Block(self.options.width, self.options.width // 128) for _ in range(blocks)]
+            return nn.Sequential(*made).to(torch.bfloat16)
+
+    def stages(self, name: str, per_rank: int) -> dict[int, nn.Module]:
+        mirror = 2 * self.ranks - 1 - self.rank if name in V_SHAPED else self.rank + self.ranks
+        own = [self.rank] if per_rank == 1 else [self.rank, mirror]
+        return {stage: self.module(stage, per_rank) for stage in own}
+
+    def ours(self, name: str, per_rank: int, transport: Any) -> Runner:
+        own = self.stages(name, per_rank)
+        pipeline = ps.Pipeline(
+            own,
+            name,
+            microbatches=self.options.microbatches,
+            loss=loss_of,
+            reduction="mean",
+            group=dist.group.WORLD,
+            device=self.device,
+            options=ps.RunOptions(transport=transport, compare_data=False),
+        )
+        return Runner(
+            f"penstock, {transport}",
+            lambda: pipeline.step(self.x, target=self.y),
+            list(own.values()),
+            pipeline.close,
+        )
+
+    def theirs(self, name: str, kind: str, per_rank: int) -> Runner:
+        own = self.stages(name, per_rank)
+        count = self.ranks * per_rank
+        stages = [
+            torch_pipelining.PipelineStage(
+                module, index, count, self.device, group=dist.group.WORLD
+            )
+            for index, module in own.items()
+        ]
+        schedule = getattr(torch_pipelining, kind)(
+            stages[0] if per_rank == 1 else stages, self.options.microbatches, loss_fn=loss_of
+        )
+        args = (self.x,) if 0 in own else ()
+        named = {"target": self.y, "losses": []} if count - 1 in own else {}
+
+        def step() -> None:
+            schedule.step(*args, **named, return_outputs=False)
+
+        return Runner("torch, nccl", step, list(own.values()), lambda: None)
+
+    def clear(self, runner: Runner) -> None:
+        for module in runner.modules:
+            module.zero_grad(set_to_none=True)
+
+    def time_one(self, runner: Runner) -> float:
+        self.clear(runner)
+        torch.cuda.synchronize()
+        dist.barrier(self.host)
+        begin = perf_counter()
+        runner.step()
+        torch.cuda.synchronize()
+        return self.slowest(perf_counter() - begin)
+
+    def time_many(self, runner: Runner, steps: int) -> float:
+        torch.cuda.synchronize()
+        dist.barrier(self.host)
+        begin = perf_counter()
+        for _ in range(steps):
+            self.clear(runner)
+            runner.step()
+        torch.cuda.synchronize()
+        return self.slowest(perf_counter() - begin) / steps
+
+    def slowest(self, seconds: float) -> float:
+        largest = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, self.host)
+        return largest.item()
+
+    def peak(self, runner: Runner) -> float:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self.clear(runner)
+        runner.step()
+        torch.cuda.synchronize()
+        return self.slowest(torch.cuda.max_memory_allocated()) / 2**20
+
+    def costs(self) -> dict[int, ps.Costs]:
+        """Costs of a stage for one and two stages per rank, as the first rank has measured them.
+
+        All ranks measure at the same time, because they share the device in a step too.
+        """
+        found: list[Any] = [{per_rank: self.measure(per_rank) for per_rank in (1, 2)}]
+        dist.broadcast_object_list(found, 0, self.host)
+        return {
+            per_rank: ps.Costs(forward=f, backward_input=i, backward_weight=w, full_backward=b)
+            for per_rank, (f, i, w, b) in found[0].items()
+        }
+
+    def measure(self, per_rank: int) -> tuple[float, float, float, float]:
+        """F, I, W and B of a stage inside the model, which sends its gradients on."""
+        modules = [self.module(stage, per_rank) for stage in range(3)]
+        costs = ps.measure(
+            modules, example=(self.x[:1],), target=self.y[:1], loss=loss_of, repeats=9
+        )
+        f, i, w, b = (costs.per_stage(name, 3)[1] for name in COMPUTE)
+        return f, i, w, b
+
+    def compare(self, schedule: tuple[str, str | None, int], costs: ps.Costs) -> list[Row]:
+        """Run one schedule in every way, in turns."""
+        name, kind, per_rank = schedule
+        runners = []
+        if kind is not None and "torch" in self.options.who:
+            runners.append(self.theirs(name, kind, per_rank))
+        transports = [t for t in ("nccl", "peer memory") if t.split()[0] in self.options.who]
+        runners += [self.ours(name, per_rank, transport) for transport in transports]
+        for runner in runners:
+            for _ in range(self.options.warm):
+                self.time_one(runner)
+        ones: dict[str, list[float]] = {runner.who: [] for runner in runners}
+        manys: dict[str, list[float]] = {runner.who: [] for runner in runners}
+        for number in range(self.options.repeats):
+            for runner in runners[number % len(runners) :] + runners[: number % len(runners)]:
+                ones[runner.who].append(self.time_one(runner))
+        for _ in range(2):
+            for runner in runners:
+                manys[runner.who].append(self.time_many(runner, self.options.many))
+        built = ps.build(name, ranks=self.ranks, microbatches=self.options.microbatches)
+        timeline = ps.simulate(built, costs)
+        rows = [
+            Row(
+                name,
+                runner.who,
+                spread_of(ones[runner.who]),
+                min(manys[runner.who]),
+                self.peak(runner),
+                timeline.end_time,
+                max(timeline.busy_seconds),
+            )
+            for runner in runners
+        ]
+        dist.barrier(self.host)
+        for runner in runners:
+            runner.close()
+        del runners
+        gc.collect()
+        torch.cuda.empty_cache()
+        return rows
+
+
+def spread_of(seconds: list[float]) -> tuple[float, float, float]:
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return low, middle, high
+
+
+def work(rank: int, port: int, options: argparse.Namespace) -> None:
+    """Run everything on one rank; the first one prints and writes the tables."""
+    warnings.simplefilter("ignore")
+    is_shared = torch.cuda.device_count() < options.ranks
+    device = torch.device("cuda", 0 if is_shared else rank)
+    if is_shared:
+        # NCCL takes every rank for a host of its own.
+        os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
+        os.environ.update(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
+        os.environ.update(NCCL_SOCKET_NTHREADS="2", NCCL_NSOCKS_PERTHREAD="2")
+    torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl",
+        rank=rank,
+        world_size=options.ranks,
+        init_method=f"tcp://127.0.0.1:{port}",
+        timeout=datetime.timedelta(seconds=120),
+        device_id=device,
+    )
+    try:
+        bench(Rank(rank, options, device), is_shared)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def bench(own: Rank, is_shared: bool) -> None:
+    options = own.options
+    costs = own.costs()
+    one = {name: 1e3 * costs[1].per_stage(name, 1)[0] for name in COMPUTE}
+    link = "loopback sockets" if is_shared else "the machine's own links"
+    share = f"{options.ranks} ranks on one GPU, {options.share} % each by MPS" if is_shared else ""
+    head = [
+        f"{torch.cuda.get_device_name()} {share}, torch {torch.__version__}, NCCL over {link}.",
+        f"{options.layers} blocks of d={options.width} a rank, {options.tokens} tokens, "
+        f"{options.microbatches} microbatches, bf16, {options.repeats} repeats.",
+        "Measured without messages, ms a microbatch and rank: F {forward:.2f}, I "
+        "{backward_input:.2f}, W {backward_weight:.2f}, B {full_backward:.2f}.".format(**one),
+        "",
+        "| schedule | who | one by one, ms (quartiles) | simulated | over simulated | "
+        "back to back | a rank's own work | peak MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines = list(head)
+    if own.rank == 0:
+        print("\n".join(head), flush=True)
+    for schedule in SCHEDULES:
+        if options.only and schedule[0] not in options.only:
+            continue
+        for row in own.compare(schedule, costs[schedule[2]]):
+            low, middle, high = (1e3 * seconds for seconds in row.one)
+            line = (
+                f"| {row.schedule} | {row.who} | {middle:.1f} ({low:.1f} to {high:.1f}) | "
+                f"{1e3 * row.simulated:.1f} | {middle / row.simulated / 1e3:.3f} | "
+                f"{1e3 * row.many:.1f} | {1e3 * row.work:.1f} | {row.peak:.0f} |"
+            )
+            lines.append(line)
+            if own.rank == 0:
+                print(line, flush=True)
+    if own.rank == 0 and not options.quick:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text("# Steps of several GPU ranks\n\n" + "\n".join(lines) + "\n")
+
+
+@contextmanager
+def shared_device(ranks: int, share: int) -> Iterator[None]:
+    """Split one GPU between processes by MPS, where that can be started."""
+    tool = shutil.which("nvidia-cuda-mps-control")
+    if torch.cuda.device_count() >= ranks or tool is None:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
+        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
+        os.environ.update(dict.fromkeys(names, folder))
+        subprocess.run([tool, "-d"], check=True)
+        os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
+        try:
+            yield
+        finally:
+            subprocess.run([tool], input=b"quit\n", check=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sizes = {"ranks": 4, "width": 2048, "layers": 8, "tokens": 2048, "microbatches": 8}
+    counts = {"repeats": 9, "warm": 3, "many": 6, "share": 0}
+    for name, value in (sizes | counts).items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--only", nargs="*", help="schedules")
+    parser.add_argument("--who", nargs="*", default=["torch", "nccl", "peer"])
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("this benchmark needs a CUDA device, but torch sees none")
+    options.share = options.share or 100 // options.ranks
+    if options.quick:
+        options.only, options.repeats, options.many = options.only or QUICK, 5, 4
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with shared_device(options.ranks, options.share):
+        spawn(work, (port, options), nprocs=options.ranks)  # type: ignore[no-untyped-call]  # untyped upstream
+
+
+if __name__ == "__main__":
+    main()
