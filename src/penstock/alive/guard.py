@@ -5,8 +5,10 @@ lost, all other ranks raise the same error.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Protocol, TypeVar
 from weakref import finalize
 
 from penstock.alive.heartbeat import Heartbeat
@@ -21,6 +23,10 @@ __all__ = ["Guard", "NoGuard", "RankGuard"]
 
 # How long an error that may come from a lost rank waits until that is known.
 _NEWS_SECONDS = 1.0
+# How often a rank that waits for a value looks whether another one is lost.
+_LOOK_SECONDS = 0.1
+
+Value = TypeVar("Value")
 
 
 class Guard(Protocol):
@@ -35,6 +41,9 @@ class Guard(Protocol):
 
         When a rank is lost, `abort` ends what else the call may wait for.
         """
+
+    def wait(self, value: Future[Value]) -> Value:
+        """Wait for a value from other ranks; any thread of any rank may, as often as it likes."""
 
     def tracking(self) -> AbstractContextManager[None]:
         """Let the guard abort the groups that are opened inside."""
@@ -53,6 +62,10 @@ class NoGuard:
         """Do nothing, because no other rank can be lost."""
         del abort
         return nullcontext()
+
+    def wait(self, value: Future[Value]) -> Value:
+        """Wait for a value."""
+        return value.result()
 
     def tracking(self) -> AbstractContextManager[None]:
         """Do nothing, because nothing is ever aborted."""
@@ -105,6 +118,21 @@ class RankGuard:
             raise
         finally:
             self._heartbeat.leave()
+
+    def wait(self, value: Future[Value]) -> Value:
+        """Wait for a value from other ranks, or raise the error of a rank that is lost."""
+        while not wait_for([value], _LOOK_SECONDS).done:
+            lost = self._heartbeat.find_lost(0.0)
+            if lost is not None and not value.done():
+                # Outside of calls nobody else ends what other threads and the device wait for.
+                with suppress(RuntimeError):
+                    self._transport.abort()
+                raise self._heartbeat.error(lost)
+        try:
+            return value.result()
+        except LinkLostError as error:
+            self._explain(error)
+            raise
 
     def _explain(self, error: Exception) -> None:
         """Raise the error of a lost rank, if this error is a consequence of it."""

@@ -113,7 +113,9 @@ def _average(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> No
     """
     used = [parameter.grad is not None for parameter in parameters]
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    counts = torch.tensor(used, dtype=parts[0].dtype, device=parts[0].device)
+    counts = parts[0].new_ones(len(used))
+    if not all(used):
+        counts.copy_(torch.tensor(used, dtype=counts.dtype, device="cpu"), non_blocking=True)
     flat = torch.cat([*(part.detach().reshape(-1) for part in parts), counts])
     dist.all_reduce(flat, group=group)
     *averages, counts = torch.split(flat, [*(part.numel() for part in parts), len(used)])

@@ -336,5 +336,8 @@ class Stage:
 
 @lru_cache(maxsize=256)
 def _constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a number as a tensor, from the cache because the weights of losses repeat."""
-    return torch.tensor(value, dtype=dtype, device=device)
+    """Return a number as a tensor, from the cache because the weights of losses repeat.
+
+    The device fills it in: a copy from the host would make the host wait.
+    """
+    return torch.full((), value, dtype=dtype, device=device)

@@ -39,7 +39,7 @@ def total_norm(
         if parameter.grad is not None and parameter not in counted_elsewhere:
             spread, share = _share(parameter.grad)
             shares.setdefault(spread, []).append(share)
-    mine = [_sum_share(spread, same, norm_type) for spread, same in shares.items()]
+    mine = _fetch([_sum_share(spread, same, norm_type) for spread, same in shares.items()])
     everyone = control.gather_bytes(_NUMBER.pack(_join(mine, norm_type)))
     joined = _join([_NUMBER.unpack(data)[0] for data in everyone], norm_type)
     return joined if math.isinf(norm_type) else joined ** (1.0 / norm_type)
@@ -71,14 +71,22 @@ def _share(gradient: torch.Tensor) -> tuple[_Spread, torch.Tensor]:
     return spread, local
 
 
-def _sum_share(spread: _Spread, shares: list[torch.Tensor], norm_type: float) -> float:
+def _fetch(totals: list[torch.Tensor]) -> list[float]:
+    """Return numbers from a device, for which the host waits once."""
+    if not totals:
+        return []
+    numbers: list[float] = torch.stack([total.to(totals[0].device) for total in totals]).tolist()
+    return numbers
+
+
+def _sum_share(spread: _Spread, shares: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     """Return the sum of powers over what these groups hold together, or the largest value."""
     largest = math.isinf(norm_type)
     norm = torch.nn.utils.get_total_norm(shares, norm_type).double()
     total = norm if largest else norm**norm_type
     for group in spread:
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group)
-    return total.item()
+    return total
 
 
 def _join(totals: Iterable[float], norm_type: float) -> float:

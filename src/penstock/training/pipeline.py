@@ -26,6 +26,7 @@ from penstock.training.build.rank_facts import RankFacts
 from penstock.training.build.seeding import seed_stages
 from penstock.training.clip import clip_gradients, total_norm
 from penstock.training.held_model import HeldModel
+from penstock.training.loss_value import share_losses
 from penstock.training.options import DEFAULT_OPTIONS, RunOptions
 from penstock.training.scaler import unscale
 from penstock.training.shared_parameters import merge_names, names_of_shared, ties_of
@@ -110,7 +111,8 @@ class Pipeline:
         settings = StepSettings(loss, reduction, merge, options)
         own = tuple(self.parameters())
         self._can_train = loss is not None
-        self._runner: StepRunner | None = StepRunner(assembly, settings, kept, random, own)
+        losses = share_losses(self._group, assembly.guard)
+        self._runner: StepRunner | None = StepRunner(assembly, settings, kept, random, own, losses)
         self._random_step = 0
         if pipe is not None:
             guard_original(pipe, self, {parts[stage] for stage in part.stages})

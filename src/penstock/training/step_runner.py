@@ -27,8 +27,14 @@ from penstock.training.batch.batch import BatchFacts, accepted_arguments
 from penstock.training.batch.request import StepRequest
 from penstock.training.build.assemble import Assembly
 from penstock.training.loss_function import takes_target, with_target
+from penstock.training.loss_value import LossExchange, LossValue, are_on_device, copy_losses
 from penstock.training.options import RunOptions
-from penstock.training.outcome import gather_outcome, raise_first_fault, raise_unknown_hooks
+from penstock.training.outcome import (
+    Outcome,
+    gather_outcome,
+    raise_first_fault,
+    raise_unknown_hooks,
+)
 from penstock.training.recorded_step import join_recordings
 from penstock.training.step_result import StepResult
 from penstock.training.ties import Ties
@@ -60,12 +66,15 @@ class StepRunner:
         ties: Ties | None,
         random: LayerRandom | None,
         parameters: Sequence[nn.Parameter],
+        losses: LossExchange | None = None,
     ) -> None:
         loss = settings.loss
         self.transport = assembly.transport
         self.control = assembly.control
         self.guard: Guard = assembly.guard
         self.ties = ties
+        # Shares losses that are on devices; None in one process, which has them all.
+        self._losses = losses
         self._close_channels = assembly.close_channels
         self.needs_target = loss is None or takes_target(loss)
         self._part = assembly.part
@@ -100,6 +109,8 @@ class StepRunner:
 
     def close(self) -> None:
         """Leave the other ranks and free what connects them."""
+        if self._losses is not None:
+            self._losses.close()
         self.guard.close()
         self._close_channels()
         if self.ties is not None:
@@ -244,14 +255,14 @@ class StepRunner:
 
     def _finish(
         self, request: StepRequest, results: Results, failure: StepFailedError | None
-    ) -> float | None:
+    ) -> float | LossValue | None:
         """Learn how the step ended on all ranks; return its loss, or raise the first failure."""
         log = self.guard.log
         log.start(OUTCOME)
         stages = self._part.stages.values()
         outcome = gather_outcome(
             self.control,
-            results,
+            results.losses,
             failure,
             has_unknown_hooks=self.transport.has_unknown_hooks,
             has_inner_passes=any(stage.inner_passes.were_seen for stage in stages),
@@ -266,10 +277,20 @@ class StepRunner:
             self.transport.forget_shapes()
         else:
             self.transport.remember_shapes()
+        loss = self._take_loss(outcome, results)
         if request.is_training and self.ties is not None:
             self.ties.end_step()
         log.end()
-        return outcome.loss
+        return loss
+
+    def _take_loss(self, outcome: Outcome, results: Results) -> float | LossValue | None:
+        """Return the loss of the batch, without waiting for a device."""
+        if not outcome.is_loss_on_device:
+            return outcome.loss
+        mine = copy_losses(results.losses) if are_on_device(results.losses) else None
+        if self._losses is not None:
+            return self._losses.share(outcome.loss or 0.0, mine)
+        return mine
 
     def _abandon_step(self) -> None:
         for stage in self._part.stages.values():

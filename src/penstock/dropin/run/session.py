@@ -186,7 +186,7 @@ class Session:
                 raise failure
             return
         log.start(OUTCOME)
-        if gather_outcome(self._control, Results(), failure).has_failed:
+        if gather_outcome(self._control, (), failure).has_failed:
             self.transport.forget_shapes()
             raise_first_fault(self._control, failure)
         self.transport.remember_shapes()
