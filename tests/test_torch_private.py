@@ -133,6 +133,16 @@ def the_engine_runs_a_backward() -> bool:
     return leaf.grad is not None and leaf.grad.item() == 3
 
 
+def threads_of_backward_passes_are_switched_off_and_on() -> bool:
+    was_enabled = torch_private.is_multithreading_enabled()
+    found = []
+    for wanted in (False, True):
+        torch_private.set_multithreading_enabled(wanted)
+        found.append(torch_private.is_multithreading_enabled())
+    torch_private.set_multithreading_enabled(was_enabled)
+    return found == [False, True]
+
+
 def autocast_is_noticed() -> bool:
     with torch.autocast("cpu"):
         is_noticed = torch_private.is_any_autocast_enabled()
@@ -327,6 +337,10 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
     ),
     backward_passes_have_numbers: ("current_graph_task_id",),
     the_engine_runs_a_backward: ("engine_run_backward",),
+    threads_of_backward_passes_are_switched_off_and_on: (
+        "is_multithreading_enabled",
+        "set_multithreading_enabled",
+    ),
     autocast_is_noticed: ("is_any_autocast_enabled",),
     hooks_of_saved_tensors_are_noticed: ("top_saved_tensors_default_hooks",),
     transforms_are_noticed: ("peek_interpreter_stack", "is_functorch_wrapped_tensor"),

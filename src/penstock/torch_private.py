@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# How backward passes are started, with all their options.
-from torch.autograd.graph import _engine_run_backward as engine_run_backward
-
 # Settings of symbolic sizes: lets a traced model take sizes of 0 and 1.
 from torch.fx.experimental import _config as symbolic_shape_config
 
@@ -124,6 +121,7 @@ __all__ = [
     "grouped_mm",
     "is_any_autocast_enabled",
     "is_functorch_wrapped_tensor",
+    "is_multithreading_enabled",
     "is_traceable_wrapper_subclass",
     "keystr",
     "make_wrapper_subclass",
@@ -135,6 +133,7 @@ __all__ = [
     "release_pool",
     "replicate",
     "set_grad_enabled",
+    "set_multithreading_enabled",
     "symbolic_shape_config",
     "top_saved_tensors_default_hooks",
     "tree_flatten",
@@ -147,6 +146,11 @@ __all__ = [
     "treespec_loads",
 ]
 
+# How backward passes are started, with all their options.
+engine_run_backward = torch.autograd.Variable._execution_engine.run_backward
+# Whether backward passes on a device run in a thread of that device, and how to change that.
+is_multithreading_enabled = torch._C._is_multithreading_enabled
+set_multithreading_enabled = torch._C._set_multithreading_enabled
 # The number of the backward pass that runs in this thread, or -1.
 current_graph_task_id = torch._C._current_graph_task_id
 # Whether autocast is on for any kind of device.

@@ -1,4 +1,4 @@
-"""The calls of one forward whose weight gradients may be deferred, and when that is allowed."""
+"""What the calls of one forward share whose weight gradients may be deferred."""
 
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -6,13 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from penstock.torch_private import (
-    is_any_autocast_enabled,
-    peek_interpreter_stack,
-    top_saved_tensors_default_hooks,
-)
+from penstock.torch_private import is_any_autocast_enabled
 
-__all__ = ["CastTo", "DeferredCalls", "current_cast", "current_recording", "is_plain_place"]
+__all__ = ["CastTo", "DeferredCalls", "current_cast", "current_recording"]
 
 
 class DeferredCalls:
@@ -62,15 +58,6 @@ class DeferredCalls:
 current_recording: ContextVar[DeferredCalls | None] = ContextVar(
     "penstock_recording", default=None
 )
-
-
-def is_plain_place() -> bool:
-    """Whether this code is neither checkpointed, offloaded nor transformed by `torch.func`.
-
-    Checkpoints and offloading must not have their inputs kept alive, and tensors inside a
-    transform are wrappers.
-    """
-    return top_saved_tensors_default_hooks(True) is None and peek_interpreter_stack() is None
 
 
 class CastTo(NamedTuple):

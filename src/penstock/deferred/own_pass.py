@@ -14,11 +14,15 @@ from threading import local
 from typing import TypeAlias
 
 import torch
-from torch.autograd.grad_mode import set_multithreading_enabled
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.deferred.work import DeferredWork
-from penstock.torch_private import current_graph_task_id, engine_run_backward
+from penstock.torch_private import (
+    current_graph_task_id,
+    engine_run_backward,
+    is_multithreading_enabled,
+    set_multithreading_enabled,
+)
 
 __all__ = ["Root", "deferred_work", "pass_number", "run_backward", "run_own_pass", "work_of"]
 
@@ -46,7 +50,8 @@ class _OwnPass(local):
         leaf = torch.zeros(0, device="cpu", requires_grad=True)
         leaf.register_hook(self._begin)  # type: ignore[no-untyped-call]  # untyped upstream
         self.root: Root = (get_gradient_edge(leaf), torch.zeros(0, device="cpu"))
-        self._leaf = leaf
+        # Its hook is called as before, but autograd adds nothing to the gradient of the leaf.
+        self._leaf = leaf.requires_grad_(False)
 
     def _begin(self, _gradient: torch.Tensor) -> None:
         self.number = pass_number()
@@ -84,12 +89,19 @@ def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[
     """
     if roots:
         edges, gradients = zip(*roots, strict=True)
-        with set_multithreading_enabled(False):
+        was_enabled = is_multithreading_enabled()
+        set_multithreading_enabled(False)
+        try:
             # `torch.autograd.backward` calls this after checks that take a third of the time.
             engine_run_backward(
                 edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
             )
-    found = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in inputs]
+        finally:
+            set_multithreading_enabled(was_enabled)
+    found = [leaf.grad for leaf in inputs]
     for leaf in inputs:
         leaf.grad = None
-    return found
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(inputs, found, strict=True)
+    ]

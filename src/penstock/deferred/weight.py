@@ -13,30 +13,29 @@ calls too.
 Calls use the weight itself, never a copy, so a call that is not intercepted is still right.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
-from penstock.deferred.calls import (
-    CastTo,
-    DeferredCalls,
-    current_cast,
-    current_recording,
-    is_plain_place,
-)
+from penstock.deferred.calls import CastTo, DeferredCalls, current_cast, current_recording
 from penstock.deferred.own_pass import pass_number, work_of
 from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.products import Product
 from penstock.deferred.recognised_ops import VIEWS, find_call
-from penstock.deferred.work import WeightPart, has_hooks, require_unchanged
-from penstock.torch_private import DisableTorchFunctionSubclass, is_any_autocast_enabled
+from penstock.deferred.work import WeightPart, require_unchanged
+from penstock.torch_private import (
+    DisableTorchFunctionSubclass,
+    is_any_autocast_enabled,
+    peek_interpreter_stack,
+    top_saved_tensors_default_hooks,
+)
 
-__all__ = ["FunctionCall", "watch_weights"]
+__all__ = ["FunctionCall", "stop_watching", "watch_weights"]
 
 # Used in every call, where each look-up of an attribute takes a good part of the time.
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -46,33 +45,30 @@ _attention: Any = F.multi_head_attention_forward
 _attention_dispatches = "has_torch_function" in _attention.__code__.co_names
 
 
-class FunctionCall:
-    """One call of a function whose weight gradient is deferred, and its output's gradient."""
+class FunctionCall(NamedTuple):
+    """One call of a function whose weight gradient is deferred.
 
-    __slots__ = ("_add", "_constant", "_versions", "gradient", "kept", "weight")
+    `constant` is the weight, or a view of it, without its graph. `kept` are the tensors that
+    `add` needs beside the gradient of the output, each with its version.
+    """
 
-    def __init__(
-        self,
-        weight: nn.Parameter,
-        constant: torch.Tensor,
-        kept: list[torch.Tensor],
-        add: Callable[..., None],
-    ) -> None:
-        self.weight, self.kept = weight, kept
-        self._constant, self._add = constant, add
-        self._versions = [(value, value._version) for value in kept]
-        self.gradient: torch.Tensor | None = None
-
-    def require_unchanged(self) -> None:
-        """Raise an error if an input was written to since the forward."""
-        for value, version in self._versions:
-            if value._version != version:
-                require_unchanged(value, version, value.shape)
+    weight: nn.Parameter
+    constant: torch.Tensor
+    kept: list[tuple[torch.Tensor, int]]
+    add: Callable[..., None]
+    gradient: torch.Tensor
 
     def finish(self) -> None:
         """Compute the weight's gradient and add it."""
-        self.require_unchanged()
-        self._add(WeightPart(self.weight, self._constant), self.gradient, *self.kept)
+        weight, constant, kept, add, gradient = self
+        for value, version in kept:
+            if value._version != version:
+                require_unchanged(value, version, value.shape)
+        add(WeightPart(weight, constant), gradient, *[value for value, _ in kept])
+
+
+# Makes a `FunctionCall` of a tuple without a call of a Python function.
+_new_call: Any = partial(tuple.__new__, FunctionCall)
 
 
 class _Tap(torch.autograd.Function):
@@ -85,32 +81,23 @@ class _Tap(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        call: FunctionCall,
-        original: tuple[Any, ...],
-        output: torch.Tensor,
-        *_given: torch.Tensor,
+        ctx: Any, call: tuple[Any, ...], output: torch.Tensor, *_given: torch.Tensor
     ) -> torch.Tensor:
-        ctx.call = call, original
+        ctx.call = call
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
-        call, original = ctx.call
-        call.require_unchanged()
+        weight, constant, kept, add, original = ctx.call
+        for value, version in kept:
+            if value._version != version:
+                require_unchanged(value, version, value.shape)
         needs = ctx.needs_input_grad
         work = work_of(pass_number())
-        if work is None or has_hooks(call.weight):
-            return None, None, None, *_differentiate(original, needs[3:], gradient)
-        # A second own pass would have to add a second product.
-        assert call.gradient is None, "a stage runs its own pass once per microbatch"
-        call.gradient = gradient
-        work.append(call)
-        passed_on: list[torch.Tensor | None] = [None] * len(needs)
-        if needs[2]:
-            passed_on[2] = gradient
-        # Autograd accepts tuples only.
-        return tuple(passed_on)
+        if work is None or weight._backward_hooks or weight._post_accumulate_grad_hooks:
+            return None, None, *_differentiate(original, needs[2:], gradient)
+        work.append(_new_call((weight, constant, kept, add, gradient)))
+        return None, gradient if needs[1] else None, *(None,) * (len(needs) - 2)
 
 
 def _differentiate(
@@ -131,55 +118,56 @@ _tap: Any = super(torch.autograd.Function, _Tap).apply
 _Tap._backward_cls.apply = _Tap.backward  # type: ignore[attr-defined]  # made by its metaclass
 
 
-class _DeferredWeight(nn.Parameter):
-    """A weight while it intercepts calls."""
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        function: Any,
-        types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return _run(function, args, kwargs or {})
-
-
-class _DeferredView(torch.Tensor):
-    """A view of a deferred weight, which intercepts calls too."""
-
-    __torch_function__ = _DeferredWeight.__torch_function__
-
-
-_DEFERRED = (_DeferredWeight, _DeferredView)
-
-
-@contextmanager
-def watch_weights(weights: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Let weights intercept the calls they are used in meanwhile."""
-    plain = [weight for weight in weights if type(weight) is nn.Parameter]
-    for weight in plain:
-        weight.__class__ = _DeferredWeight
-    try:
-        yield
-    finally:
-        for weight in plain:
-            weight.__class__ = nn.Parameter
-
-
-def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _intercept(
+    _cls: type[torch.Tensor],
+    function: Any,
+    _types: object,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Run a call that takes a deferred weight; defer the weight's gradient if that is possible."""
     calls = None if _is_compiling() else current_recording.get()
+    kwargs = kwargs or {}
     if calls is not None and function is _attention and _attention_dispatches:
         return _without_dispatch(function)(*args, **kwargs)
     with DisableTorchFunctionSubclass():
         if calls is None:
             return function(*args, **kwargs)
         product = find_call(function, args, kwargs)
-        if product is not None and _can_be_deferred(*product):
+        if product is not None and _can_be_deferred(product):
             return _run_product(calls, product, function, args, kwargs)
         _note_use(calls, args)
         result = function(*args, **kwargs)
         return _defer_views(result) if product is None and function in VIEWS else result
+
+
+class _DeferredWeight(nn.Parameter):
+    """A weight while it intercepts calls."""
+
+    __torch_function__ = classmethod(_intercept)
+
+
+class _DeferredView(torch.Tensor):
+    """A view of a deferred weight, which intercepts calls too."""
+
+    __torch_function__ = classmethod(_intercept)
+
+
+_DEFERRED = (_DeferredWeight, _DeferredView)
+
+
+def watch_weights(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    """Let weights intercept the calls they are used in; return those that do so from now on."""
+    plain = [weight for weight in weights if type(weight) is nn.Parameter]
+    for weight in plain:
+        weight.__class__ = _DeferredWeight
+    return plain
+
+
+def stop_watching(weights: Iterable[nn.Parameter]) -> None:
+    """Make weights plain again."""
+    for weight in weights:
+        weight.__class__ = nn.Parameter
 
 
 def _note_use(calls: DeferredCalls, args: tuple[Any, ...]) -> None:
@@ -189,21 +177,23 @@ def _note_use(calls: DeferredCalls, args: tuple[Any, ...]) -> None:
             calls.used.add(value)
 
 
-def _can_be_deferred(shown: torch.Tensor, kept: Iterable[torch.Tensor], _add: object) -> bool:
+def _can_be_deferred(product: Product) -> bool:
     """Whether autograd would only save the inputs here, and compute one product from them."""
+    shown, kept, _ = product
     for value in kept:
         if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
             return False
-    if type(shown) not in _DEFERRED:
-        return False
-    base = shown._base
-    weight = shown if base is None else base
+    weight = shown._base if type(shown) is _DeferredView else shown
     return (
-        weight.requires_grad
+        type(weight) is _DeferredWeight
+        and weight.requires_grad
         and not weight._backward_hooks
         and not weight._post_accumulate_grad_hooks
         and _is_grad_enabled()
-        and is_plain_place()
+        # Checkpoints and offloading must not have their inputs kept alive, and tensors inside a
+        # transform of `torch.func` are wrappers.
+        and top_saved_tensors_default_hooks(True) is None
+        and peek_interpreter_stack() is None
     )
 
 
@@ -215,9 +205,8 @@ def _run_product(
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
     """Run a call with its weight as a constant."""
-    shown, kept, add = product
-    base = shown._base
-    weight: Any = shown if base is None else base
+    shown, inputs, add = product
+    weight: Any = shown._base if type(shown) is _DeferredView else shown
     calls.products.add(weight)
     constant = shown.detach()
     constants = [constant if value is shown else value for value in args]
@@ -227,15 +216,18 @@ def _run_product(
     else:
         output = function(*constants)
     dtype = output.dtype
-    values = [calls.keep(v, dtype if v.is_floating_point() else v.dtype) for v in kept]
+    kept = []
+    for value in inputs:
+        same = calls.keep(value, dtype if value.is_floating_point() else value.dtype)
+        kept.append((same, same._version))
     places, given = [], []
     for place, value in enumerate((*args, *kwargs.values()) if kwargs else args):
         if isinstance(value, _Tensor) and value.requires_grad:
             places.append(place)
             given.append(value)
     cast = current_cast(output.device.type) if is_any_autocast_enabled() else None
-    call = FunctionCall(weight, constant, values, add)
-    tapped: torch.Tensor = _tap(call, (function, args, kwargs, cast, places), output, *given)
+    original = function, args, kwargs, cast, places
+    tapped: torch.Tensor = _tap((weight, constant, kept, add, original), output, *given)
     return tapped
 
 

@@ -23,8 +23,9 @@ A call is deferred only where that is sure to change nothing else:
 Compiled modules are cut in two by themselves (`compiled.py`).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from contextvars import Token
 
 import torch
 from torch import nn
@@ -32,10 +33,40 @@ from torch import nn
 from penstock.deferred.calls import DeferredCalls, current_recording
 from penstock.deferred.own_pass import Root, run_backward, run_own_pass
 from penstock.deferred.stage_weights import StageWeights
-from penstock.deferred.weight import watch_weights
+from penstock.deferred.weight import stop_watching, watch_weights
 from penstock.deferred.work import DeferredWork
 
 __all__ = ["LayerRecorder", "Root", "run_backward"]
+
+
+class _Recording:
+    """A forward that is recorded; a class, since a generator takes longer than some layers."""
+
+    __slots__ = ("_calls", "_token", "_watched", "_weights")
+
+    def __init__(self, weights: StageWeights, calls: DeferredCalls) -> None:
+        self._weights, self._calls = weights, calls
+        self._watched: list[nn.Parameter] = []
+        self._token: Token[DeferredCalls | None] | None = None
+
+    def __enter__(self) -> None:
+        self._token = current_recording.set(self._calls)
+        if self._weights.watched:
+            self._watched = watch_weights(self._weights.watched)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._token is not None, "entered before"
+        current_recording.reset(self._token)
+        stop_watching(self._watched)
+        calls = self._calls
+        calls.close()
+        if kind is not None:
+            return
+        self._weights.look_again()
+        if calls.used:
+            # Watching costs something in every call, and for these it was of no use.
+            self._weights.leave_out(calls.used - calls.products)
+            calls.used.clear()
 
 
 class LayerRecorder:
@@ -63,22 +94,9 @@ class LayerRecorder:
             has_compiled = split_compiled(compiled)
         return has_compiled or self._weights.are_trained()
 
-    @contextmanager
-    def record(self) -> Iterator[None]:
+    def record(self) -> AbstractContextManager[None]:
         """Let calls of watched layers and weights be deferred meanwhile, in this thread."""
-        recording = DeferredCalls(self._watched, self._products)
-        token = current_recording.set(recording)
-        try:
-            with watch_weights(self._weights.watched):
-                yield
-        finally:
-            current_recording.reset(token)
-            recording.close()
-        self._weights.look_again()
-        if self._watched:
-            # Watching costs something in every call, and for these it was of no use.
-            self._weights.leave_out(self._watched - self._products)
-            self._watched.clear()
+        return _Recording(self._weights, DeferredCalls(self._watched, self._products))
 
     def run_backward(
         self, roots: Sequence[Root], inputs: Sequence[torch.Tensor]
