@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import orthogonal, weight_norm
 from torch.utils.checkpoint import checkpoint
 
-from penstock.deferred.weight import FunctionCall
+from penstock.deferred.call_nodes import FunctionCall
 from penstock.errors import PipelineError
 from tests.deferred.halves import (
     MICROBATCHES,
@@ -287,6 +287,20 @@ KINDS = {
         ROWS_OF_NUMBERS, "w", "v", "u",
     ),
     "added": _kind(_square(lambda m, x: torch.addmm(x, x, m.w)), ROWS_OF_NUMBERS, "w"),
+    "added_bias": _kind(
+        lambda: Weights(lambda m, x: torch.addmm(m.bias, x, m.w), w=(WIDTH, 3), bias=(3,)),
+        ROWS_OF_NUMBERS, "w",
+    ),
+    "function_with_bias": _kind(
+        lambda: Weights(
+            lambda m, x: F.linear(F.linear(x, m.w, m.bias).unsqueeze(0), m.w),
+            w=(WIDTH, WIDTH), bias=(WIDTH,),
+        ),
+        ROWS_OF_NUMBERS, "w",
+    ),
+    "row_by_row": _kind(
+        _square(lambda m, x: torch.stack([row @ m.w for row in x])), ROWS_OF_NUMBERS, "w"
+    ),
     "added_with_a_factor": _kind(
         _square(lambda m, x: torch.addmm(x, x, m.w, alpha=2)), ROWS_OF_NUMBERS
     ),
@@ -331,6 +345,10 @@ KINDS = {
             lambda m, x: [torch.einsum(f"eni,eio{end}", x, m.up) for end in ("->noe", "")]
         ),
         (3, ROWS, WIDTH), "up",
+    ),
+    "einsum_that_sums_its_input": _kind(
+        lambda: Weights(lambda m, x: torch.einsum("eni,io->no", x, m.w), w=(WIDTH, 3)),
+        (3, ROWS, WIDTH), "w",
     ),
     "einsum_with_a_spread_weight": _kind(
         # The weight's dimension of size one is broadcast, so its gradient is a sum.
@@ -484,8 +502,8 @@ def test_after_the_first_half_only_inputs_and_output_gradients_of_calls_are_aliv
     split.forward(0, torch.randn(2, 3, 11, dtype=torch.float64))
     split.backward_input(0)
     split.inputs.clear()
-    # For each call its input, the gradient of its output, and its weight as a constant.
-    expected = Counter({(2, 3, 11): 1, (2, 5, 10): 2, (2, 7, 12): 1, (5, 3, 2): 1, (5, 7, 3): 1})
+    # For each call its input and the gradient of its output.
+    expected = Counter({(2, 3, 11): 1, (2, 5, 10): 2, (2, 7, 12): 1})
     assert _live_sizes() - before == expected
     split.backward_weight(0)
     assert _live_sizes() == before
@@ -504,7 +522,7 @@ def test_after_the_first_half_of_an_embedding_its_words_and_gradient_are_alive()
     split.forward(0, words[1])
     split.backward_input(0)
     split.inputs.clear()
-    expected = Counter({(3, 11): 1, (3, 11, WIDTH): 1, (WORDS, WIDTH): 1})
+    expected = Counter({(3, 11): 1, (3, 11, WIDTH): 1})
     assert _live_sizes() - before == expected
     split.backward_weight(0)
     assert _live_sizes() == before
@@ -523,6 +541,29 @@ def test_an_input_that_is_changed_in_place_is_refused_as_in_plain_autograd() -> 
     split.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
     with pytest.raises(PipelineError, match=r"input of a layer \(shape \(6, 4\)\) was changed"):
         split.backward_input(0)
+
+
+def test_a_weight_that_is_changed_in_place_is_refused_as_in_plain_autograd() -> None:
+    module = Weights(lambda m, x: x @ m.w, w=(WIDTH, WIDTH)).double()
+    split = Split(module)
+    split.forward(0, torch.randn(ROWS, WIDTH, dtype=torch.float64))
+    with torch.no_grad():
+        module.get_parameter("w").mul_(2)
+    with pytest.raises(PipelineError, match=r"weight of a layer \(shape \(4, 4\)\) was changed"):
+        split.backward_input(0)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(2, 2), nn.Conv1d(2, 2, 1)], ids=["linear", "conv"])
+def test_another_pass_refuses_a_weight_that_was_changed_in_place(layer: nn.Module) -> None:
+    # In another pass the call is run again, which would take the weight as it is by then.
+    split = Split(layer)
+    x = torch.randn(2, 2, 2, requires_grad=True)
+    with split.recorder.record():
+        output = layer(x)
+    with torch.no_grad():
+        layer.get_parameter("weight").mul_(2)
+    with pytest.raises(PipelineError, match=r"weight of a layer .* was changed in place"):
+        torch.autograd.grad(output.sum(), x)
 
 
 @pytest.mark.parametrize(

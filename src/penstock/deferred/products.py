@@ -8,7 +8,7 @@ function computes the gradient from that of the output and from the tensors that
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -17,9 +17,9 @@ from penstock.torch_private import grouped_mm
 
 __all__ = [
     "Product",
+    "Pull",
     "find_added_product",
     "find_convolution",
-    "find_einsum",
     "find_embedding",
     "find_grouped_product",
     "find_indexed_rows",
@@ -29,25 +29,39 @@ __all__ = [
 ]
 
 
-class Product(NamedTuple):
-    """How to compute a call's weight gradient: `add(part, gradient of the output, *kept)`."""
-
-    weight: torch.Tensor
-    kept: tuple[torch.Tensor, ...]
-    add: Callable[..., None]
+# How to compute a call's weight gradient. `add(part, gradient of the output, *kept)` adds it.
+# `pull(gradient of the output, weight, kept[0], needs_value, needs_rest)` returns the gradients
+# that the stage's own pass needs: of `kept[0]`, and of what the call adds to the product, which
+# autograd sums where it was broadcast. It is None where that is left to autograd, which is faster
+# for operations with as many arguments as a convolution.
+# A plain tuple, because one is made in every call.
+Pull: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, bool, bool],
+    tuple[torch.Tensor | None, torch.Tensor | None],
+]
+Product: TypeAlias = tuple[
+    torch.Tensor, tuple[torch.Tensor, ...], Callable[..., None], Pull | None
+]
 
 
 # ---------------------------------------------------------------- products of matrices
 
 
-def find_linear(value: Any, weight: Any, _bias: Any) -> Product | None:
+def find_linear(value: Any, weight: Any, bias: Any) -> Product | None:
     """Recognise `value @ weight.T + bias`, where `value` has any number of dimensions."""
-    is_matrix = isinstance(weight, torch.Tensor) and weight.dim() == 2
-    return Product(weight, (value,), _add_linear) if is_matrix else None
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 2:
+        return None
+    return weight, (value,), _add_linear, None if value is bias else _pull_linear
 
 
 def _add_linear(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
     part.add_product(_as_matrix(gradient).t(), _as_matrix(value))
+
+
+def _pull_linear(
+    gradient: torch.Tensor, weight: torch.Tensor, _: object, needs_value: bool, __: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    return gradient.matmul(weight) if needs_value else None, gradient
 
 
 def find_product(left: Any, right: Any) -> Product | None:
@@ -58,17 +72,20 @@ def find_product(left: Any, right: Any) -> Product | None:
     are_stacks = of_left == of_right == 3 and left.shape[0] == right.shape[0]
     if type(left) is torch.Tensor:
         if of_right == 2 and of_left:
-            return Product(right, (left,), _add_right)
-        return Product(right, (left,), _add_right_stack) if are_stacks else None
+            return right, (left,), _add_right, _pull_left
+        return (right, (left,), _add_right_stack, _pull_left) if are_stacks else None
     if are_stacks or of_left == of_right == 2:
-        return Product(left, (right,), _add_left)
+        return left, (right,), _add_left, _pull_right
     return None
 
 
 def find_added_product(added: Any, left: Any, right: Any, beta: Any, alpha: Any) -> Product | None:
     """Recognise `added + left @ right` without factors, unless the weight is also added."""
     product = find_product(left, right) if beta == alpha == 1 else None
-    return None if product is None or product.weight is added else product
+    if product is None or product[0] is added:
+        return None
+    weight, kept, add, pull = product
+    return weight, kept, add, None if kept[0] is added else pull
 
 
 def _add_right(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
@@ -79,8 +96,24 @@ def _add_right_stack(part: WeightPart, gradient: torch.Tensor, value: torch.Tens
     part.add_product(value.mT, gradient)
 
 
+def _pull_left(
+    gradient: torch.Tensor, right: torch.Tensor, _: object, needs_value: bool, __: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    if not needs_value:
+        return None, gradient
+    # For matrices, these two are faster.
+    is_matrix = gradient.dim() == 2
+    return gradient.mm(right.t()) if is_matrix else gradient.matmul(right.mT), gradient
+
+
 def _add_left(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
     part.add_product(gradient, value.mT)
+
+
+def _pull_right(
+    gradient: torch.Tensor, left: torch.Tensor, _: object, needs_value: bool, __: bool
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    return left.mT.matmul(gradient) if needs_value else None, gradient
 
 
 def find_grouped_product(
@@ -90,10 +123,11 @@ def find_grouped_product(
     if bias is not None or out_dtype is not None:
         return None
     if offsets is None:
-        return find_product(left, right)
+        product = find_product(left, right)
+        return None if product is None else (*product[:3], None)
     if left.dim() != 2 or right.dim() != 3:
         return None
-    return Product(right, (left, offsets), _add_grouped)
+    return right, (left, offsets), _add_grouped, None
 
 
 def _add_grouped(
@@ -105,36 +139,6 @@ def _add_grouped(
         part.add(grouped_mm(value.t(), gradient, offs=offsets))
     else:
         part.add(grouped_mm(gradient.t(), value, offs=offsets).mT)
-
-
-def find_einsum(equation: Any, first: Any, second: Any) -> Product | None:
-    """Recognise an einsum of two operands, whose gradients are einsums too."""
-    if not isinstance(equation, str) or not isinstance(second, torch.Tensor):
-        return None
-    sides = equation.replace(" ", "").split("->")
-    terms = sides[0].split(",")
-    if len(sides) != 2 or len(terms) != 2:
-        return None
-    if any(not term.isalpha() or len(set(term)) < len(term) for term in (*terms, sides[1])):
-        return None
-    if type(first) is torch.Tensor:
-        value, weight, of_value, of_weight = first, second, *terms
-    else:
-        weight, value, of_weight, of_value = first, second, *terms
-    sizes = dict(zip(of_value, value.shape, strict=True))
-    # If a dimension of size one is broadcast, the gradient is a sum.
-    is_spread = any(
-        sizes.get(name, size) != size for name, size in zip(of_weight, weight.shape, strict=True)
-    )
-    if is_spread or not set(of_weight) <= {*of_value, *sides[1]}:
-        return None
-    return Product(weight, (value,), partial(_add_einsum, f"{sides[1]},{of_value}->{of_weight}"))
-
-
-def _add_einsum(
-    equation: str, part: WeightPart, gradient: torch.Tensor, value: torch.Tensor
-) -> None:
-    part.add(torch.einsum(equation, gradient, value))
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -166,7 +170,7 @@ def find_indexed_rows(
     """Recognise `torch.embedding`, unless its gradient is sparse."""
     if sparse:
         return None
-    return Product(weight, (indices,), partial(_add_rows, padding, by_frequency))
+    return weight, (indices,), partial(_add_rows, padding, by_frequency), None
 
 
 def _add_rows(
@@ -217,27 +221,26 @@ def find_convolution(
     """Recognise a convolution over any number of dimensions."""
     if not isinstance(weight, torch.Tensor):
         return None
-    settings = stride, padding, dilation, groups, weight.shape[2:]
+    given = stride, padding, dilation, groups, weight.shape[2:]
     try:
-        add = _convolution_of(*settings)
+        settings = _convolution_of(*given)
     except TypeError:
         # A list is not hashable.
-        add = _convolution_of.__wrapped__(*settings)
-    return None if add is None else Product(weight, (value,), add)
+        settings = _convolution_of.__wrapped__(*given)
+    return None if settings is None else (weight, (value,), settings.add, None)
 
 
 @lru_cache(maxsize=1024)
 def _convolution_of(
     stride: Any, padding: Any, dilation: Any, groups: int, kernel: Sequence[int]
-) -> Callable[..., None] | None:
-    """Return how to compute the weight's gradient; cached, since layers repeat their settings."""
+) -> _Convolution | None:
+    """Return how to compute gradients; cached, since layers repeat their settings."""
     size = len(kernel)
     steps = _per_dimension(dilation, size)
     padded = _symmetric_padding(padding, steps, kernel)
     if padded is None:
         return None
-    settings = _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
-    return settings.add
+    return _Convolution(_per_dimension(stride, size), padded, steps, False, [0] * size, groups)
 
 
 def find_transposed_convolution(
@@ -262,7 +265,7 @@ def find_transposed_convolution(
         _per_dimension(output_padding, size),
         groups,
     )
-    return Product(weight, (value,), settings.add)
+    return weight, (value,), settings.add, None
 
 
 def _per_dimension(setting: int | Sequence[int], size: int) -> list[int]:

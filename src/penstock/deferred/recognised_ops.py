@@ -1,16 +1,17 @@
 """The functions of torch that are recognised as products with a weight, or as views of one."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 
+from penstock.deferred.einsums import find_einsum
 from penstock.deferred.products import (
     Product,
     find_added_product,
     find_convolution,
-    find_einsum,
     find_embedding,
     find_grouped_product,
     find_indexed_rows,
@@ -140,7 +141,21 @@ def find_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> P
         return None
     if not kwargs:
         return find(*args, *defaults[given:])
-    if not all(name in names for name in kwargs):
+    left_out = _arguments_by_name(names[given:], defaults[given:], tuple(kwargs))
+    if left_out is None:
         return None
-    left_out = zip(names[given:], defaults[given:], strict=True)
-    return find(*args, *(kwargs.get(name, value) for name, value in left_out))
+    return find(*args, *[kwargs[name] if is_given else name for name, is_given in left_out])
+
+
+@lru_cache(maxsize=1024)
+def _arguments_by_name(
+    names: tuple[str, ...], defaults: tuple[Any, ...], given: tuple[str, ...]
+) -> list[tuple[Any, bool]] | None:
+    """Return the names that were given, and the defaults of the others; None if one is unknown.
+
+    Cached, since layers repeat their calls.
+    """
+    if not set(given) <= set(names):
+        return None
+    pairs = zip(names, defaults, strict=True)
+    return [(name, True) if name in given else (value, False) for name, value in pairs]

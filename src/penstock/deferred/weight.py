@@ -2,40 +2,32 @@
 
 Convolutions, embeddings, attention and experts use their weights in functions of torch. While a
 stage's forward runs, such a weight has its own type, so that torch passes every function that
-takes it to `_run` below. A call that is recognised as a product (`recognised_ops.py`) runs with
-the weight as a constant, followed by a node ("tap") that has the weight in its graph. Any other
-call runs unchanged. A view of the weight (one expert of a stack, a transposed matrix) intercepts
-calls too.
-
-    x ---------- product(x, constant) --- tap --- y      own pass: y to product to x
-    x, weight ---------------------------/               any other pass: y to x and weight
+takes it to `_intercept` below. A call that is recognised as a product (`recognised_ops.py`) gets
+a node of ours (`call_nodes.py`). Any other call runs unchanged. A view of the weight (one expert
+of a stack, a transposed matrix) intercepts calls too.
 
 Calls use the weight itself, never a copy, so a call that is not intercepted is still right.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
-from penstock.deferred.calls import CastTo, DeferredCalls, current_cast, current_recording
-from penstock.deferred.own_pass import pass_number, work_of
-from penstock.deferred.plain_derivative import run_again
+from penstock.deferred.call_nodes import run_deferred
+from penstock.deferred.calls import DeferredCalls, current_recording
 from penstock.deferred.products import Product
 from penstock.deferred.recognised_ops import VIEWS, find_call
-from penstock.deferred.work import WeightPart, require_unchanged
 from penstock.torch_private import (
     DisableTorchFunctionSubclass,
-    is_any_autocast_enabled,
     peek_interpreter_stack,
     top_saved_tensors_default_hooks,
 )
 
-__all__ = ["FunctionCall", "stop_watching", "watch_weights"]
+__all__ = ["stop_watching", "watch_weights"]
 
 # Used in every call, where each look-up of an attribute takes a good part of the time.
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -43,79 +35,6 @@ _is_grad_enabled = torch.is_grad_enabled
 _Tensor, _strided = torch.Tensor, torch.strided
 _attention: Any = F.multi_head_attention_forward
 _attention_dispatches = "has_torch_function" in _attention.__code__.co_names
-
-
-class FunctionCall(NamedTuple):
-    """One call of a function whose weight gradient is deferred.
-
-    `constant` is the weight, or a view of it, without its graph. `kept` are the tensors that
-    `add` needs beside the gradient of the output, each with its version.
-    """
-
-    weight: nn.Parameter
-    constant: torch.Tensor
-    kept: list[tuple[torch.Tensor, int]]
-    add: Callable[..., None]
-    gradient: torch.Tensor
-
-    def finish(self) -> None:
-        """Compute the weight's gradient and add it."""
-        weight, constant, kept, add, gradient = self
-        for value, version in kept:
-            if value._version != version:
-                require_unchanged(value, version, value.shape)
-        add(WeightPart(weight, constant), gradient, *[value for value, _ in kept])
-
-
-# Makes a `FunctionCall` of a tuple without a call of a Python function.
-_new_call: Any = partial(tuple.__new__, FunctionCall)
-
-
-class _Tap(torch.autograd.Function):
-    """A node after a call that ran with its weight as a constant, with the real inputs.
-
-    In the stage's own pass it passes the gradient to that call, and defers that of the weight. In
-    any other pass it passes gradients to the real inputs, including the weight. Only inputs that
-    require a gradient are arguments, because each argument takes time in both directions.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, call: tuple[Any, ...], output: torch.Tensor, *_given: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.call = call
-        return output.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Sequence[torch.Tensor | None]:
-        weight, constant, kept, add, original = ctx.call
-        for value, version in kept:
-            if value._version != version:
-                require_unchanged(value, version, value.shape)
-        needs = ctx.needs_input_grad
-        work = work_of(pass_number())
-        if work is None or weight._backward_hooks or weight._post_accumulate_grad_hooks:
-            return None, None, *_differentiate(original, needs[2:], gradient)
-        work.append(_new_call((weight, constant, kept, add, gradient)))
-        return None, gradient if needs[1] else None, *(None,) * (len(needs) - 2)
-
-
-def _differentiate(
-    original: tuple[Any, ...], needs: Sequence[bool], gradient: torch.Tensor
-) -> list[torch.Tensor | None]:
-    """Differentiate a call with its real weight, with respect to the inputs of the tap."""
-    function, args, kwargs, cast, places = original
-    needed = dict(zip(places, needs, strict=True))
-    needs_all = [needed.get(place, False) for place in range(len(args) + len(kwargs))]
-    cast = cast or CastTo(gradient.device.type, None)
-    found = run_again(function, args, kwargs, needs_all, gradient, cast)
-    return [found[place] for place in places]
-
-
-# `_Tap.apply` without its support of `torch.func`, inside which no call is deferred; and the
-# function that autograd calls in a pass, where by default it looks up `backward` each time.
-_tap: Any = super(torch.autograd.Function, _Tap).apply
-_Tap._backward_cls.apply = _Tap.backward  # type: ignore[attr-defined]  # made by its metaclass
 
 
 def _intercept(
@@ -134,8 +53,10 @@ def _intercept(
         if calls is None:
             return function(*args, **kwargs)
         product = find_call(function, args, kwargs)
-        if product is not None and _can_be_deferred(product):
-            return _run_product(calls, product, function, args, kwargs)
+        weight = None if product is None else _find_weight(product)
+        if product is not None and weight is not None:
+            calls.products.add(weight)
+            return run_deferred(calls, product, weight, function, args, kwargs)
         _note_use(calls, args)
         result = function(*args, **kwargs)
         return _defer_views(result) if product is None and function in VIEWS else result
@@ -177,14 +98,14 @@ def _note_use(calls: DeferredCalls, args: tuple[Any, ...]) -> None:
             calls.used.add(value)
 
 
-def _can_be_deferred(product: Product) -> bool:
-    """Whether autograd would only save the inputs here, and compute one product from them."""
-    shown, kept, _ = product
-    for value in kept:
+def _find_weight(product: Product) -> torch.Tensor | None:
+    """Return the weight, if autograd would only save the inputs and compute one product."""
+    shown = product[0]
+    for value in product[1]:
         if type(value) is not _Tensor or value.layout is not _strided or value.is_nested:
-            return False
+            return None
     weight = shown._base if type(shown) is _DeferredView else shown
-    return (
+    if (
         type(weight) is _DeferredWeight
         and weight.requires_grad
         and not weight._backward_hooks
@@ -194,41 +115,9 @@ def _can_be_deferred(product: Product) -> bool:
         # transform of `torch.func` are wrappers.
         and top_saved_tensors_default_hooks(True) is None
         and peek_interpreter_stack() is None
-    )
-
-
-def _run_product(
-    calls: DeferredCalls,
-    product: Product,
-    function: Callable[..., torch.Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> torch.Tensor:
-    """Run a call with its weight as a constant."""
-    shown, inputs, add = product
-    weight: Any = shown._base if type(shown) is _DeferredView else shown
-    calls.products.add(weight)
-    constant = shown.detach()
-    constants = [constant if value is shown else value for value in args]
-    if kwargs:
-        named = {name: constant if value is shown else value for name, value in kwargs.items()}
-        output = function(*constants, **named)
-    else:
-        output = function(*constants)
-    dtype = output.dtype
-    kept = []
-    for value in inputs:
-        same = calls.keep(value, dtype if value.is_floating_point() else value.dtype)
-        kept.append((same, same._version))
-    places, given = [], []
-    for place, value in enumerate((*args, *kwargs.values()) if kwargs else args):
-        if isinstance(value, _Tensor) and value.requires_grad:
-            places.append(place)
-            given.append(value)
-    cast = current_cast(output.device.type) if is_any_autocast_enabled() else None
-    original = function, args, kwargs, cast, places
-    tapped: torch.Tensor = _tap((weight, constant, kept, add, original), output, *given)
-    return tapped
+    ):
+        return weight
+    return None
 
 
 def _defer_views(result: Any) -> Any:

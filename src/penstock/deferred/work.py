@@ -87,6 +87,8 @@ class WeightPart:
         """Take the weight, and as `shown` the weight itself or a view of it without overlaps."""
         self.weight, self.shown = weight, shown
         self._window: _Window | None = None
+        if shown is weight:
+            return
         strides = shown.stride()
         if strides != weight.stride() or shown.shape != weight.shape:
             offset = int(shown.storage_offset() - weight.storage_offset())

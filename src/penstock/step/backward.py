@@ -15,12 +15,12 @@ use of the same weight, is finished in I by autograd.
 
 A call is deferred only where that is sure to change nothing else:
 
-- a plain `nn.Linear` (`watched_linear.py`), or a function of torch that is one product with a
-  weight of any other module or with a view of it (`watched_weight.py`);
+- a plain `nn.Linear` (`deferred/linear.py`), or a function of torch that is one product with a
+  weight of any other module or with a view of it (`deferred/weight.py`);
 - run eagerly, outside checkpoints, offloading and `torch.func`;
 - a weight without hooks.
 
-Compiled modules are cut in two by themselves (`compiled.py`).
+Compiled modules are cut in two by themselves (`deferred/compiled.py`).
 """
 
 from collections.abc import Sequence
