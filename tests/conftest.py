@@ -1,12 +1,13 @@
 """What every test shares: the settings of Hypothesis, worlds of processes, and who needs a GPU."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 import torch
 
-from tests.processes import Processes
+from tests.processes import Processes, start_server
 
 # A machine with a GPU need not have what only other tests use.
 try:
@@ -42,6 +43,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         can_rehearse = is_rehearsed and "accelerator" in getattr(item, "fixturenames", ())
         if not torch.cuda.is_available() and not can_rehearse:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what all modules hold out of garbage collections, of which some tests make many."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def server_of_processes() -> None:
+    """Let tests that start processes with the package's launcher get those that start fast."""
+    start_server()
 
 
 @pytest.fixture(scope="session")

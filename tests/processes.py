@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import forkserver
 from time import monotonic
 from traceback import format_exc
 from typing import Any, Literal, TypeAlias
@@ -22,7 +23,15 @@ import torch.distributed as dist
 
 from penstock.tools.launcher import Answered, Ended, Failed, WorkerContext, Workers, join_group
 
-__all__ = ["Backend", "JobFailedError", "Processes", "backend_of", "join_one_gpu"]
+__all__ = [
+    "PRELOADED",
+    "Backend",
+    "JobFailedError",
+    "Processes",
+    "backend_of",
+    "join_one_gpu",
+    "start_server",
+]
 
 Backend: TypeAlias = Literal["gloo", "nccl"]
 
@@ -31,7 +40,13 @@ _GRACE_SECONDS = 5.0
 # What a process answers: whether the job went well, and its result or its traceback.
 _Answer: TypeAlias = tuple[bool, Any]
 # What the server loads from which processes are forked.
-_PRELOADED = ("torch", "penstock.checkpoint.checkpoints")
+PRELOADED = ("tests.preloaded",)
+
+
+def start_server() -> None:
+    """Start the server, unless it runs: only the first who starts it chooses what it loads."""
+    forkserver.set_forkserver_preload(list(PRELOADED))
+    forkserver.ensure_running()
 
 
 class JobFailedError(AssertionError):
@@ -60,7 +75,7 @@ class Processes:
         """
         if self._workers is None:
             prepare = partial(_prepare, self._backend)
-            self._workers = Workers(self.num_ranks, prepare=prepare, preload=_PRELOADED)
+            self._workers = Workers(self.num_ranks, prepare=prepare, preload=PRELOADED)
             self._workers.__enter__()
         self._jobs += 1
         group = {"name": str(self._jobs), "seconds": seconds, "backend": self._backend}

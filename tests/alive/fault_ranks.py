@@ -16,14 +16,13 @@ from typing import Any
 import torch.distributed as dist
 
 from penstock.tools.launcher import Reported, WorkerContext, Workers, join_group
-from tests.processes import Backend, join_one_gpu
+from tests.processes import PRELOADED, Backend, join_one_gpu
 
 __all__ = ["Fate", "run_ranks"]
 
 # Far longer than anything takes: what ends in this time did not wait for a timeout of the group.
 _LIMIT_SECONDS = 120.0
 _GROUP_SECONDS = 3600.0
-_PRELOADED = ("torch", "penstock.checkpoint.checkpoints")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def run_ranks(
     have ended, or all others if none are named.
     """
     ranks = range(num_ranks)
-    with Workers(num_ranks, preload=_PRELOADED) as workers:
+    with Workers(num_ranks, preload=PRELOADED) as workers:
         for rank in ranks:
             stderr = folder / f"stderr{rank}"
             workers.give(rank, partial(_run_and_end, job, args, num_ranks, backend, stderr))

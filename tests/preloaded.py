@@ -1,0 +1,21 @@
+"""What processes of tests start with: imported once, by the server that they are forked from.
+
+Whatever a process imports by itself is paid for by every rank of every world. Modules live as long
+as the process, so that no garbage collection in it needs to look at what they hold.
+"""
+
+import gc
+
+import pytest
+import torch.distributed.fsdp
+
+import penstock.checkpoint.checkpoints
+import penstock.dropin.schedules
+import penstock.training.pipeline
+
+__all__ = ["LOADED"]
+
+LOADED = (pytest, torch, penstock)
+
+gc.collect()
+gc.freeze()
