@@ -7,17 +7,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from penstock.cli import main
+from penstock.cli.demo.demo import run_demo
+from penstock.cli.reports import make_console
 from penstock.files.timeline import read_timeline
+from penstock.planner.plans import Plan
 from tests.browser import Browser, Opener
 
 pytest.importorskip("torch")
+
+from penstock.tools.demo.task import Task
 
 LIMIT_SECONDS = 600
 SECTIONS = ["Measure", "Plan", "Train", "Verify", "Compare", "See", "Summary", "Three things"]
@@ -43,10 +50,16 @@ class Demo:
         return [shlex.split(line, comments=True)[1:] for line in after if line.strip()]
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """Run the whole demo once, with few steps."""
-    output = tmp_path_factory.mktemp("demo")
+def run_small(output: Path) -> Demo:
+    """Run all parts on a model that is measured and planned in seconds."""
+    task = Task(ranks=2, steps=2, layers=2, microbatches=4, rows=16, length=32)
+    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+        run_demo(make_console(), output, task, None)
+    return Demo(output, 0, stdout.getvalue(), stderr.getvalue())
+
+
+def run_command(output: Path) -> Demo:
+    """Run the demo as users do, with fewer steps."""
     ran = subprocess.run(
         command(output, "--steps", "2", "--device", "cpu"),
         capture_output=True,
@@ -55,6 +68,16 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
         timeout=LIMIT_SECONDS,
     )
     return Demo(output, ran.returncode, ran.stdout, ran.stderr)
+
+
+RUNS = [run_small, pytest.param(run_command, marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=RUNS, ids=["small", "command"])
+def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """Run the whole demo once, for all tests of a worker."""
+    found: Demo = request.param(tmp_path_factory.mktemp("demo"))
+    return found
 
 
 def test_demo_prints_every_section_in_order(demo: Demo) -> None:
@@ -85,7 +108,9 @@ def test_output_folder_has_all_files_and_the_recorded_step_is_readable(demo: Dem
     names = sorted(file.name for file in demo.output.iterdir())
     assert names == ["costs.toml", "plan.json", "recorded.json", "report.html"]
     recorded = read_timeline(demo.output / "recorded.json")
-    assert (recorded.schedule.num_ranks, recorded.schedule.microbatches) == (2, 8)
+    planned = Plan.from_file(demo.output / "plan.json").schedule
+    assert recorded.schedule.num_ranks == planned.num_ranks == 2
+    assert recorded.schedule.microbatches == planned.microbatches
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.tools.demo.comparison import Result
     from penstock.tools.demo.task import Task
 
-__all__ = ["demo_command"]
+__all__ = ["demo_command", "run_demo"]
 
 # The value of --schedule that selects the plan instead of a family.
 _PLAN = "plan"
@@ -85,7 +85,7 @@ def demo_command(ranks: int, schedule: str, steps: int, device: str | None, outp
     family = None if schedule == _PLAN else schedule
     task = make_task(ranks=ranks, steps=steps, device=device, family=family)
     output.mkdir(parents=True, exist_ok=True)
-    _run(console, output, task, family)
+    run_demo(console, output, task, family)
 
 
 def _tour(console: Console, output: Path, missing: MissingDependencyError) -> None:
@@ -102,7 +102,8 @@ def _tour(console: Console, output: Path, missing: MissingDependencyError) -> No
     )
 
 
-def _run(console: Console, output: Path, task: Task, family: str | None) -> None:
+def run_demo(console: Console, output: Path, task: Task, family: str | None) -> None:
+    """Run all parts of the demo on a task; a family is trained in place of the plan."""
     prepared = prepare(console, task)
     candidates = _choose_candidates(task, prepared, family)
     training = train_and_compare(console, task, candidates[0])
