@@ -3,9 +3,7 @@
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import cycle, product
 from pathlib import Path
 
@@ -16,50 +14,23 @@ from torch.nn.parallel import DistributedDataParallel
 
 import penstock as ps
 from penstock.ir.actions import Action, Kind
+from tests.alive.fault_cases import (
+    EXIT_CODES,
+    KINDS,
+    MICROBATCHES_OF_FAILURE,
+    MISTAKE,
+    RAISING,
+    WHAT,
+    Case,
+    fail_as,
+)
 from tests.alive.fault_ranks import Fate, run_ranks
 from tests.models import make_batch, make_blocks, make_stages, mean_loss
 
 RANKS = 4
 MICROBATCHES = 8
-MICROBATCHES_OF_FAILURE = (0, 3, 7)
 FAMILIES = ("1F1B", "ZBV")
-RAISING = ("raise in F", "raise in B")
-KINDS = (*RAISING, "SIGKILL", "SIGSTOP", "sys.exit", "os._exit")
 BACKWARDS = (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Which rank fails, how, and at which microbatch of which step."""
-
-    family: str
-    kind: str
-    victim: int
-    microbatch: int
-
-    @property
-    def step(self) -> int:
-        """Half of the cases happen while shapes are being learned."""
-        return self.microbatch % 2
-
-    def __str__(self) -> str:
-        return f"{self.family}-{self.kind}-rank{self.victim}-{self.microbatch}"
-
-
-def fail_as(kind: str) -> None:
-    match kind:
-        case "raise in F" | "raise in B":
-            raise ValueError("a mistake")
-        case "SIGKILL":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "SIGSTOP":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "sys.exit":
-            sys.exit(3)
-        case "os._exit":
-            os._exit(4)
-        case _:
-            raise AssertionError(kind)
 
 
 class Trap:
@@ -72,7 +43,7 @@ class Trap:
 
     def __call__(self, action: Action, run: Callable[[], None]) -> None:
         case = self.case
-        schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
+        schedule = ps.build(case.schedule, ranks=RANKS, microbatches=MICROBATCHES)
         is_here = action.stage == schedule.placement.stages(case.victim)[0]
         if self.is_set and self.is_victim and is_here and action.microbatch == case.microbatch:
             fail_as(case.kind)
@@ -93,9 +64,9 @@ def make_pipeline(family: str, timeouts: ps.Timeouts, trap: Trap | None, kind: s
 
 
 def train_into_trap(rank: int, case: Case, folder: Path) -> str:
-    timeouts = ps.Timeouts(silence_seconds=4.0 if case.kind == "SIGSTOP" else 60.0, folder=folder)
+    timeouts = ps.Timeouts(silence_seconds=case.silence_seconds, folder=folder)
     trap = Trap(case, rank)
-    pipeline = make_pipeline(case.family, timeouts, trap, case.kind)
+    pipeline = make_pipeline(case.schedule, timeouts, trap, case.kind)
     batch, target = make_batch()
     for step in range(3):
         trap.is_set = step == case.step
@@ -104,34 +75,15 @@ def train_into_trap(rank: int, case: Case, folder: Path) -> str:
 
 
 def action_of(case: Case, reported: str) -> str:
-    """Return the action at which the victim failed; a backward may be for inputs only."""
-    schedule = ps.build(case.family, ranks=RANKS, microbatches=MICROBATCHES)
+    """Return the action at which the victim failed."""
+    schedule = ps.build(case.schedule, ranks=RANKS, microbatches=MICROBATCHES)
     stage = schedule.placement.stages(case.victim)[0]
-    letters = "BI" if case.kind == "raise in B" else "F"
-    return next(
-        (text for k in letters if (text := f"{stage}{k}{case.microbatch}") in reported), "nowhere"
-    )
-
-
-WHAT = {
-    "SIGKILL": "ended (its connection broke)",
-    "SIGSTOP": "has not answered for 4 s",
-    "sys.exit": "has left (SystemExit in the middle of a step)",
-    "os._exit": "ended (its connection broke)",
-}
-EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3, "os._exit": 4}
+    texts = [f"{stage}{letter}{case.microbatch}" for letter in case.letters]
+    return next((text for text in texts if text in reported), "nowhere")
 
 
 def check_case(case: Case, folder: Path) -> None:
-    is_stopped = case.kind == "SIGSTOP"
-    fates = run_ranks(
-        train_into_trap,
-        RANKS,
-        folder,
-        case,
-        folder,
-        resume=case.victim if is_stopped else None,
-    )
+    fates = run_ranks(train_into_trap, RANKS, folder, case, folder, resume=case.resume)
     if case.kind in RAISING:
         check_raised(case, fates)
     else:
@@ -145,7 +97,7 @@ def check_raised(case: Case, fates: list[Fate]) -> None:
         assert (fate.exit_code, fate.stderr) == (1, "")
         place = f"rank {case.victim}, stage "
         assert place in reported
-        assert f"{action_of(case, reported)}: ValueError: a mistake" in reported
+        assert f"{action_of(case, reported)}: ValueError: {MISTAKE}" in reported
 
 
 def check_lost(case: Case, fates: list[Fate]) -> None:

@@ -1,9 +1,5 @@
 """A rank of a program on torch's classes raises, ends or stops: all others end, and say who."""
 
-import os
-import signal
-import sys
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -15,6 +11,16 @@ from torch import nn
 import penstock as ps
 from penstock.dropin.schedules import get_schedule_class
 from penstock.dropin.stage import PipelineStage
+from tests.alive.fault_cases import (
+    EXIT_CODES,
+    KINDS,
+    MICROBATCHES_OF_FAILURE,
+    MISTAKE,
+    RAISING,
+    WHAT,
+    Case,
+    fail_as,
+)
 from tests.alive.fault_ranks import Fate, run_ranks
 from tests.dropin.scripts import SINGLE, make_batch, make_blocks, stages_of
 
@@ -22,42 +28,6 @@ RANKS = 4
 MICROBATCHES = 8
 CPU = torch.device("cpu")
 SCHEDULES = ("1F1B", "ZBVZeroBubble")
-RAISING = ("raise in F", "raise in B")
-KINDS = (*RAISING, "SIGKILL", "SIGSTOP", "sys.exit", "os._exit")
-
-
-@dataclass(frozen=True)
-class Case:
-    """Who comes to grief, how, and at which microbatch of which step."""
-
-    schedule: str
-    kind: str
-    victim: int
-    microbatch: int
-
-    @property
-    def step(self) -> int:
-        """Half of the cases happen while shapes are being learned."""
-        return self.microbatch % 2
-
-    def __str__(self) -> str:
-        return f"{self.schedule}-{self.kind}-rank{self.victim}-{self.microbatch}"
-
-
-def come_to_grief(kind: str) -> None:
-    match kind:
-        case "raise in F" | "raise in B":
-            raise ValueError("out of luck")
-        case "SIGKILL":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "SIGSTOP":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "sys.exit":
-            sys.exit(3)
-        case "os._exit":
-            os._exit(4)
-        case _:
-            raise AssertionError(kind)
 
 
 class Trap(PipelineStage):
@@ -68,12 +38,12 @@ class Trap(PipelineStage):
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if self.kind != "raise in B" and fwd_chunk_id == self.microbatch:
-            come_to_grief(self.kind)
+            fail_as(self.kind)
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
         if self.kind == "raise in B" and bwd_chunk_id == self.microbatch:
-            come_to_grief(self.kind)
+            fail_as(self.kind)
         super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
 
@@ -87,8 +57,7 @@ def train_into_trap(rank: int, case: Case, folder: Path) -> str:
     stages: Any = make_stages(case.schedule, rank, RANKS)
     given = stages[0] if case.schedule in SINGLE else stages
     schedule = get_schedule_class(case.schedule)(given, MICROBATCHES, nn.functional.mse_loss)
-    silence = 4.0 if case.kind == "SIGSTOP" else 60.0
-    schedule.timeouts = ps.Timeouts(silence_seconds=silence, folder=folder)
+    schedule.timeouts = ps.Timeouts(silence_seconds=case.silence_seconds, folder=folder)
     x, target = make_batch(2 * MICROBATCHES)
     is_last = any(stage.is_last for stage in stages)
     for step in range(3):
@@ -99,18 +68,8 @@ def train_into_trap(rank: int, case: Case, folder: Path) -> str:
     return "came through"
 
 
-WHAT = {
-    "SIGKILL": "ended (its connection broke)",
-    "SIGSTOP": "has stopped answering (for 4 s)",
-    "sys.exit": "has left (SystemExit in the middle of a step)",
-    "os._exit": "ended (its connection broke)",
-}
-EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3, "os._exit": 4}
-
-
 def check_case(case: Case, folder: Path) -> None:
-    resume = case.victim if case.kind == "SIGSTOP" else None
-    fates = run_ranks(train_into_trap, RANKS, folder, case, folder, resume=resume)
+    fates = run_ranks(train_into_trap, RANKS, folder, case, folder, resume=case.resume)
     if case.kind in RAISING:
         check_raised(case, fates)
     else:
@@ -121,16 +80,15 @@ def check_raised(case: Case, fates: list[Fate]) -> None:
     """Check that the rank that raised keeps its error, and all others name it and the action."""
     assert [fate.exit_code for fate in fates] == [1] * RANKS
     (stage, *_) = stages_of(case.schedule, case.victim, RANKS)
-    letters = "BI" if case.kind == "raise in B" else "F"
-    actions = [f"{stage}{letter}{case.microbatch}" for letter in letters]
+    actions = [f"{stage}{letter}{case.microbatch}" for letter in case.letters]
     for rank, fate in enumerate(fates):
-        told = str(fate.reported)
+        said = str(fate.reported)
         if rank == case.victim:
-            assert (type(fate.reported), told) == (ValueError, "out of luck")
+            assert (type(fate.reported), said) == (ValueError, MISTAKE)
         else:
             place = f"rank {case.victim}, stage {stage}, microbatch {case.microbatch}, "
-            assert told.startswith(place)
-            assert any(f"{action}: ValueError: out of luck" in told for action in actions)
+            assert said.startswith(place)
+            assert any(f"{action}: ValueError: {MISTAKE}" in said for action in actions)
 
 
 def check_lost(case: Case, fates: list[Fate]) -> None:
@@ -152,8 +110,11 @@ FEW = [
     Case("1F1B", "raise in F", 1, 3),
     Case("ZBVZeroBubble", "raise in B", 2, 2),
     Case("ZBVZeroBubble", "SIGKILL", 0, 3),
+    Case("1F1B", "SIGSTOP", 3, 0),
 ]
-ALL_CASES = [Case(*values) for values in product(SCHEDULES, KINDS, range(RANKS), (0, 3, 7))]
+ALL_CASES = [
+    Case(*values) for values in product(SCHEDULES, KINDS, range(RANKS), MICROBATCHES_OF_FAILURE)
+]
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)
@@ -173,17 +134,17 @@ def step_after_a_failure(rank: int, folder: Path) -> list[str]:
     schedule = get_schedule_class("1F1B")(stages[0], 4, nn.functional.mse_loss)
     schedule.timeouts = ps.Timeouts(folder=folder)
     x, target = make_batch(8)
-    told: list[str] = []
+    said: list[str] = []
     stages[0].kind = "raise in F"
     for step in range(3):
         stages[0].microbatch = 2 if (rank, step) == (1, 1) else None
         try:
             schedule.step(*((x,) if rank == 0 else ()), target=target if rank else None)
-            told.append("well")
+            said.append("well")
         except (ps.errors.PipelineError, ValueError) as error:
-            told.append(type(error).__name__)
+            said.append(type(error).__name__)
             stages[0].submod.zero_grad()
-    return told
+    return said
 
 
 def test_a_step_works_after_one_that_failed_on_a_single_rank(tmp_path: Path) -> None:

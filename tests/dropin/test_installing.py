@@ -85,7 +85,7 @@ def test_uninstall_gives_torchs_own_back() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["", ".microbatch"])
+@pytest.mark.parametrize("name", [pytest.param("", marks=pytest.mark.slow), ".microbatch"])
 def test_install_refuses_when_torchs_package_is_there_already(name: str) -> None:
     code = f"""
         import torch.distributed.pipelining{name}
