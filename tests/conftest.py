@@ -15,9 +15,12 @@ try:
 except ImportError:
     pass
 else:
-    # The same examples on every machine and in every run; `make test-all` draws fresh ones.
-    settings.register_profile("penstock", deadline=None, derandomize=True)
-    settings.register_profile("fresh", deadline=None, derandomize=False, print_blob=True)
+    # The same examples on every machine and in every run; `make test-all` draws fresh ones, and
+    # more of them. A test with a number of its own takes the same share: `strategies.examples`.
+    settings.register_profile("penstock", deadline=None, derandomize=True, max_examples=40)
+    settings.register_profile(
+        "fresh", deadline=None, derandomize=False, max_examples=100, print_blob=True
+    )
     settings.load_profile("penstock")
 with suppress(ImportError):
     from tests.browser import Browser, open_browser

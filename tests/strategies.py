@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from penstock.assembly import build
@@ -11,10 +12,15 @@ from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES
 
-__all__ = ["FAMILY_NAMES", "costs", "dag_schedules", "every_family", "schedules"]
+__all__ = ["FAMILY_NAMES", "costs", "dag_schedules", "every_family", "examples", "schedules"]
 
 # As they are before any test registers one of its own.
 FAMILY_NAMES = tuple(FAMILIES)
+
+
+def examples(count: int) -> int:
+    """Return how many examples to draw: `count` in `make test-all`, by default its share."""
+    return max(1, count * settings.default.max_examples // 100)
 
 
 def every_family(ranks: int, microbatches: int) -> list[Schedule]:

@@ -18,6 +18,7 @@ import penstock as ps
 from penstock.checkpoint.manifest import FORMAT, describe_file, read_manifest
 from tests.checkpoint.jobs import Training, train_alone, whole_state
 from tests.models import differences
+from tests.strategies import examples
 
 FILES = (".metadata", "__0_0.distcp", "penstock.json")
 
@@ -158,7 +159,7 @@ def test_manifest_with_impossible_content_is_refused(
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_any_damage_to_any_file_is_refused(
     data: st.DataObject, saved: tuple[Path, Training], tmp_path_factory: pytest.TempPathFactory
@@ -194,7 +195,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_manifest_with_any_part_replaced_is_refused_or_correct(
     data: st.DataObject, saved: tuple[Path, Training], tmp_path_factory: pytest.TempPathFactory

@@ -14,7 +14,7 @@ from penstock.ir.actions import Action, Kind, Overlap, Work
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
 from tests.checks.reference import find_fault
-from tests.strategies import dag_schedules, every_family, schedules
+from tests.strategies import dag_schedules, every_family, examples, schedules
 
 SCHEDULES = schedules(max_ranks=4, max_microbatches=5, max_stages_per_rank=2) | dag_schedules(
     max_ranks=4, max_microbatches=3
@@ -101,7 +101,7 @@ def assert_opinions_agree(mutant: Mutant) -> None:
 
 
 @given(mutants())
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_changed_schedule_is_refused_exactly_when_it_does_not_run(mutant: Mutant) -> None:
     assert_opinions_agree(mutant)
 

@@ -71,15 +71,40 @@ def _flat(gradients: Gradients) -> torch.Tensor:
     return torch.cat([gradient.double().flatten() for gradient in found])
 
 
-@pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_two_halves_are_as_exact_as_the_whole(name: str, dtype: torch.dtype) -> None:
-    seed = secrets.randbits(32)
+def _errors(name: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return the relative errors of the gradient in two halves and of the whole one."""
     torch.manual_seed(seed)
     module = MODULES[name]().to(dtype)
     values = [torch.randn(ROWS, WIDTH).to(dtype) for _ in range(MICROBATCHES)]
     exact = _flat(run_plain(copy.deepcopy(module).double(), [v.double() for v in values]))
     plain = _flat(run_plain(copy.deepcopy(module), values))
     split = _flat(run_split(module, values))
-    error, plain_error = ((g - exact).norm() / exact.norm() for g in (split, plain))
-    assert error <= TOLERANCE * plain_error, f"seed {seed}: {error:.3e} against {plain_error:.3e}"
+    return torch.stack([(found - exact).norm() / exact.norm() for found in (split, plain)])
+
+
+def _check(name: str, dtype: torch.dtype, first: int, draws: int) -> None:
+    # One gradient of an embedding has so few roundings that chance explains a tenth.
+    errors = [_errors(name, dtype, seed) for seed in range(first, first + draws)]
+    error, plain_error = torch.stack(errors).mean(dim=0)
+    assert error <= TOLERANCE * plain_error, f"from seed {first}: {error:.3e}, {plain_error:.3e}"
+
+
+every_module = pytest.mark.parametrize("name", MODULES)
+every_dtype = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
+)
+
+
+@every_module
+@every_dtype
+def test_two_halves_are_as_exact_as_the_whole(name: str, dtype: torch.dtype) -> None:
+    _check(name, dtype, 0, 4)
+
+
+@pytest.mark.slow
+@every_module
+@every_dtype
+def test_two_halves_of_fresh_gradients_are_as_exact_as_the_whole(
+    name: str, dtype: torch.dtype
+) -> None:
+    _check(name, dtype, secrets.randbits(32), 32)

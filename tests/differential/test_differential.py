@@ -9,10 +9,11 @@ from secrets import randbelow
 
 import pytest
 
+from tests.covering import all_but_slow
 from tests.differential.campaign import Finding, run_here, run_over_processes, seeds_of
 from tests.processes import Processes
 
-# In as many tests, so that workers can share them.
+# In as many tests, so that workers can share them; the first five are run by default.
 QUICK_CHUNKS = range(0, 200, 25)
 MOST_FINDINGS = 3
 
@@ -28,7 +29,7 @@ def describe(found: Iterable[tuple[int, Finding | None]]) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("start", QUICK_CHUNKS)
+@pytest.mark.parametrize("start", all_but_slow(QUICK_CHUNKS, QUICK_CHUNKS[:5]))
 def test_pipeline_in_one_process_equals_the_plain_model(start: int) -> None:
     assert describe(run_here(range(start, start + 25))) == []
 

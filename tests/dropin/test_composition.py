@@ -1,6 +1,7 @@
 """Stages that are data-parallel or tensor-parallel themselves, over four processes."""
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.dropin._utils import _DTensorMeta
+from tests.covering import all_but_slow
 from tests.dropin.scripts import (
     IS_OLD_TORCH,
     LOOPED,
@@ -104,7 +106,7 @@ def whole(held: dict[int, nn.Module]) -> dict[str, torch.Tensor | None]:
     }
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", all_but_slow(ALL, ("GPipe", "LoopedBFS", "ZBVZeroBubble")))
 def test_copies_of_a_stage_average_their_gradients_once(
     four_processes: Processes, name: str
 ) -> None:
@@ -196,8 +198,13 @@ def compare_over_a_mesh(rank: int, name: str, placement: Any) -> None:
 
 
 @pytest.mark.skipif(IS_OLD_TORCH, reason="torch's stages know no meshes")
-@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble"])
-@pytest.mark.parametrize("placement", [Replicate(), Shard(1)])
+@pytest.mark.parametrize(
+    ("name", "placement"),
+    all_but_slow(
+        product(["1F1B", "Interleaved1F1B", "ZBVZeroBubble"], [Replicate(), Shard(1)]),
+        [("1F1B", Replicate()), ("Interleaved1F1B", Shard(1)), ("ZBVZeroBubble", Replicate())],
+    ),
+)
 def test_tensors_over_a_mesh_cross_as_in_torch(
     four_processes: Processes, name: str, placement: Any
 ) -> None:

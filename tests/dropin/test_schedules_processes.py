@@ -16,6 +16,7 @@ from penstock.dropin.stage import PipelineStage
 from penstock.errors import PipelineError
 from penstock.measuring.live_memory import LiveMemory
 from penstock.ranks.group_transport import GroupTransport
+from tests.covering import all_but_slow
 from tests.dropin.scripts import (
     IS_OLD_TORCH,
     LOOPED,
@@ -68,7 +69,10 @@ def test_two_ranks_give_what_torch_gives(two_processes: Processes, name: str) ->
     assert sorted(found) == [0, 12 if name in V_SHAPED else 16]
 
 
-@pytest.mark.parametrize("name", COMPARED)
+# Every schedule is compared on two ranks by default, and one of each kind on four.
+@pytest.mark.parametrize(
+    "name", all_but_slow(COMPARED, ("1F1B", "Interleaved1F1B", *V_SHAPED[:1]))
+)
 def test_four_ranks_give_what_torch_gives(four_processes: Processes, name: str) -> None:
     found = four_processes.run(compare_with_torch, 4, name, 8, 16)
     assert sorted(found) == [0, 0, 0, 24 if name in V_SHAPED else 32]
@@ -125,7 +129,7 @@ def stages_in(schedule: Any) -> list[Any]:
     return schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", all_but_slow(ALL, ("1F1B", "InterleavedZeroBubble", "DualPipeV")))
 def test_batches_of_other_sizes_are_learned_once(two_processes: Processes, name: str) -> None:
     found = two_processes.run(change_shapes, 2, name)
     assert found == [[False, False, False, False, True, True]] * 2
@@ -390,7 +394,12 @@ def peak_bytes(rank: int, package: str, name: str, microbatches: int) -> int:
     return peak
 
 
-@pytest.mark.parametrize("name", ["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"])
+@pytest.mark.parametrize(
+    "name",
+    all_but_slow(
+        ["1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"], ("1F1B", "ZBVZeroBubble")
+    ),
+)
 def test_memory_does_not_grow_with_the_number_of_microbatches(
     two_processes: Processes, name: str
 ) -> None:
@@ -407,9 +416,7 @@ def change_shapes_by_order(rank: int, ranks: int, name: str) -> list[bool]:
         return change_shapes(rank, ranks, name)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in V_SHAPED else pytest.mark.slow) for n in ALL]
-)
+@pytest.mark.parametrize("name", all_but_slow(ALL, V_SHAPED))
 def test_messages_may_meet_by_order_alone(two_processes: Processes, name: str) -> None:
     found = two_processes.run(change_shapes_by_order, 2, name)
     assert found == [[False, False, False, False, True, True]] * 2

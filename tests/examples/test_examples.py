@@ -7,12 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
+from runpy import run_path
+from warnings import simplefilter
 
 import pytest
 
 from docs_build.scripts import ORDER, Script, examples_page, read_scripts
+from tests.covering import all_but_slow
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -22,6 +27,7 @@ SCRIPTS = {script.name: script for script in read_scripts(ROOT / "examples")}
 ALONE = [name for name in ORDER if SCRIPTS[name].command.startswith("python ")]
 # Those that import transformers or search for seconds run in `make test-all`.
 LONG = {"hugging_face", "lora", "plan_a_cluster"}
+SHORT = [name for name in ALONE if name not in LONG]
 LIMIT_SECONDS = 300.0
 
 
@@ -92,9 +98,26 @@ def test_first_pipeline_is_twenty_lines() -> None:
     assert len([line for line in code if line.strip()]) <= 20
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else []) for n in ALONE]
-)
+def run_script(path: Path, folder: Path) -> None:
+    """Run a script as the main program of this process; keep what it prints."""
+    os.chdir(folder)
+    simplefilter("error")
+    with (folder / "printed").open("w", encoding="utf-8") as file, redirect_stdout(file):
+        run_path(str(path), run_name="__main__")
+
+
+# In processes that have imported torch; `make test-all` starts the commands themselves.
+@pytest.mark.parametrize("name", SHORT[1:])
+def test_short_example_runs(name: str, tmp_path: Path) -> None:
+    script = ROOT / "examples" / f"{name}.py"
+    process = get_context("forkserver").Process(target=run_script, args=(script, tmp_path))
+    process.start()
+    process.join(LIMIT_SECONDS)
+    assert process.exitcode == 0
+    assert (tmp_path / "printed").read_text(encoding="utf-8") != ""
+
+
+@pytest.mark.parametrize("name", all_but_slow(ALONE, SHORT[:1]))
 def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
     (output,) = run_all([command_of(SCRIPTS[name])], tmp_path)
     losses = losses_of(output)

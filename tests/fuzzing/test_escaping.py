@@ -25,6 +25,7 @@ from penstock.view.notebook import plan_html, schedule_html, timeline_html
 from penstock.view.plan_report import plan_report
 from penstock.view.trace import write_trace
 from tests.browser import Browser
+from tests.strategies import examples
 
 HOSTILE = (
     "</script><script>window.ran = 1</script>",
@@ -94,13 +95,13 @@ HARMLESS = {kind: Tags(text).found for kind, text in outputs("harmless").items()
 
 
 @given(NAMES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_name_changes_the_tags(name: str) -> None:
     assert {kind: Tags(text).found for kind, text in outputs(name).items()} == HARMLESS
 
 
 @given(NAMES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_no_name_changes_the_scripts(name: str) -> None:
     data, script = SCRIPT.findall(page(timeline_of(name)))
     assert script == SCRIPT.findall(page(timeline_of("harmless")))[1]

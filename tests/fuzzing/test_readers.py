@@ -11,6 +11,7 @@ from tests.fuzzing.edits import apply_edits, draw_edits
 from tests.fuzzing.judging import judge
 from tests.fuzzing.readers import READERS
 from tests.fuzzing.strategies import any_bytes, changed_files
+from tests.strategies import examples
 
 # The folder is the same for all examples: each writes its files anew.
 FUZZED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], database=None)
@@ -24,14 +25,14 @@ def test_valid_files_are_read_and_written_the_same(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-@settings(FUZZED, max_examples=150)
+@settings(FUZZED, max_examples=examples(150))
 def test_changed_files_are_read_or_refused(name: str, data: st.DataObject, tmp_path: Path) -> None:
     judge(READERS[name], data.draw(changed_files(READERS[name])), tmp_path)
 
 
 @pytest.mark.parametrize("name", READERS)
 @given(given_bytes=any_bytes())
-@settings(FUZZED, max_examples=50)
+@settings(FUZZED, max_examples=examples(50))
 def test_bytes_of_any_kind_are_read_or_refused(
     name: str, given_bytes: bytes, tmp_path: Path
 ) -> None:

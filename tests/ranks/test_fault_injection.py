@@ -24,7 +24,7 @@ from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 from tests.models import gradients_of, make_batch, make_blocks, mean_loss
 from tests.processes import Processes
-from tests.strategies import schedules
+from tests.strategies import examples, schedules
 
 NOTHING = Packet("", [])
 
@@ -337,7 +337,7 @@ def train(
     return steps
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(schedule=schedules(max_ranks=4, max_microbatches=6), seed=st.integers(0, 1000))
 def test_steps_are_bitwise_equal_under_any_faults(schedule: Schedule, seed: int) -> None:
     fault_injection = FaultInjection(seed, delay_seconds=1e-6, reorders=True)

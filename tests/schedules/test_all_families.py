@@ -10,6 +10,7 @@ from penstock.ir.actions import Kind
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
+from tests.strategies import examples
 
 ANY_STAGES_PER_RANK = ("ForwardOnly", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 SIZES = {
@@ -19,7 +20,7 @@ SIZES = {
 }
 every_family = pytest.mark.parametrize("name", FAMILIES)
 every_size = given(**SIZES)
-repeatable = settings(derandomize=True, deadline=None, max_examples=60)
+enough_examples = settings(max_examples=examples(60))
 
 
 def generate(name: str, ranks: int, microbatches: int, stages_per_rank: int) -> Schedule:
@@ -55,7 +56,7 @@ def expected_work(schedule: Schedule) -> list[tuple[int, int]]:
 
 @every_family
 @every_size
-@repeatable
+@enough_examples
 def test_every_stage_runs_every_microbatch_once(
     name: str, ranks: int, microbatches: int, stages_per_rank: int
 ) -> None:
@@ -69,7 +70,7 @@ def test_every_stage_runs_every_microbatch_once(
 
 @every_family
 @every_size
-@repeatable
+@enough_examples
 def test_every_rank_runs_its_own_stages_only(
     name: str, ranks: int, microbatches: int, stages_per_rank: int
 ) -> None:
@@ -80,7 +81,7 @@ def test_every_rank_runs_its_own_stages_only(
 
 @every_family
 @every_size
-@repeatable
+@enough_examples
 def test_microbatches_of_each_stage_come_in_order(
     name: str, ranks: int, microbatches: int, stages_per_rank: int
 ) -> None:
@@ -136,7 +137,7 @@ def peak_activations(name: str, r: int, p: int, m: int, v: int) -> int:
 
 @every_family
 @every_size
-@repeatable
+@enough_examples
 def test_order_runs_to_its_end_with_the_known_peak_of_activations(
     name: str, ranks: int, microbatches: int, stages_per_rank: int
 ) -> None:

@@ -7,6 +7,7 @@ from penstock.schedules.registry import find_family
 from penstock.sim.engine import simulate
 from tests.facts import CONTROLLABLE_MEMORY, ControllableMemoryRow
 from tests.schedules.tables import read_table
+from tests.strategies import examples
 
 V_MIN_OF_THREE = read_table(
     "0F0 0F1 0F2         5F0 5I0 5W0 5F1 5I1 5W1 0I0 0W0         5F2 5I2 0I1 5W2 0W1     0I2 0W2",
@@ -36,13 +37,13 @@ def test_bubble_is_not_above_the_published_one(row: ControllableMemoryRow) -> No
     assert round(simulate(schedule).bubble_rate, 4) <= row.bubble_rate
 
 
-repeatable = settings(derandomize=True, deadline=None, max_examples=25)
+enough_examples = settings(max_examples=examples(25))
 # Larger than the other families' sizes, since these orders are searched, not written down.
 SIZES = {"ranks": st.integers(1, 24), "microbatches": st.integers(1, 48)}
 
 
 @given(**SIZES)
-@repeatable
+@enough_examples
 def test_v_min_holds_a_third_on_every_rank(ranks: int, microbatches: int) -> None:
     timeline = simulate(v_min(ranks, microbatches))
     limit = 2 * min((ranks + 4) // 3, microbatches)
@@ -50,7 +51,7 @@ def test_v_min_holds_a_third_on_every_rank(ranks: int, microbatches: int) -> Non
 
 
 @given(**SIZES)
-@repeatable
+@enough_examples
 def test_v_half_holds_a_half_on_every_rank(ranks: int, microbatches: int) -> None:
     timeline = simulate(v_half(ranks, microbatches))
     limit = 2 * min((ranks + 2) // 2, microbatches)
@@ -58,7 +59,7 @@ def test_v_half_holds_a_half_on_every_rank(ranks: int, microbatches: int) -> Non
 
 
 @given(ranks=st.integers(1, 16), more=st.integers(1, 16))
-@repeatable
+@enough_examples
 def test_bubble_of_v_min_is_about_four_slots_per_rank(ranks: int, more: int) -> None:
     # At unit costs, from m = p + 1 microbatches on; 4 p of 6 m slots is the 2 p / 3 m published.
     timeline = simulate(v_min(ranks, ranks + more))
@@ -66,7 +67,7 @@ def test_bubble_of_v_min_is_about_four_slots_per_rank(ranks: int, more: int) -> 
 
 
 @given(ranks=st.integers(1, 16), more=st.integers(1, 16))
-@repeatable
+@enough_examples
 def test_bubble_of_v_half_is_about_three_slots_per_rank(ranks: int, more: int) -> None:
     # At unit costs, from m = p + 1 microbatches on; 3 p of 6 m slots is the p / 2 m published.
     timeline = simulate(v_half(ranks, ranks + more))

@@ -25,7 +25,7 @@ from tests.models import (
     run_reference,
     sum_loss,
 )
-from tests.strategies import FAMILY_NAMES, dag_schedules, schedules
+from tests.strategies import FAMILY_NAMES, dag_schedules, examples, schedules
 
 TRAINING_FAMILIES = [name for name in FAMILY_NAMES if name != "ForwardOnly"]
 BLOCKS = make_blocks()
@@ -279,7 +279,7 @@ def assert_exact(schedule: ps.Schedule) -> None:
     assert result.loss == pytest.approx(loss.item(), abs=1e-12)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(schedules(max_ranks=4, max_microbatches=6).filter(has_backwards), st.randoms())
 def test_any_order_that_keeps_the_waits_gives_exact_gradients(
     schedule: ps.Schedule, random: Random
@@ -289,7 +289,7 @@ def test_any_order_that_keeps_the_waits_gives_exact_gradients(
     assert_exact(shuffled)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(dag_schedules(max_ranks=4, max_microbatches=5).filter(has_backwards), st.randoms())
 def test_any_order_over_skips_gives_exact_gradients(schedule: ps.Schedule, random: Random) -> None:
     shuffled = shuffle(ps.passes.split_backward(schedule), random)
@@ -297,7 +297,7 @@ def test_any_order_over_skips_gives_exact_gradients(schedule: ps.Schedule, rando
     assert_exact(shuffled)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(schedules(max_ranks=4, max_microbatches=6).filter(has_backwards))
 def test_family_in_any_size_gives_exact_gradients(schedule: ps.Schedule) -> None:
     assert_exact(schedule)

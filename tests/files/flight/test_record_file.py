@@ -18,6 +18,7 @@ from penstock.files.flight.record_file import FlightWriter, flight_path, read_fl
 from penstock.ir.actions import Action, Kind
 from penstock.ir.placement import Placement
 from tests.files.flight.flights import BEGAN, action, ended, write_file
+from tests.strategies import examples
 
 LOOP = Placement.loop(4)
 HEAD = HEADER.size + SIGNS.size + 4 * LOOP.num_stages
@@ -57,7 +58,7 @@ def own_actions() -> st.SearchStrategy[Action]:
     doings=st.lists(own_actions() | st.sampled_from(Phase), max_size=40),
     capacity=st.integers(2, 20),
 )
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_newest_records_come_back_in_order(
     doings: list[Action | Phase], capacity: int, tmp_path: Path
 ) -> None:
@@ -279,7 +280,7 @@ FUZZING = settings(deadline=None, suppress_health_check=[HealthCheck.function_sc
 
 
 @given(changes=CHANGES, num_records=st.integers(0, 10))
-@settings(FUZZING, max_examples=500)
+@settings(FUZZING, max_examples=examples(500))
 def test_changed_file_is_refused_or_gives_possible_records(
     changes: list[tuple[int, bytes]], num_records: int, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from penstock.planner.partition.pieces import Piece
 from penstock.planner.search.in_flight import count_in_flight
 from penstock.sim.engine import simulate
 from tests.planner.brute_force import Score, all_scores
+from tests.strategies import examples
 
 PLACEMENTS = [
     *(Placement.loop(ranks, turns) for ranks in (1, 2, 3, 4) for turns in (1, 2, 3)),
@@ -79,7 +80,7 @@ def problems(
     return pieces, placement, memory, in_flight
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300))
 @given(problems())
 def test_no_other_cuts_are_better_under_a_cap(
     problem: tuple[list[Piece], Placement, list[int], list[int]],
@@ -272,7 +273,7 @@ def test_where_ranks_differ_the_message_says_how_much_more_each_needs() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 @given(problems())
 def test_the_cap_that_is_named_fits_and_one_byte_less_does_not(
     problem: tuple[list[Piece], Placement, list[int], list[int]],

@@ -57,7 +57,7 @@ def check_sizes(visit_page: Opener, ranks: int) -> None:
         assert_draws(visit, at, timeline)
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 64])
+@pytest.mark.parametrize("ranks", [1, 3, 16])
 def test_page_draws_every_family(visit_page: Opener, ranks: int) -> None:
     check_sizes(visit_page, ranks)
 

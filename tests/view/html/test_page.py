@@ -83,7 +83,7 @@ def test_page_links_to_nothing_outside_itself() -> None:
     ("name", "ranks", "microbatches"),
     [
         ("DualPipeV", 32, 1560),
-        ("ForwardOnly", 1000, 200),
+        pytest.param("ForwardOnly", 1000, 200, marks=pytest.mark.slow),
         pytest.param("1F1B", 64, 1563, marks=pytest.mark.slow),
         pytest.param("ZBV", 16, 2084, marks=pytest.mark.slow),
     ],
