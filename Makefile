@@ -5,20 +5,25 @@ READY := .venv/ready
 # Started as a module, so that the pages can import what makes them; its advertisement is left out.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
+# A worker keeps to neighbouring tests, which share what they set up, until it has none left. Those
+# who forbid Python to keep bytecode would compile the package in every process of every test.
+TESTS := -n 2 --dist worksteal
+TEST_SETTINGS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+
 .PHONY: demo test test-all test-oldest test-gpu check docs docs-serve browser bench fuzz clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
 
 test: check browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
+	$(TEST_SETTINGS) $(BIN)/pytest $(TESTS) -m "not slow"
 
 test-all: check browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --hypothesis-profile fresh
+	$(TEST_SETTINGS) $(BIN)/pytest $(TESTS) --hypothesis-profile fresh
 
 # The default tests on the oldest torch that pyproject.toml claims, in an environment of its own.
 test-oldest: .venv-oldest/ready browser
-	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n 2 -m "not slow"
+	$(TEST_SETTINGS) .venv-oldest/bin/pytest $(TESTS) -m "not slow"
 
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
