@@ -20,7 +20,7 @@ FAMILY_NAMES = tuple(FAMILIES)
 
 def examples(count: int) -> int:
     """Return how many examples to draw: `count` in `make test-all`, by default its share."""
-    return max(1, count * settings.default.max_examples // 100)
+    return max(1, count * settings().max_examples // 100)
 
 
 def every_family(ranks: int, microbatches: int) -> list[Schedule]:
