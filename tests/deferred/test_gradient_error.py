@@ -83,7 +83,7 @@ def _errors(name: str, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 
 def _check(name: str, dtype: torch.dtype, first: int, draws: int) -> None:
-    # One gradient of an embedding has so few roundings that chance explains a tenth.
+    # Chance explains a tenth in one gradient of an embedding, which has few roundings.
     errors = [_errors(name, dtype, seed) for seed in range(first, first + draws)]
     error, plain_error = torch.stack(errors).mean(dim=0)
     assert error <= TOLERANCE * plain_error, f"from seed {first}: {error:.3e}, {plain_error:.3e}"
