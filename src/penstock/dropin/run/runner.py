@@ -11,6 +11,7 @@ from penstock.dropin.run.step_actions import Owner, StepActions, StepBatch
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import SizeError
 from penstock.ranks.faults import StepFailedError
+from penstock.ranks.group_transport import GroupTransport
 
 __all__ = ["StepRunner"]
 
@@ -28,6 +29,12 @@ class StepRunner:
     def rows(self) -> int | None:
         """How many rows the batch of the present step has, if that is known here."""
         return None if self._session is None else self._session.rows
+
+    @property
+    def knows_shapes(self) -> bool:
+        """Whether the shapes of the last step were known before it began."""
+        transport = None if self._session is None else self._session.transport
+        return isinstance(transport, GroupTransport) and transport.knows_shapes
 
     def open(
         self, lowered: Lowered, stages: Sequence[_PipelineStageBase], timeouts: Timeouts
@@ -73,6 +80,7 @@ class StepRunner:
             batch,
             context=context,
             overlaps=program.overlaps,
+            settle=self._session.settle,
             refuse=self._session.refuse,
         )
         has_failed = True
@@ -97,10 +105,11 @@ class StepRunner:
         factor = owner._n_microbatches if owner.scale_grads else 1
         try:
             for stage in stages:
-                stage.is_run, stage.knows_all = True, self._session.knows_shapes
+                stage.is_run = True
                 if has_backward:
                     stage.begin_training(factor)
         except Exception:
+            self._session.settle()
             program.executor.abandon()
             raise
 

@@ -1,11 +1,15 @@
 """One schedule on its ranks: the transport between them, who watches them, and its programs.
 
-A step begins when all ranks have said what they were given, and ends when all have said how it
-went. Between the two the executor runs; whatever fails on one rank is raised by all.
+Before a step sends anything, all ranks have said what they were given, and it ends when all have
+said how it went; whatever fails on one rank is raised by all. A rank that was given the same form
+as in its last step runs its first forwards meanwhile, so nobody waits for that in most steps:
+
+    rank 0    say | 0F0 | hear | send 0F0 | ...
+    rank 1    say | hear       | receive 0F0 | ...
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,7 +19,7 @@ import torch
 
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
-from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
+from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME, Note
 from penstock.alive.timeouts import Timeouts
 from penstock.dropin.names.actions import _get_profiler_function_name, from_work
 from penstock.dropin.stages.base import _PipelineStageBase
@@ -45,14 +49,10 @@ _NO_ROWS = -1
 _NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
 
 
-class _NotBegunError(PipelineError):
-    """Another rank has said that it cannot begin the step."""
-
-
 class _Refused(BaseException):
     """Ends a step of this rank at once, without a message to other ranks."""
 
-    def __init__(self, error: PipeliningMetadataError) -> None:
+    def __init__(self, error: PipelineError | PipeliningMetadataError) -> None:
         self.error = error
 
 
@@ -94,15 +94,12 @@ class Session:
         # How many rows the batch of the present step has, if the first stage knows.
         self.rows: int | None = None
         self._signature = b""
+        # The form of what this rank was given last, and what waits for that of all others.
+        self._digest = b""
+        self._wait_for_all: Callable[[], list[bytes]] | None = None
         self._is_alone = isinstance(transport, LocalTransport)
         self._has_met = False
         self._is_refusing = False
-
-    @property
-    def knows_shapes(self) -> bool:
-        """Whether the shapes of the present step were known before it began."""
-        transport = self.transport
-        return isinstance(transport, LocalTransport) or transport.knows_shapes
 
     @contextmanager
     def call(self, *, is_watched: bool) -> Iterator[None]:
@@ -121,8 +118,6 @@ class Session:
                 raise
             except _Refused as refused:
                 raise refused.error from None
-            except _NotBegunError:
-                raise
             except StepFailedError as error:
                 failure = error
             except Exception as error:
@@ -135,7 +130,7 @@ class Session:
                 self._conclude(failure)
 
     def meet(self, text: str, rows: int | None) -> None:
-        """Say what this rank was given, and hear the same of all others."""
+        """Say what this rank was given; hear the same of all others now, or when it settles."""
         self.guard.log.begin_step()
         if self._is_refusing:
             # Nothing has changed, and ranks that insist on that exchange nothing.
@@ -144,39 +139,61 @@ class Session:
             self.rows = rows
             self.transport.begin_step(b"")
         else:
-            self.guard.log.start(AGREEMENT)
             digest = blake2b(text.encode(), digest_size=16).digest()
-            records = self._gather(digest, rows, has_failed=False)
-            self.rows = max((count for _, count, _ in records if count >= 0), default=None)
-            self._signature = blake2b(b"".join(one for one, *_ in records)).digest()
+            is_as_before, self._digest = digest == self._digest, digest
+            self._say(digest, rows, has_failed=False)
             self.transport.begin_step(self._signature)
-            self.guard.log.end()
+            if not is_as_before:
+                self.settle()
         self._has_met = True
+
+    def settle(self, during: Action | None = None) -> None:
+        """Hear what all ranks were given, before this one sends, receives or gives up.
+
+        The shapes of the step are those of the last one unless some rank was given another form.
+        """
+        if self._wait_for_all is None:
+            return
+        log = self.guard.log
+        log.start(AGREEMENT)
+        records = self._hear()
+        log.end()
+        if any(has_failed for *_, has_failed in records):
+            messages = self._control.gather(None)
+            rank, message = next((r, m) for r, m in enumerate(messages) if m is not None)
+            raise _Refused(PipelineError(f"rank {rank} cannot begin the step: {message}"))
+        self.rows = max((count for _, count, _ in records if count >= 0), default=None)
+        signature = blake2b(b"".join(one for one, *_ in records)).digest()
+        if signature != self._signature:
+            self._signature = signature
+            self.transport.begin_step(signature)
+        if during is not None:
+            log.start(Note.of(during))
 
     def refuse(self, error: PipeliningMetadataError) -> None:
         """End the step here at once, if this rank may be the only one in it."""
         if self._is_refusing:
             raise _Refused(error)
 
-    def _gather(
-        self, digest: bytes, rows: int | None, *, has_failed: bool
-    ) -> list[tuple[bytes, int, bool]]:
+    def _say(self, digest: bytes, rows: int | None, *, has_failed: bool) -> None:
         record = _RECORD.pack(digest, _NO_ROWS if rows is None else rows, has_failed)
-        records = [_RECORD.unpack(data) for data in self._control.gather_bytes(record)]
-        if any(failed for _, _, failed in records) and not has_failed:
-            messages = self._control.gather(None)
-            rank, message = next((r, m) for r, m in enumerate(messages) if m is not None)
-            raise _NotBegunError(f"rank {rank} cannot begin the step: {message}")
-        return records
+        self._wait_for_all = self._control.start_gathering(record)
+
+    def _hear(self) -> list[tuple[bytes, int, bool]]:
+        assert self._wait_for_all is not None, "this rank has said what it was given"
+        wait, self._wait_for_all = self._wait_for_all, None
+        return [_RECORD.unpack(data) for data in wait()]
 
     def _tell_failure(self, error: Exception) -> None:
         """Let the others raise what keeps this rank from the step."""
         if self._is_alone or self._is_refusing:
             return
-        self._gather(bytes(16), None, has_failed=True)
+        self._say(bytes(16), None, has_failed=True)
+        self._hear()
         self._control.gather(f"{type(error).__name__}: {error}")
 
     def _conclude(self, failure: StepFailedError | None) -> None:
+        self.settle()
         log = self.guard.log
         log.start(FLUSH)
         self.transport.end_step()

@@ -110,22 +110,25 @@ class StepActions:
         *,
         context: Any,
         overlaps: Mapping[Action, tuple[Action, ...]],
+        settle: Callable[[Action], None],
         refuse: Callable[[PipeliningMetadataError], None],
     ) -> None:
         """Begin a step; `context` is what custom functions are given.
 
-        `refuse` is called when something has another form than stages insist on.
+        `settle` is called before the first action that may need another rank, `refuse` when
+        something has another form than stages insist on.
         """
         self._owner, self._stages, self._executor = owner, stages, executor
         self._batch, self._context, self._overlaps = batch, context, overlaps
-        self._refuse, self.current = refuse, None
+        self._refuse, self._settle, self.current = refuse, settle, None
+        self._is_settled = False
         self._sharded = {index for index, stage in stages.items() if stage.is_sharded}
         self.backward_counter.clear()
 
     def end(self, *, has_failed: bool) -> None:
         """End a step, and let go of what a failure has left."""
         # The batch must not outlive its step, nor the schedule be held by what it holds.
-        del self._owner, self._executor, self._batch, self._context, self._refuse
+        del self._owner, self._executor, self._batch, self._context, self._refuse, self._settle
         gathered = sorted(self.unshard_ops)
         if has_failed:
             self.fwd_recv_ops.clear()
@@ -144,12 +147,21 @@ class StepActions:
     def perform(self, action: Action, run: Callable[[], None]) -> None:
         """Do what an action says, or what the user's function for it does."""
         self.current = action
+        if not self._is_settled and action.kind is not Kind.FORWARD:
+            self._settle_at(action)
         try:
             if not (self.custom_functions and self._is_custom(action)):
                 self._do[action.kind](action, run)
-        except PipeliningMetadataError as error:
-            self._refuse(error)
+        except Exception as error:
+            if not self._is_settled:
+                self._settle_at(action)
+            if isinstance(error, PipeliningMetadataError):
+                self._refuse(error)
             raise
+
+    def _settle_at(self, action: Action) -> None:
+        self._is_settled = True
+        self._settle(action)
 
     def _is_custom(self, action: Action) -> bool:
         """Call the user's function for an action, or for the overlap that it is part of."""

@@ -70,8 +70,6 @@ class StagePlace(ABC):
         self._user_meta = _StageMeta()
         # By microbatch, what was sent on, since gradients come back in the same form.
         self.output_metas: dict[int, tuple[TensorMeta, ...]] = {}
-        # Whether the ranks knew the shapes of the last step before it began.
-        self.knows_all = True
         # Whether a schedule carries what crosses, and learns its form from the tensors.
         self.is_run = False
 

@@ -1,0 +1,102 @@
+"""The agreement before a step: heard beside the first forward where nothing has changed."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.dropin.schedules import Schedule1F1B
+from penstock.dropin.stage import PipelineStage
+from tests.dropin.scripts import OURS, build, gradients, make_batch, make_blocks, step
+from tests.processes import Processes
+
+RANKS = 2
+MICROBATCHES = 4
+
+
+def refuse_after_steady_steps(rank: int) -> tuple[str, bool]:
+    schedule, held = build(OURS, "1F1B", rank, RANKS, MICROBATCHES)
+    batch = make_batch(8)
+    for _ in range(3):
+        step(schedule, held, RANKS, batch)
+    for module in held.values():
+        module.zero_grad()
+    parts: Any = {"arg_mbs": [(part,) for part in batch[0].chunk(4)]}
+    if rank:
+        parts = {"target_mbs": [batch[1]]}
+    with pytest.raises((ValueError, RuntimeError), match="Expecting 4 target_mbs") as caught:
+        schedule.step(**parts)
+    step(schedule, held, RANKS, batch)
+    again = gradients(held)
+    fresh, others = build(OURS, "1F1B", rank, RANKS, MICROBATCHES)
+    step(fresh, others, RANKS, batch)
+    torch.testing.assert_close(again, gradients(others))
+    return str(caught.value).split(" (")[0].split(";")[0], schedule._runner.knows_shapes
+
+
+def test_a_rank_that_cannot_begin_is_named_though_others_have_begun(
+    two_processes: Processes,
+) -> None:
+    # Rank 0 has run its first forward by then, and must neither send it nor count it.
+    refused = "Expecting 4 target_mbs but got 1"
+    assert [text for text, _ in two_processes.run(refuse_after_steady_steps)] == [
+        f"rank 1 cannot begin the step: BatchError: {refused}",
+        refused,
+    ]
+
+
+class Wide(nn.Module):
+    """Returns more columns if its keyword says so, or fails while it is broken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = make_blocks(1)[0]
+        self.is_broken = False
+
+    def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+        if self.is_broken:
+            raise ValueError("broken")
+        result: torch.Tensor = self.block(x[..., :6]).repeat(1, times)
+        return result
+
+
+def change_one_rank(rank: int, changed: int, values: list[int]) -> list[str]:
+    """Run steps in which one rank is given a keyword, 0 to break it; return how each went."""
+    module = Wide()
+    stage = PipelineStage(module, rank, RANKS, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda y, target: (y - target).sum())
+    x, target = make_batch(8)
+    found = []
+    for times in values:
+        module.is_broken, times = times == 0 and rank == changed, max(times, 1)
+        width = times if rank == changed == 1 else 1
+        given: Any = {"target": target.repeat(1, width)} if rank else {}
+        if rank == changed:
+            given["kwarg_mbs"] = [{"times": times}] * MICROBATCHES
+            given["arg_mbs"] = None if rank else [(part,) for part in x.chunk(MICROBATCHES)]
+            given["target_mbs"] = list(given.pop("target").chunk(MICROBATCHES)) if rank else None
+        try:
+            schedule.step(*(() if rank or rank == changed else (x,)), **given)
+        except Exception as error:
+            found.append(str(error).splitlines()[0].split(": ")[-1])
+        else:
+            found.append("known" if schedule._runner.knows_shapes else "learned")
+    return found
+
+
+@pytest.mark.parametrize("changed", [0, 1])
+def test_another_form_on_one_rank_is_learned_by_all(
+    two_processes: Processes, changed: int
+) -> None:
+    steps = ["learned", "known", "learned", "known", "known"]
+    found = two_processes.run(change_one_rank, changed, [1, 1, 2, 2, 1])
+    assert found == [steps] * RANKS
+
+
+def test_a_first_forward_that_fails_before_all_are_heard_is_raised_by_all(
+    two_processes: Processes,
+) -> None:
+    # Nothing about the call has changed, so that rank 0 does not wait before it fails.
+    found = two_processes.run(change_one_rank, 0, [1, 1, 0, 1, 1])
+    assert found == [["learned", "known", "broken", "learned", "known"]] * RANKS
