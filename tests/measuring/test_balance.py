@@ -107,3 +107,25 @@ def test_traced_model_is_balanced_by_the_pieces_of_its_graph() -> None:
     torch.testing.assert_close(pipe(x), model(x), rtol=0, atol=0)
     with pytest.raises(SizeError, match=r"\(got .*, sum 3\)"):
         ps.split(model, stages=[1, 2], example=[x])
+
+
+def count_hooks(model: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_measuring_leaves_no_hooks_on_the_layers() -> None:
+    # Stages observe the layers that they share with the model, and went on when they were gone.
+    model, example = Uneven(), (torch.randn(2, 64),)
+    balance(
+        model,
+        layers="layers",
+        placement=Placement.loop(2),
+        example=example,
+        loss=square,
+    )
+    ps.measure_layers(model, layers="layers", example=example, loss=square)
+    assert count_hooks(model) == 0
+    pipe = ps.split(model, layers="layers", stages=2, example=example)
+    ps.measure(pipe, example=example, loss=square, repeats=1)
+    assert count_hooks(model) == 0
+    torch.testing.assert_close(pipe(*example), model(*example))

@@ -4,7 +4,8 @@ The stages run one after the other in this process, so a model that fits on one 
 measured for any number of ranks.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.measuring.optimizer_state import MakeOptimizer, count_optimizer_by
 from penstock.measuring.stage_bytes import ActionBytes
 from penstock.modules.untouched import untouched
 from penstock.sim.timeline import Timeline
+from penstock.splitting.by_layers.layer_stage import FirstLayerStage, LayerStage
 from penstock.splitting.pipe import Pipe
 from penstock.step.microbatches import Ready, count_rows
 from penstock.training.build.device import find_device
@@ -132,7 +134,7 @@ def measure_closely(
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
     place = find_device(device, dict(enumerate(modules)))
     sample = _Sample(tuple(example), example_kwargs or {}, target, loss, repeats, place)
-    with untouched(modules):
+    with untouched(modules), _observed_for_now(modules):
         split = _observe(stages, len(modules), ("F", "I", "W"), sample)
         whole = _observe(stages, len(modules), ("F", "B"), sample)
         state = [
@@ -152,6 +154,17 @@ def measure_closely(
     return Measurement(
         costs, {name: tuple(map(_spread, found)) for name, found in samples.items()}
     )
+
+
+@contextmanager
+def _observed_for_now(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Leave no hooks of stages on the layers of the model, which the stages share with it."""
+    try:
+        yield
+    finally:
+        for module in modules:
+            if isinstance(module, FirstLayerStage | LayerStage):
+                module.stop_observing()
 
 
 def _observe(

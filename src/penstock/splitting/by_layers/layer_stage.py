@@ -95,6 +95,12 @@ class _StageBase(nn.Module):
         tables = (*calls.tables(), *map(tables_of, others))
         vars(self).update(_unit_calls=calls, _tables=tables)
 
+    def stop_observing(self) -> None:
+        """Remove our hooks from the model's own layers; the next run, if any, observes again."""
+        if self._unit_calls is not None:
+            self._unit_calls.stop()
+            vars(self).update(_unit_calls=None, _tables=())
+
     @contextmanager
     def _own_hooks(self) -> Iterator[None]:
         """Make hooks refer to this stage's copies, and find those that a run registers."""
