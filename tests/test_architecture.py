@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "penstock"
 # TORCH_LINE on, and inside the functions of the command line.
 LAYERS = (
     ("errors", "version"),
-    ("untrusted", "atomic_files"),
+    ("untrusted", "atomic_files", "missing_torch"),
     ("ir",),
     ("costs",),
     ("schedules", "passes", "checks", "sim"),

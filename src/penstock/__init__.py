@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.assembly import build, lower
 from penstock.checks.report import check
 from penstock.costs import Costs
-from penstock.errors import MissingDependencyError, PenstockError
+from penstock.errors import PenstockError
 from penstock.ir.actions import Action, Kind, Overlap
 from penstock.ir.dataflow import Dataflow, Routed
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
+from penstock.missing_torch import torch_needed_by
 from penstock.schedules.registry import register
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
@@ -171,18 +172,11 @@ if "IPython" in modules:
 
 
 def __getattr__(name: str) -> Any:
-    try:
+    with torch_needed_by(f"penstock.{name}"):
         if name in _HOMES:
             return getattr(import_module(_HOMES[name]), name)
         if name in _ROOMS:
             return import_module(f"penstock.{name}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
-            raise
-        raise MissingDependencyError(
-            f"penstock.{name} needs torch, which is not installed; run "
-            "pip install 'penstock[torch]'"
-        ) from error
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.dropin.installing import install, uninstall
+from penstock.missing_torch import torch_needed_by
 
 if TYPE_CHECKING:
     from penstock.dropin._IR import Pipe, SplitPoint, pipe_split, pipeline
@@ -75,8 +76,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    if name in _SUBMODULES:
-        return import_module(f"{__name__}.{name}")
+    with torch_needed_by(f"{__name__}.{name}"):
+        if name in _HOMES:
+            return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        if name in _SUBMODULES:
+            return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
