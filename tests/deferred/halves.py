@@ -75,7 +75,7 @@ class Split:
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.recorder = LayerRecorder()
-        self.is_splittable = self.recorder.watch(module)
+        self.is_splittable = self.recorder.observe(module)
         self.inputs: dict[int, torch.Tensor] = {}
         self.flights: dict[int, tuple[list[Root], torch.Tensor]] = {}
         self.waiting: dict[int, list[DeferredWork]] = {}

@@ -41,7 +41,7 @@ def make_stages(family: str) -> list[nn.Module]:
 def assert_like_unsplit(
     loss: Loss, target: Any, *, family: str = "1F1B", batch: Any = None, **settings: Any
 ) -> None:
-    """Compare three steps and evaluations with the unsplit model; steps 1 and 2 are watched."""
+    """Compare three steps and evaluations with the unsplit model; steps 1 and 2 are observed."""
     stages = make_stages(family)
     plain = nn.Sequential(*deepcopy(stages))
     x = make_scores(len(UNEVEN), LENGTH) if batch is None else batch
@@ -324,8 +324,8 @@ def test_a_loss_that_changes_its_labels_in_a_later_step_is_refused_in_that_step(
 
 
 def test_a_penalty_that_is_switched_on_later_is_weighted_by_rows() -> None:
-    # Between watched steps only the last operation was compared. The first step after a change was
-    # refused, or had the old weights; now such a loss is computed again and watched.
+    # Between observed steps only the last operation was compared. The first step of a change was
+    # refused, or had the old weights; now such a loss is computed again and observed.
     is_on = False
 
     def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -47,7 +47,7 @@ def make_pipeline(
 
 
 def assert_like_unsplit(loss: Loss, target: Any, dtype: torch.dtype = torch.float64) -> None:
-    """Compare steps and evaluations with the unsplit model, in watched steps and in others."""
+    """Compare steps and evaluations with the unsplit model, in observed steps and in others."""
     stages, (x, _) = make_stages(dtype), make_batch(dtype)
     plain = nn.Sequential(*deepcopy(stages))
     expected = loss(plain(x), target)

@@ -114,7 +114,7 @@ def count_hooks(model: nn.Module) -> int:
 
 
 def test_measuring_leaves_no_hooks_on_the_layers() -> None:
-    # Stages observe the layers that they share with the model, and went on when they were gone.
+    # Stages observe the layers that they share with the model; their hooks outlived them.
     model, example = Uneven(), (torch.randn(2, 64),)
     balance(
         model,

@@ -711,18 +711,18 @@ def test_work_grows_linearly_with_the_layers() -> None:
 # ---------------------------------------------------------------- the user's modules
 
 
-def test_watching_changes_nothing_outside_a_step() -> None:
+def test_observing_changes_nothing_outside_a_step() -> None:
     module = nn.Sequential(_linear(), nn.Tanh())
     state = copy.deepcopy(module.state_dict())
     x = torch.randn(ROWS, WIDTH)
     expected = module(x)
-    LayerRecorder().watch(module)
+    LayerRecorder().observe(module)
     assert isinstance(module[0], nn.Linear)
     torch.testing.assert_close(dict(module.state_dict()), dict(state), rtol=0, atol=0)
     torch.testing.assert_close(module(x), expected, rtol=0, atol=0)
 
 
-def test_a_watched_module_may_be_compiled_afterwards() -> None:
+def test_an_observed_module_may_be_compiled_afterwards() -> None:
     torch._dynamo.reset()
     module = nn.Sequential(_linear(), nn.Tanh(), _linear()).double()
     reference = copy.deepcopy(module)
@@ -745,7 +745,7 @@ def test_two_recorders_of_one_module_do_not_disturb_each_other() -> None:
     assert_same(run_split(module, values), expected)
 
 
-def test_a_copy_of_a_watched_module_has_its_own_weights() -> None:
+def test_a_copy_of_an_observed_module_has_its_own_weights() -> None:
     module = nn.Sequential(_linear())
     split = Split(module)
     other = copy.deepcopy(module)

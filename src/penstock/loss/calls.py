@@ -21,10 +21,10 @@ __all__ = [
     "Elementwise",
     "Labelled",
     "LossCall",
-    "LossWatch",
+    "LossObserver",
     "Mean",
     "number_alike",
-    "watch_eagerly",
+    "observe_eagerly",
 ]
 
 # The label that torch and transformers ignore by default.
@@ -156,7 +156,7 @@ def number_alike(calls: Sequence[LossCall]) -> list[int]:
     ]
 
 
-class LossWatch(TorchFunctionMode):
+class LossObserver(TorchFunctionMode):
     """A record of the calls of loss functions in this thread.
 
     With `is_safe`, a mean over no labels returns zero instead of NaN, so that other parts of the
@@ -281,10 +281,10 @@ _LOSSES = _names_of_losses()
 
 
 @contextmanager
-def watch_eagerly(watch: LossWatch) -> Iterator[None]:
-    """Watch a stage, and run its compiled code eagerly, so that calls in it are seen."""
+def observe_eagerly(observer: LossObserver) -> Iterator[None]:
+    """Observe a stage, and run its compiled code eagerly, so that calls in it are seen."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(watch)
+        stack.enter_context(observer)
         yield

@@ -7,8 +7,8 @@ microbatch, a sum by one, and everything else by rows:
     its part of the batch  =  factor * cross_entropy * labels here / labels
                               +  rest * rows here / rows
 
-The calls are watched while the loss is computed, until it is known to be the result of one call.
-From then on it is watched in steps 2, 4, 8 and so on, but what it counts is checked in every step.
+The calls are observed while the loss is computed, until it is known to be the result of one call.
+From then on it is observed in steps 2, 4, 8 and so on, but its count is checked in every step.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from penstock.errors import BatchError
-from penstock.loss.calls import Labelled, LossCall, LossWatch, number_alike, watch_eagerly
+from penstock.loss.calls import Labelled, LossCall, LossObserver, number_alike, observe_eagerly
 from penstock.loss.form import LossForm, name_top, read_count, sign_graph
 from penstock.loss.labels import Source
 from penstock.loss.memory import LossMemory, Reading, Term
@@ -51,18 +51,18 @@ class FoundWeights:
         self._has_begun = False
         self._signature = ""
         self._call: LossMade | None = None
-        self._inside: LossWatch | None = None
-        self._outside: LossWatch | None = None
+        self._inside: LossObserver | None = None
+        self._outside: LossObserver | None = None
 
-    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Watch the calls of loss functions in a last stage, unless its loss is known."""
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+        """Observe the calls of loss functions in a last stage, unless its loss is known."""
         habit = self.habit
-        if self.is_alone or not self._given.makes_own or not habit.is_watched:
+        if self.is_alone or not self._given.makes_own or not habit.is_observed:
             return nullcontext()
         if not habit.top:
             habit.is_opaque = any(map(is_compiled, module.modules()))
-        self._inside = LossWatch(is_safe=habit.is_mixed)
-        return watch_eagerly(self._inside)
+        self._inside = LossObserver(is_safe=habit.is_mixed)
+        return observe_eagerly(self._inside)
 
     def make_loss(
         self,
@@ -71,25 +71,25 @@ class FoundWeights:
         output: Any,
         target: Any,
     ) -> Any:
-        """Call the loss function, and watch it unless the loss is computed as before."""
+        """Call the loss function, and observe it unless the loss is computed as before."""
         if self.is_alone:
             return function(output, target)
         call = self._call = LossMade.begin(function, output, target)
-        # If its stage was watched, the loss function is watched too.
-        is_watched = self.habit.is_watched or self._inside is not None
-        loss = self._watch(call) if is_watched else function(output, target)
+        # If its stage was observed, the loss function is observed too.
+        is_observed = self.habit.is_observed or self._inside is not None
+        loss = self._observe(call) if is_observed else function(output, target)
         is_first, self._has_begun = not self._has_begun, True
         if not isinstance(loss, torch.Tensor) or self._is_usual(loss, output):
             return loss
         if is_first:
             self.habit = self._memory.switch(self._key, self._signature)
-        if self.habit.is_watched or not is_first:
-            return self._watch_again(call)
+        if self.habit.is_observed or not is_first:
+            return self._observe_again(call)
         self._outside = None
         return loss
 
-    def _watch_again(self, call: LossMade) -> Any:
-        """Compute a loss once more and watch it, unless its first call had side effects."""
+    def _observe_again(self, call: LossMade) -> Any:
+        """Compute a loss once more and observe it, unless its first call had side effects."""
         if not call.can_be_repeated():
             self.habit.forget()
             raise BatchError(
@@ -97,10 +97,10 @@ class FoundWeights:
                 f"the step before (got another graph, {self._signature}); repeat the step, which "
                 f"looks again, or {ADVICE}"
             )
-        return self._watch(call)
+        return self._observe(call)
 
-    def _watch(self, call: LossMade) -> Any:
-        self._outside = LossWatch(is_safe=self.habit.is_mixed)
+    def _observe(self, call: LossMade) -> Any:
+        self._outside = LossObserver(is_safe=self.habit.is_mixed)
         with self._outside:
             return call.repeat()
 
@@ -152,8 +152,8 @@ class FoundWeights:
 
     def _weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
         inside, outside = self._inside, self._outside
-        watches = [watch for watch in (inside, outside) if watch is not None]
-        calls = [call for watch in watches for call in watch.calls]
+        observers = [one for one in (inside, outside) if one is not None]
+        calls = [call for observer in observers for call in observer.calls]
         if outside is None or (self._is_hidden(loss) and not calls):
             return Share(self._repeat(microbatch, loss))
         top = name_top(loss)
@@ -165,7 +165,7 @@ class FoundWeights:
             again = call.repeat_with_graph(loss)
             loss, calls = (loss, calls) if again is None else (again.loss, again.calls)
         form = self._memory.find_form(self._given.names, loss, calls)
-        if not form.used and any(loss is one for watch in watches for one in watch.sums):
+        if not form.used and any(loss is one for observer in observers for one in observer.sums):
             raise BatchError(
                 "a loss that ends in .sum() must say whether it adds up over the microbatches "
                 f"(got none of torch's own sums); {ADVICE}"

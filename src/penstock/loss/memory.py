@@ -43,7 +43,7 @@ _MOST_WAYS = 8
 class Habit:
     """How the loss of one kind of step is computed.
 
-    `is_left` says that it need not be watched in every step: it is the result of the call
+    `is_left` says that it need not be observed in every step: it is the result of the call
     `single`, or of no call that counts anything. `top` is its last operation, and `signatures` are
     the last operations of its graphs. `is_counted` says that what each part counts is known.
     `is_tried` says that some step could have shown a wrong weight, and was compared with its whole
@@ -63,8 +63,8 @@ class Habit:
     is_confirmed: bool = False
 
     @property
-    def is_watched(self) -> bool:
-        """Whether this step watches how the loss is computed: in steps 1, 2, 4, 8 and so on."""
+    def is_observed(self) -> bool:
+        """Whether this step observes how the loss is computed: in steps 1, 2, 4, 8 and so on."""
         return not self.is_left or (self.is_due and not self.is_opaque)
 
     @property
@@ -82,7 +82,7 @@ class Habit:
         signature: str,
         is_training: bool,
     ) -> None:
-        """Keep what a loss was seen to consist of; a loss of one known call is not watched again.
+        """Keep what a loss was seen to consist of; a loss of one known call is not observed again.
 
         Nothing is learned from a microbatch in which one of the calls counts nothing.
         """
@@ -97,7 +97,7 @@ class Habit:
         )
         if signature:
             self.signatures.add(signature)
-        # Only a graph shows, without watching, that a loss is computed in another way.
+        # Only a graph shows, without observing, that a loss is computed in another way.
         is_visible = is_training or self.is_opaque
         is_simple = form.is_linear and not self.is_mixed and is_visible
         self.is_left = is_simple and (
@@ -105,14 +105,14 @@ class Habit:
         )
 
     def _can_be_left(self, call: LossCall, term: Term, *, is_training: bool) -> bool:
-        """Whether enough is known about a loss that is one call to stop watching it."""
+        """Whether enough is known about a loss that is one call to stop observing it."""
         if term.reading != "mean":
             return term.reduction == "sum" and term.reading == "sum"
         is_checked = is_training and self.top in COUNTING and not call.is_hooked
         return term.source is not None and (is_checked or self.is_opaque)
 
     def forget(self) -> None:
-        """Watch the loss again from now on."""
+        """Observe the loss again from now on."""
         self.is_left, self.single, self.terms = False, None, ()
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from penstock.errors import BatchError
-from penstock.loss.calls import LossWatch
+from penstock.loss.calls import LossObserver
 from penstock.loss.comparing import (
     SumOfLosses,
     Together,
@@ -88,9 +88,9 @@ class ComparedWeights:
         self._bytes = 0
         self._is_due = False
 
-    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Watch the calls of loss functions in a last stage, unless its loss is known."""
-        return self._weights.watch_stage(module)
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+        """Observe the calls of loss functions in a last stage, unless its loss is known."""
+        return self._weights.observe_stage(module)
 
     def make_loss(
         self, function: Callable[..., Any], microbatch: int, output: Any, target: Any
@@ -229,7 +229,7 @@ class ComparedWeights:
     def _require_same_again(self, function: Callable[..., Any]) -> None:
         """Exclude losses that depend on more than their arguments."""
         number, expected = next(iter(self._values.items()))
-        with torch.no_grad(), LossWatch(is_safe=self._weights.habit.is_mixed):
+        with torch.no_grad(), LossObserver(is_safe=self._weights.habit.is_mixed):
             again = require_number(function(*self._kept[number].copy()))
         accuracy = self._find_accuracy([again])
         is_same = math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30)

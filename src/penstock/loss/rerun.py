@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.loss.calls import LossCall, LossWatch
+from penstock.loss.calls import LossCall, LossObserver
 from penstock.loss.contract import require_number
 from penstock.tensors.output_tree import fill, tensors_of
 from penstock.torch_private import tree_leaves, tree_map
@@ -79,16 +79,16 @@ class LossMade:
 
         Return None if that fails or gives another number.
         """
-        watch = LossWatch(is_safe=True)
+        observer = LossObserver(is_safe=True)
         try:
-            with run_again(self.function, tensors_of(self.output)), watch:
+            with run_again(self.function, tensors_of(self.output)), observer:
                 output, target = as_leaves(self.output)[0], copy_tensors(self.target, {})
                 again = require_number(self.function(output, target))
         except Exception:
             # A loss need not support that, and has worked without it.
             return None
         is_same = torch.allclose(again.detach().double(), loss.double(), equal_nan=True)
-        return MadeAgain(again, watch.calls) if is_same and again.requires_grad else None
+        return MadeAgain(again, observer.calls) if is_same and again.requires_grad else None
 
     def can_be_repeated(self) -> bool:
         """Whether the first call had no side effects: nothing written, no gradients taken."""

@@ -213,7 +213,7 @@ class TermWeights:
         return self._rows[microbatch]
 
     def repeat(self, term: Term, weight: float) -> None:
-        """Note the weight of a term that was not watched again."""
+        """Note the weight of a term that was not observed again."""
         for first in self._first:
             if first.term.source == term.source and first.term.mean.is_like(term.mean):
                 first.given.append(weight)

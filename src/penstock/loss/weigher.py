@@ -38,7 +38,7 @@ class Share:
 class Weigher(Protocol):
     """The weights of the losses of a step's microbatches, found as the losses are computed."""
 
-    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:
         """Return a context to run a last stage in, since a model may compute its own loss."""
         ...
 
@@ -63,7 +63,7 @@ class KnownWeights:
     def __init__(self, weights: Sequence[float]) -> None:
         self._weights = weights
 
-    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
         """Return a context that does nothing."""
         return nullcontext()
 

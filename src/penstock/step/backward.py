@@ -70,20 +70,20 @@ class _Recording:
 
 
 class LayerRecorder:
-    """Watches the layers and weights of one stage, and defers the weight work of its backwards."""
+    """Observes the layers and weights of one stage, and defers weight work of its backwards."""
 
     def __init__(self) -> None:
         self._weights = StageWeights()
         self._module = nn.Module()
         # Weights that were given to functions of torch, those that made products with them,
         # and those whose gradients were deferred.
-        self._watched: set[nn.Parameter] = set()
+        self._observed: set[nn.Parameter] = set()
         self._products: set[torch.Tensor] = set()
         self._deferred: set[torch.Tensor] = set()
         self._num_deferred = -1
 
-    def watch(self, module: nn.Module) -> bool:
-        """Watch a stage's layers, weights and compiled parts; whether any could leave work."""
+    def observe(self, module: nn.Module) -> bool:
+        """Observe a stage's layers, weights and compiled parts; whether any could leave work."""
         self._weights, self._module = StageWeights(module), module
         compiled = self._weights.compiled
         has_compiled = False
@@ -95,8 +95,8 @@ class LayerRecorder:
         return has_compiled or self._weights.are_trained()
 
     def record(self) -> AbstractContextManager[None]:
-        """Let calls of watched layers and weights be deferred meanwhile, in this thread."""
-        return _Recording(self._weights, DeferredCalls(self._watched, self._products))
+        """Let calls of observed layers and weights be deferred meanwhile, in this thread."""
+        return _Recording(self._weights, DeferredCalls(self._observed, self._products))
 
     def run_backward(
         self, roots: Sequence[Root], inputs: Sequence[torch.Tensor]

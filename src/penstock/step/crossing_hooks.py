@@ -56,7 +56,7 @@ def _find_hooks(tensor: torch.Tensor) -> Iterator[bool]:
 class InnerPasses:
     """Passes of a stage's forward or loss that reach what the stage has received.
 
-    All that the first forward receives is watched, to know whether there are any; later only what
+    All that the first forward receives is observed, to know whether there are any; later only what
     has hooks on the other side. `were_seen` says whether there were any.
     """
 
@@ -66,17 +66,17 @@ class InnerPasses:
         self._has_begun = False
 
     def is_due(self, hooked: Collection[int]) -> bool:
-        """Whether a forward is to be watched that receives tensors with hooks at these places."""
+        """Whether a forward is to be observed that receives tensors with hooks at these places."""
         return bool(hooked) or not self._has_begun
 
-    def watch(self, tensors: Sequence[torch.Tensor], hooked: Collection[int]) -> None:
-        """Watch the tensors that a forward is about to be given from one stage."""
+    def observe(self, tensors: Sequence[torch.Tensor], hooked: Collection[int]) -> None:
+        """Observe the tensors that a forward is about to be given from one stage."""
         for place, tensor in enumerate(tensors):
             if tensor.requires_grad and (place in hooked or not self._has_begun):
                 tensor.register_hook(partial(self._notice, place in hooked))  # type: ignore[no-untyped-call]  # untyped upstream
 
     def end_first(self) -> None:
-        """Watch only what has hooks from now on."""
+        """Observe only what has hooks from now on."""
         self._has_begun = True
 
     def _notice(self, is_hooked: bool, _gradient: torch.Tensor) -> None:

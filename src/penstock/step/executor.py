@@ -222,7 +222,7 @@ class Executor:
             self._started = self._clock.mark()
             args = () if incoming else batch.args[microbatch]
             kwargs = batch.kwargs[stage.index][microbatch]
-            with nullcontext() if outgoing else batch.weigher.watch_stage(stage.module):
+            with nullcontext() if outgoing else batch.weigher.observe_stage(stage.module):
                 output = run(stage, microbatch, received, args, kwargs)
             if outgoing:
                 packets = stage.depart(microbatch, output, fed)

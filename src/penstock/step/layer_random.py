@@ -68,7 +68,7 @@ class LayerRandom:
         self._step = step
         self._later_calls.clear()
 
-    def watch(self, module: KnowsLayers) -> None:
+    def observe(self, module: KnowsLayers) -> None:
         """Give each layer of this module a stream of its own."""
         module.announce_layers(self._enter, self._leave)
 

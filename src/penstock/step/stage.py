@@ -75,7 +75,7 @@ class Stage:
     def prepare_split(self) -> bool:
         """Record the layers whose weight work can be deferred; return whether there are any."""
         self._recorder = LayerRecorder()
-        return self._recorder.watch(self.module)
+        return self._recorder.observe(self.module)
 
     def undeferred_weights(self) -> list[str]:
         """Return the names of the weights whose gradients I has computed instead of W."""
@@ -124,20 +124,20 @@ class Stage:
     ) -> tuple[Any, list[torch.Tensor]]:
         """Run the module, hold what its backward needs, return its output and added losses."""
         inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
-        is_watched = any(self.inner_passes.is_due(packet.hooked) for packet in received)
-        arguments = self._enter(received, is_watched=is_watched)
+        is_observed = any(self.inner_passes.is_due(packet.hooked) for packet in received)
+        arguments = self._enter(received, is_observed=is_observed)
         replayed = self._replay(arguments, args, kwargs)
         if replayed is not None:
-            self._hold(microbatch, Flight(inputs, is_replayed=True, is_watched=is_watched))
+            self._hold(microbatch, Flight(inputs, is_replayed=True, is_observed=is_observed))
             return replayed[0], []
         context = self.replica.forward_context()
         random = self._draw(microbatch, is_training=True)
         with collect_losses() as losses, self._record(), context, random:
             if self._writes is None:
-                output = self._watch_module(received, arguments, args, kwargs)
+                output = self._observe_module(received, arguments, args, kwargs)
             else:
                 output = self._call_module(arguments, args, kwargs)
-        self._hold(microbatch, Flight(inputs, is_watched=is_watched))
+        self._hold(microbatch, Flight(inputs, is_observed=is_observed))
         return output, losses
 
     def _replay(
@@ -154,16 +154,16 @@ class Stage:
         self._flights[microbatch] = flight
         self.peak_flights = max(self.peak_flights, len(self._flights))
 
-    def _enter(self, received: Sequence[Packet], *, is_watched: bool) -> list[Any]:
+    def _enter(self, received: Sequence[Packet], *, is_observed: bool) -> list[Any]:
         """Return what was received as arguments, which the module may write to if it does so."""
         values = []
         for packet in received:
             tensors = packet.tensors
             if self._writes is not False:
                 tensors = [enter(tensor) for tensor in tensors]
-            hooked = packet.hooked if is_watched else None
+            hooked = packet.hooked if is_observed else None
             values.append(self._unpack(packet.structure, tensors, hooked))
-        if is_watched:
+        if is_observed:
             self.inner_passes.end_first()
         return as_arguments(values)
 
@@ -175,10 +175,10 @@ class Stage:
     ) -> Any:
         structure, tensors = self._meshes.put_back(structure, tensors)
         if hooked is not None:
-            self.inner_passes.watch(tensors, hooked)
+            self.inner_passes.observe(tensors, hooked)
         return unflatten(structure, tensors)
 
-    def _watch_module(
+    def _observe_module(
         self,
         received: Sequence[Packet],
         arguments: list[Any],
@@ -316,7 +316,7 @@ class Stage:
         inputs = [leaf for group in flight.inputs for leaf in group]
         work: list[DeferredWork] = []
         with self._draw_again(microbatch):
-            if flight.is_replayed or (flight.is_watched and self._recorder is None):
+            if flight.is_replayed or (flight.is_observed and self._recorder is None):
                 answer = iter(run_own_pass(roots, inputs, work))
             elif self._recorder is None:
                 answer = iter(run_backward(roots, inputs))

@@ -20,13 +20,13 @@ class Flight:
     """A microbatch between its forward and the backward that frees its graph.
 
     `inputs` are the received tensors that need gradients, by producer. `edges` are the outputs
-    that need gradients, by consumer. `is_watched` says whether hooks on the inputs ask if a pass
+    that need gradients, by consumer. `is_observed` says whether hooks on the inputs ask if a pass
     through this graph is the stage's own.
     """
 
     inputs: list[list[torch.Tensor]]
     is_replayed: bool = False
-    is_watched: bool = False
+    is_observed: bool = False
     edges: list[list[GradientEdge]] = field(default_factory=list)
     roots: list[Root] = field(default_factory=list)
 

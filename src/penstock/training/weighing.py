@@ -121,7 +121,7 @@ class Weighing:
 class _MissingCounts:
     """Refuses to weigh a loss, on the rank that has one, since there is nothing to count."""
 
-    def watch_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
         return nullcontext()
 
     def make_loss(

@@ -192,7 +192,7 @@ class _PipelineSchedule(ABC):
         try:
             session = self._runner.open(self._find_lowered(), real, self.timeouts)
             insists = all(stage._runtime_validate for stage in real)
-            with session.call(is_watched=not (insists and self._is_prepared)):
+            with session.call(is_guarded=not (insists and self._is_prepared)):
                 yield
         except StepFailedError as error:
             failure = error

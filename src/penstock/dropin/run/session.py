@@ -1,4 +1,4 @@
-"""One schedule on its ranks: the transport between them, who watches them, and its programs.
+"""One schedule on its ranks: the transport between them, their guard, and its programs.
 
 Before a step sends anything, all ranks have said what they were given, and it ends when all have
 said how it went; whatever fails on one rank is raised by all. A rank that was given the same form
@@ -102,13 +102,13 @@ class Session:
         self._is_refusing = False
 
     @contextmanager
-    def call(self, *, is_watched: bool) -> Iterator[None]:
+    def call(self, *, is_guarded: bool) -> Iterator[None]:
         """Be around a step: if it fails on one rank all raise, and say where it failed.
 
-        A step that is not watched meets nobody: a rank may run it alone, and be refused.
+        A step that is not guarded meets nobody: a rank may run it alone, and be refused.
         """
-        self._has_met, self._is_refusing = False, not is_watched
-        guarded: AbstractContextManager[None] = self.guard.call() if is_watched else nullcontext()
+        self._has_met, self._is_refusing = False, not is_guarded
+        guarded: AbstractContextManager[None] = self.guard.call() if is_guarded else nullcontext()
         with guarded:
             failure: StepFailedError | None = None
             try:

@@ -22,7 +22,7 @@ def seed_stages(
     # A module that two stages run announces its layers once.
     for module in dict.fromkeys(unwrap(stage.module) for stage in stages.values()):
         if isinstance(module, KnowsLayers):
-            random.watch(module)
+            random.observe(module)
     for index, stage in stages.items():
         stage.draw_from(StageRandom(random, unwrap(stage.module), parts[index]))
     return random
