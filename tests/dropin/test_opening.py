@@ -15,6 +15,38 @@ RANKS = 2
 MICROBATCHES = 4
 
 
+def fail_alone(rank: int, step_number: int) -> list[str]:
+    """Let one rank fail while it looks for its schedule, in one of its steps."""
+    schedule, held = build(OURS, "1F1B", rank, RANKS, MICROBATCHES)
+    find, found = schedule._find_lowered, []
+
+    def fail() -> Any:
+        raise ValueError("no order here")
+
+    for number in range(3):
+        schedule._find_lowered = fail if rank and number == step_number else find
+        try:
+            step(schedule, held, RANKS, make_batch(8))
+        except (ValueError, RuntimeError) as error:
+            found.append(str(error))
+        else:
+            found.append("well")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("step_number", "doing"), [(0, "prepare its schedule"), (1, "begin the step")]
+)
+def test_a_rank_that_fails_alone_before_its_step_is_named(
+    two_processes: Processes, step_number: int, doing: str
+) -> None:
+    # The others opened their connections, or waited in the step, until the group's timeout.
+    first, second = (["well"] * 3 for _ in range(2))
+    first[step_number] = f"rank 1 cannot {doing}: ValueError: no order here"
+    second[step_number] = "no order here"
+    assert two_processes.run(fail_alone, step_number) == [first, second]
+
+
 def refuse_after_steady_steps(rank: int) -> tuple[str, bool]:
     schedule, held = build(OURS, "1F1B", rank, RANKS, MICROBATCHES)
     batch = make_batch(8)

@@ -190,7 +190,7 @@ class _PipelineSchedule(ABC):
         failure: StepFailedError | None = None
         self._is_inside = True
         try:
-            session = self._runner.open(self._find_lowered(), real, self.timeouts)
+            session = self._runner.open(self._find_lowered, real, self.timeouts)
             insists = all(stage._runtime_validate for stage in real)
             with session.call(is_guarded=not (insists and self._is_prepared)):
                 yield

@@ -1,6 +1,6 @@
 """Runs the steps of one schedule object: opens its session, binds its programs, cleans up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.alive.timeouts import Timeouts
@@ -37,19 +37,34 @@ class StepRunner:
         return isinstance(transport, GroupTransport) and transport.knows_shapes
 
     def open(
-        self, lowered: Lowered, stages: Sequence[_PipelineStageBase], timeouts: Timeouts
+        self,
+        find_lowered: Callable[[], Lowered],
+        stages: Sequence[_PipelineStageBase],
+        timeouts: Timeouts,
     ) -> Session:
-        """Return the session of an order; every rank calls this before every step."""
-        if self._session is None or self._lowered is not lowered:
+        """Return the session of the present order; every rank calls this before every step."""
+        if self._session is not None and self._find_again(find_lowered) is self._lowered:
+            return self._session
+
+        def prepare() -> Lowered:
+            lowered = find_lowered()
             _require_own_stages(lowered, stages)
-            self._programs.clear()
-            self._session = open_session(
-                lowered.training, stages[0], timeouts, sends_may_wait=lowered.sends_may_wait
-            )
-            self._lowered = lowered
             for stage in stages if lowered.is_split else ():
                 stage.expect_halves()
+            return lowered
+
+        self._programs.clear()
+        self._lowered, self._session = open_session(prepare, stages[0], timeouts)
         return self._session
+
+    def _find_again(self, find_lowered: Callable[[], Lowered]) -> Lowered:
+        """Return the present order; if it cannot be found here, no other rank waits for it."""
+        assert self._session is not None, "it was found before"
+        try:
+            return find_lowered()
+        except Exception:
+            with self._session.call(is_guarded=True):
+                raise
 
     def run(
         self,

@@ -22,6 +22,7 @@ from penstock.alive.guard_opening import open_guard
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME, Note
 from penstock.alive.timeouts import Timeouts
 from penstock.dropin.names.actions import _get_profiler_function_name, from_work
+from penstock.dropin.run.lowered import Lowered
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.dropin.stages.metadata import PipeliningMetadataError
 from penstock.errors import PipelineError
@@ -29,7 +30,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.ir.schedule import Schedule
 from penstock.loss.weigher import KnownWeights
 from penstock.ranks.agreement import agree
-from penstock.ranks.control import Control, LocalControl
+from penstock.ranks.control import Control, GroupControl, LocalControl, cannot
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.group_transport import SENDS_AHEAD, GroupTransport
 from penstock.ranks.transport import LocalTransport
@@ -211,17 +212,26 @@ class Session:
 
 
 def open_session(
-    schedule: Schedule, stage: _PipelineStageBase, timeouts: Timeouts, *, sends_may_wait: bool
-) -> Session:
-    """Connect the ranks of a schedule; every rank calls this."""
+    prepare: Callable[[], Lowered], stage: _PipelineStageBase, timeouts: Timeouts
+) -> tuple[Lowered, Session]:
+    """Connect the ranks of a schedule; every rank calls this, and `prepare` returns the schedule.
+
+    If that fails on one rank, all ranks raise.
+    """
     if stage.group_size == 1:
-        return Session(LocalTransport(1), NoGuard(), schedule)
+        lowered = prepare()
+        return lowered, Session(LocalTransport(1), NoGuard(), lowered.training)
     group = stage.group or get_default_group()
-    ahead = SENDS_AHEAD if sends_may_wait else inf
-    transport = GroupTransport(group, torch.device(stage.device), sends_ahead=ahead)
-    agree(transport.control, [*version_facts(), schedule_fact(schedule)])
+    control = GroupControl(group)
+    with control.together(cannot("prepare its schedule")):
+        lowered = prepare()
+    schedule = lowered.training
+    agree(control, [*version_facts(), schedule_fact(schedule)])
+    ahead = SENDS_AHEAD if lowered.sends_may_wait else inf
+    device = torch.device(stage.device)
+    transport = GroupTransport(group, device, control=control, sends_ahead=ahead)
     transport.open_channels(messages_in_flight(schedule))
-    return Session(transport, open_guard(transport, schedule, timeouts), schedule)
+    return lowered, Session(transport, open_guard(transport, schedule, timeouts), schedule)
 
 
 def make_program(
