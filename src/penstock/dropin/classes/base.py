@@ -22,8 +22,9 @@ from penstock.dropin.run.facts import count_rows, describe_calls
 from penstock.dropin.run.lowered import Lowered
 from penstock.dropin.run.runner import StepRunner
 from penstock.dropin.run.step_actions import StepBatch
-from penstock.dropin.stage import PipelineStage, _PipelineStage
 from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.dropin.stages.own_stage import PipelineStage
+from penstock.dropin.stages.traced_stage import _PipelineStage
 from penstock.errors import BatchError, PipelineError
 from penstock.ranks.faults import StepFailedError
 

@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 import torch
 
-from penstock.dropin._utils import generate_stage_to_rank_mapping
 from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.actions import _Action
 from penstock.dropin.names.csv_files import read_order, write_order
-from penstock.dropin.names.lists import Order
+from penstock.dropin.names.lists import Order, generate_stage_to_rank_mapping
 from penstock.dropin.names.passes import lower_order
 from penstock.dropin.names.validation import _validate_schedule
 from penstock.dropin.run.lowered import Lowered, read_lowered

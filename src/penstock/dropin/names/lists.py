@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.dropin.names.actions import _Action
 from penstock.dropin.names.columns import to_actions, to_rows
-from penstock.errors import ScheduleError
+from penstock.errors import ArgumentError, ScheduleError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Floats
@@ -26,6 +26,8 @@ __all__ = [
     "apply_to_rank",
     "fill_slots",
     "from_schedule",
+    "generate_rank_to_stage_mapping",
+    "generate_stage_to_rank_mapping",
     "members",
     "read_stage_ranks",
     "to_schedule",
@@ -134,3 +136,32 @@ def _check_places(
     for stage, rank in holder.items():
         if rank not in order:
             raise OrderError(f"stage {stage} belongs to rank {rank}, which has no list here")
+
+
+def generate_stage_to_rank_mapping(
+    pp_size: int, num_stages: int, style: str = "loop"
+) -> dict[int, int]:
+    """Return the rank of each stage: round-robin ("loop"), or down the ranks and back ("v")."""
+    match style:
+        case "loop":
+            holders = [stage % pp_size for stage in range(num_stages)]
+        case "v" if num_stages % pp_size:
+            raise ArgumentError(
+                f"a v places the same number of stages on every rank (stages: {num_stages}, "
+                f"ranks: {pp_size}); use a multiple of {pp_size} stages"
+            )
+        case "v":
+            holders = list(Placement.v(pp_size, num_stages // pp_size).rank_of_stage)
+        case _:
+            raise ArgumentError(f'stages are placed in style "loop" or "v" (got {style!r})')
+    return dict(enumerate(holders))
+
+
+def generate_rank_to_stage_mapping(
+    pp_size: int, num_stages: int, style: str = "loop"
+) -> dict[int, list[int]]:
+    """Return the stages that each rank holds, in rising order."""
+    stages: dict[int, list[int]] = {}
+    for stage, rank in generate_stage_to_rank_mapping(pp_size, num_stages, style).items():
+        stages.setdefault(rank, []).append(stage)
+    return stages

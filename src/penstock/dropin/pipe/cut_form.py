@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import fx
 
-from penstock.dropin.pipe.submod_names import get_submod_name
+from penstock.dropin.pipe.graphs import get_submod_name
 from penstock.ir.dataflow import Dataflow
 from penstock.splitting.by_tracing.capture.capture import Capture
 from penstock.splitting.by_tracing.capture.entry import Entry, TracedInput

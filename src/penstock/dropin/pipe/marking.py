@@ -19,6 +19,7 @@ __all__ = [
     "annotate_split_points",
     "aten_pipe_split_alias",
     "check_split_points",
+    "pipe_split",
 ]
 
 # What a split policy puts into a traced graph.

@@ -1,28 +1,34 @@
-"""A traced and cut model: its stages, the graph that calls them, a run of it in one process."""
+"""Models that are traced and cut: a graph that calls the stages, and a module for each of them.
+
+Tracing and cutting are `splitting.by_tracing`; `cut_form` gives the result torch's form.
+"""
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import Enum
 from inspect import Parameter, Signature
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from penstock.dropin._backward import stage_backward
-from penstock.dropin._utils import PipeInfo
+from penstock.dropin.pipe.cut_form import give_form
+from penstock.dropin.pipe.graphs import PP_SUBMOD_PREFIX, get_submod_name
+from penstock.dropin.pipe.local_run import DetachExecutor, _insert_stage_symbolic_backward
 from penstock.dropin.pipe.loss import _find_loss_output
-from penstock.dropin.pipe.submod_names import PP_SUBMOD_PREFIX, get_submod_name
-from penstock.dropin.pipe.symbolic_backward import _insert_stage_symbolic_backward
-from penstock.dropin.pipe.tracing import Traced, trace_and_cut
-from penstock.dropin.stage import _PipelineStage, build_stage
+from penstock.dropin.pipe.marking import check_split_points
+from penstock.dropin.stages.traced_stage import PipeInfo, _PipelineStage, build_stage
 from penstock.errors import ArgumentError, ModelError, PipelineError
-from penstock.splitting.marks import SplitPoint
-from penstock.torch_private import tree_map_only
+from penstock.splitting.by_tracing.capture.capture import Capture, capture
+from penstock.splitting.by_tracing.cut.assignment import is_scalar
+from penstock.splitting.by_tracing.cut.cut import Cut, cut_graph
+from penstock.splitting.by_tracing.stage.graph_stage import check_names
+from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
 
-__all__ = ["DetachExecutor", "MultiUseParamSpec", "MultiUseParameterConfig", "Pipe"]
+__all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "Pipe", "SplitPoint", "pipeline"]
 
 
 class MultiUseParameterConfig(Enum):
@@ -36,41 +42,36 @@ MultiUseParamSpec: TypeAlias = MultiUseParameterConfig | dict[str, MultiUseParam
 SplitPolicy: TypeAlias = Callable[[fx.GraphModule], fx.GraphModule]
 
 
-class DetachExecutor(fx.Interpreter):
-    """Runs the graph of a pipe with gradients cut between stages, as they are on ranks.
+class _TracingError(ModelError, PipelineError):
+    """A model cannot be traced or cut; also a `RuntimeError`, as in torch."""
 
-    What a stage is given are leaves; the backwards in the graph, if there are any, get these.
+
+def pipeline(
+    module: nn.Module,
+    mb_args: tuple[Any, ...],
+    mb_kwargs: dict[str, Any] | None = None,
+    split_spec: dict[str, SplitPoint] | None = None,
+    split_policy: SplitPolicy | None = None,
+) -> "Pipe":
+    """Trace a model with one microbatch, and cut it into stages.
+
+    It is cut where it calls `pipe_split`, at the modules of `split_spec`, or where `split_policy`
+    puts marks into the traced graph.
     """
-
-    def __init__(self, module: nn.Module, garbage_collect_values: bool = True) -> None:
-        super().__init__(module, garbage_collect_values)
-        self._leaves: dict[torch.Tensor, torch.Tensor] = {}
-
-    def run(self, *args: Any, **settings: Any) -> Any:
-        """Run the graph on these inputs."""
-        self._leaves = {}
-        return super().run(*args, **settings)
-
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Run a stage on leaves."""
-        args, kwargs = tree_map_only(torch.Tensor, self._cut, (args, kwargs))
-        return super().call_module(target, args, kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """Take a part of an output, or run a backward down to the leaves of its stage."""
-        if target is stage_backward:
-            values = kwargs["input_values"]
-            kwargs = {**kwargs, "input_values": [self._leaves.get(v, v) for v in values]}
-        return super().call_function(target, args, kwargs)
-
-    def _cut(self, value: torch.Tensor) -> torch.Tensor:
-        if not value.requires_grad:
-            return value
-        return self._leaves.setdefault(value, value.detach().requires_grad_())
+    if split_spec is not None and split_policy is not None:
+        raise ArgumentError(
+            "split_spec and split_policy both say where to cut; give only one of them"
+        )
+    check_split_points(module, split_spec or {})
+    return Pipe.from_tracing(module, mb_args, mb_kwargs, split_policy, split_spec=split_spec)
 
 
 class Pipe(nn.Module):
-    """A model cut into stages; called, it runs them all and returns the leaves of the output."""
+    """A model as stages, `split_gm.submod_pp_0` and so on, and a graph that calls them.
+
+    A parameter that several stages hold becomes one of each, as it is on ranks of their own;
+    `replicated_params` names them. Called, a pipe returns the leaves of the model's output.
+    """
 
     def __init__(
         self,
@@ -80,35 +81,52 @@ class Pipe(nn.Module):
         loss_spec: Any,
     ) -> None:
         super().__init__()
-        self.split_gm = split_gm
-        self.num_stages = num_stages
-        self.has_loss_and_backward = has_loss_and_backward
-        self.loss_spec = loss_spec
-        self.replicated_params = _give_each_its_own(split_gm)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all stages in this process, and their backwards if the loss is known."""
-        names = [str(node.target) for node in self.split_gm.graph.find_nodes(op="placeholder")]
-        signature = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
-        values = signature.bind(*args, **kwargs).arguments.values()
-        return DetachExecutor(self.split_gm).run(*values)
-
-    def get_stage_module(self, stage_idx: int) -> nn.Module:
-        """Return the module of a stage."""
-        if not 0 <= stage_idx < self.num_stages:
-            raise ArgumentError(f"stage {stage_idx} is out of range for {self.num_stages} stages")
-        return self.split_gm.get_submodule(get_submod_name(stage_idx))
+        self.split_gm, self.num_stages = split_gm, num_stages
+        self.has_loss_and_backward, self.loss_spec = has_loss_and_backward, loss_spec
+        self.replicated_params = _replicate_shared(split_gm)
 
     @staticmethod
-    def _number_and_count_forward_stages(gm: fx.GraphModule) -> int:
-        """Note for each call of a stage in a graph which one it is, and count them."""
-        count = 0
-        for node in gm.graph.find_nodes(op="call_module"):
-            prefix, _, number = str(node.target).rpartition("_")
-            if prefix == PP_SUBMOD_PREFIX:
-                node.meta["stage_idx"] = int(number)
-                count += 1
-        return count
+    def from_tracing(
+        mod: nn.Module,
+        example_args: tuple[Any, ...],
+        example_kwargs: dict[str, Any] | None = None,
+        split_policy: SplitPolicy | None = None,
+        *,
+        split_spec: Mapping[str, SplitPoint] | None = None,
+        multi_use_param_spec: MultiUseParamSpec | None = None,
+        output_loss_value_spec: Any = None,
+    ) -> "Pipe":
+        """Trace a model with an example, and cut it at its marks.
+
+        With a spec of where the loss is in the output, the pipe runs its own backward when it is
+        called.
+        """
+        shared, kwargs = _how_shared(multi_use_param_spec), example_kwargs or {}
+
+        def cut(*, dynamic: bool) -> tuple[Capture, Cut]:
+            with mark_modules(mod, split_spec or {}):
+                traced = capture(mod, example_args, kwargs, dynamic=dynamic)
+            if split_policy is not None:
+                traced = replace(traced, module=split_policy(traced.module))
+            marks = [node for node in traced.module.graph.nodes if is_mark(node)]
+            return traced, cut_graph(traced, marks, shared=shared)
+
+        try:
+            check_names(mod)
+            traced, found = _cut_with_free_sizes(cut)
+        except ModelError as error:
+            raise _TracingError(str(error)) from error
+        form = give_form(traced, found, example_args, kwargs)
+        spec = output_loss_value_spec
+        if spec is not None:
+            is_tree = isinstance(spec, tuple | list | dict)
+            leaves = tuple(traced.output_spec.flatten_up_to(spec)) if is_tree else spec
+            named = _add_backward(mod, form.graph, leaves)
+            spec = spec if is_tree else named
+        stages = {get_submod_name(number): stage for number, stage in enumerate(form.stages)}
+        split_gm = fx.GraphModule(stages, form.graph)
+        count = Pipe._number_and_count_forward_stages(split_gm)
+        return Pipe(split_gm, count, spec is not None, spec)
 
     @staticmethod
     def _trace_with_export(
@@ -133,60 +151,35 @@ class Pipe(nn.Module):
         """Cut a model that was exported; it is traced again, with the same example."""
         if exported_program.example_inputs is None:
             raise ModelError("the exported program does not know what it was traced with")
-        args, kwargs = exported_program.example_inputs
         return Pipe.from_tracing(
             mod,
-            args,
-            kwargs,
+            *exported_program.example_inputs,
             split_policy,
             multi_use_param_spec=multi_use_param_spec,
             output_loss_value_spec=output_loss_value_spec,
         )
 
     @staticmethod
-    def from_tracing(
-        mod: nn.Module,
-        example_args: tuple[Any, ...],
-        example_kwargs: dict[str, Any] | None = None,
-        split_policy: SplitPolicy | None = None,
-        *,
-        split_spec: Mapping[str, SplitPoint] | None = None,
-        multi_use_param_spec: MultiUseParamSpec | None = None,
-        output_loss_value_spec: Any = None,
-    ) -> "Pipe":
-        """Trace a model with an example, and cut it at its marks.
+    def _number_and_count_forward_stages(gm: fx.GraphModule) -> int:
+        """Note for each call of a stage in a graph which one it is, and count them."""
+        calls = gm.graph.find_nodes(op="call_module")
+        stages = [node for node in calls if str(node.target).startswith(f"{PP_SUBMOD_PREFIX}_")]
+        for node in stages:
+            node.meta["stage_idx"] = int(str(node.target).rpartition("_")[2])
+        return len(stages)
 
-        With a spec of where the loss is in the output, the pipe runs its own backward when it is
-        called.
-        """
-        traced = trace_and_cut(
-            mod,
-            example_args,
-            example_kwargs or {},
-            at=split_spec or {},
-            policy=split_policy,
-            transmits=_is_transmitted(multi_use_param_spec),
-        )
-        stages = {get_submod_name(i): stage for i, stage in enumerate(traced.form.stages)}
-        if output_loss_value_spec is not None:
-            output_loss_value_spec = _add_backward(mod, traced, output_loss_value_spec)
-        split_gm = fx.GraphModule(stages, traced.form.graph)
-        has_loss = output_loss_value_spec is not None
-        count = Pipe._number_and_count_forward_stages(split_gm)
-        return Pipe(split_gm, count, has_loss, output_loss_value_spec)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run all stages in this process, and their backwards if the loss is known."""
+        inputs = self.split_gm.graph.find_nodes(op="placeholder")
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        signature = Signature([Parameter(str(node.target), kind) for node in inputs])
+        return DetachExecutor(self.split_gm).run(*signature.bind(*args, **kwargs).args)
 
-    def print_readable(self) -> None:
-        """Print the graph that calls the stages, then that of each stage."""
-        self.split_gm.print_readable()
-        for index in range(self.num_stages):
-            stage: Any = self.get_stage_module(index)
-            stage.print_readable()
-
-    def __str__(self) -> str:
-        return str(self.split_gm)
-
-    def __repr__(self) -> str:
-        return repr(self.split_gm)
+    def get_stage_module(self, stage_idx: int) -> nn.Module:
+        """Return the module of a stage."""
+        if not 0 <= stage_idx < self.num_stages:
+            raise ArgumentError(f"stage {stage_idx} is out of range for {self.num_stages} stages")
+        return self.split_gm.get_submodule(get_submod_name(stage_idx))
 
     def info(self) -> PipeInfo:
         """Return what a stage has to know of the pipe, without other stages' modules."""
@@ -200,43 +193,62 @@ class Pipe(nn.Module):
         module = self.get_stage_module(stage_index)
         return build_stage(module, stage_index, self.info(), device, group)
 
+    def print_readable(self) -> None:
+        """Print the graph that calls the stages, then that of each stage."""
+        stages: list[Any] = [self.get_stage_module(number) for number in range(self.num_stages)]
+        for module in (self.split_gm, *stages):
+            module.print_readable()
 
-def _is_transmitted(spec: MultiUseParamSpec | None) -> bool:
+    def __str__(self) -> str:
+        return str(self.split_gm)
+
+    def __repr__(self) -> str:
+        return repr(self.split_gm)
+
+
+def _how_shared(spec: MultiUseParamSpec | None) -> Literal["replicate", "transmit"]:
     wishes = set(spec.values()) if isinstance(spec, dict) else {spec}
     if len(wishes) > 1:
         raise ArgumentError(
             "parameters that several stages use are all replicated, or all transmitted; give one "
             "MultiUseParameterConfig for all of them"
         )
-    return wishes == {MultiUseParameterConfig.TRANSMIT}
+    return "transmit" if wishes == {MultiUseParameterConfig.TRANSMIT} else "replicate"
 
 
-def _add_backward(mod: nn.Module, traced: Traced, spec: Any) -> Any:
-    """Write the backwards into the graph, and return the spec of the loss in its output."""
-    graph = traced.form.graph
-    is_tree = isinstance(spec, tuple | list | dict)
-    leaves = tuple(traced.output_spec.flatten_up_to(spec)) if is_tree else spec
-    loss, output, found = _find_loss_output(mod, graph, leaves)
+def _cut_with_free_sizes(cut: Callable[..., tuple[Capture, Cut]]) -> tuple[Capture, Cut]:
+    """Cut with sizes left free; if that fails, or numbers would have to cross, with fixed ones."""
+    try:
+        traced, found = cut(dynamic=True)
+    except ModelError:
+        return cut(dynamic=False)
+    for graph in found.graphs:
+        inputs, output = graph.find_nodes(op="placeholder"), graph.output_node()
+        if any(is_scalar(node) for node in (*inputs, *output.all_input_nodes)):
+            return cut(dynamic=False)
+    return traced, found
+
+
+def _add_backward(mod: nn.Module, graph: fx.Graph, spec: Any) -> Any:
+    """Write the backwards into a graph, and return where the loss is in its output."""
+    loss, output, found = _find_loss_output(mod, graph, spec)
     if loss is None:
         raise PipelineError(f"the loss spec {spec!r} names no output; set one of it to True")
     _insert_stage_symbolic_backward(graph, loss, output)
-    return spec if is_tree else found
+    return found
 
 
-def _give_each_its_own(split_gm: fx.GraphModule) -> list[dict[str, str]]:
-    """Copy parameters that several stages hold, and say which they are, by stage and name.
-
-    On ranks of their own they would be copies too: each gets the gradient of its own uses.
-    """
-    places: dict[nn.Parameter, dict[str, list[str]]] = {}
+def _replicate_shared(split_gm: fx.GraphModule) -> list[dict[str, str]]:
+    """Copy parameters that several stages hold, and name them by stage."""
+    uses: dict[nn.Parameter, dict[str, list[str]]] = {}
     for stage, module in split_gm.named_children():
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            places.setdefault(parameter, {}).setdefault(stage, []).append(name)
-    shared = {parameter: stages for parameter, stages in places.items() if len(stages) > 1}
+            uses.setdefault(parameter, {}).setdefault(stage, []).append(name)
+    shared = {parameter: stages for parameter, stages in uses.items() if len(stages) > 1}
     for parameter, stages in shared.items():
         for stage, names in stages.items():
             own = copy.deepcopy(parameter)
             for name in names:
-                path, _, attribute = name.rpartition(".")
-                setattr(split_gm.get_submodule(stage).get_submodule(path), attribute, own)
+                path, _, attribute = f"{stage}.{name}".rpartition(".")
+                setattr(split_gm.get_submodule(path), attribute, own)
     return [{stage: names[0] for stage, names in stages.items()} for stages in shared.values()]

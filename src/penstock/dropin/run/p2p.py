@@ -5,7 +5,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["_batch_p2p", "_sorted_batch_p2p", "_wait_batch_p2p"]
+# Programs replace functions of `dist` in torch's module.
+__all__ = ["_batch_p2p", "_sorted_batch_p2p", "_wait_batch_p2p", "dist"]
 
 
 def _batch_p2p(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[Any]:  # noqa: ARG001  # torch's form

@@ -13,14 +13,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.metadata import (
-    _DTensorMeta,
-    _TensorMeta,
-    read_mesh_layout,
-    write_mesh_layout,
-)
-from penstock.dropin.stages.recv_info import _RecvInfo
-from penstock.dropin.stages.values import StageUseError
+from penstock.dropin.stages.meshes import read_mesh_layout, write_mesh_layout
+from penstock.dropin.stages.metadata import _DTensorMeta, _TensorMeta
+from penstock.dropin.stages.values import StageUseError, _RecvInfo
 from penstock.parallel.dtensor import read_placement, write_placement
 from penstock.tensors.packet import Packet
 

@@ -24,7 +24,7 @@ from penstock.alive.timeouts import Timeouts
 from penstock.dropin.names.actions import _get_profiler_function_name, from_work
 from penstock.dropin.run.lowered import Lowered
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.metadata import PipeliningMetadataError
+from penstock.dropin.stages.meshes import PipeliningMetadataError
 from penstock.errors import PipelineError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.schedule import Schedule

@@ -29,7 +29,7 @@ from penstock.dropin.run.packets import (
     pack_outputs,
 )
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.metadata import PipeliningMetadataError
+from penstock.dropin.stages.meshes import PipeliningMetadataError
 from penstock.ir.actions import Action, Kind
 from penstock.step.executor import Executor
 from penstock.tensors.packet import Packet

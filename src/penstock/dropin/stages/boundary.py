@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from penstock.dropin.stages.meshes import PipeliningMetadataError
 from penstock.dropin.stages.metadata import (
-    PipeliningMetadataError,
     TensorMeta,
     _derive_grad_metas,
     _DTensorMeta,
@@ -19,15 +19,15 @@ from penstock.dropin.stages.metadata import (
     extract_tensor_meta,
     extract_tensor_metas,
     to_local_if_dtensor,
+    validate_tensors_metadata,
 )
 from penstock.dropin.stages.place import StagePlace
-from penstock.dropin.stages.recv_info import _RecvInfo
 from penstock.dropin.stages.values import (
     StageUseError,
+    _RecvInfo,
     as_tuple,
     compare_with_given,
     find_edge,
-    insist,
     require_tensors,
     take_buffers,
     to_send,
@@ -189,7 +189,7 @@ class StageBoundary(StagePlace):
             return
         place = f"Stage {self.stage_index} {field}"
         if known is not None:
-            insist(place, known, values)
+            validate_tensors_metadata(place, known, tuple(values))
         elif all(value is None or isinstance(value, torch.Tensor) for value in values):
             metas = extract_tensor_metas(values, allow_none=True)
             compare_with_given(place, getattr(self._user_meta, field), metas)

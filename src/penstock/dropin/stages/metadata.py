@@ -1,63 +1,44 @@
-"""What is known of a tensor that crosses between stages, and whether another one is like it.
+"""What torch's users see of a tensor that crosses between stages, and what they compare it with.
 
-`_TensorMeta` describes a plain tensor, `_DTensorMeta` one that lies over a mesh: its local part,
-and how the whole is put together. Meshes do not travel; they are looked up by the names and the
-layout of their dimensions.
+The transport knows the form of its messages by itself. These values are what stages show in
+`_stage_meta`, what users give as examples, and what stages insist on where they are asked to.
 """
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from penstock.errors import PenstockError
-from penstock.torch_private import mesh_layouts
+from penstock.dropin.stages.meshes import MeshCacheKey, PipeliningMetadataError, key_of
 
 __all__ = [
-    "GetMeshCallback",
     "InferenceMode",
-    "MeshCacheKey",
-    "PipeliningMetadataError",
     "TensorMeta",
     "_DTensorMeta",
-    "_MeshCache",
+    "_StageBackwardMeta",
+    "_StageForwardMeta",
     "_StageMeta",
     "_TensorMeta",
     "_derive_grad_metas",
     "_make_tensor_from_meta",
     "extract_tensor_meta",
     "extract_tensor_metas",
-    "put_together",
-    "read_mesh_layout",
     "to_local_if_dtensor",
-    "write_mesh_layout",
+    "validate_and_normalize_to_tuple",
+    "validate_metadata",
+    "validate_static_arg_grad_correspondence",
+    "validate_tensors_metadata",
 ]
-
-# The names of a mesh's dimensions, and their layout (shape and strides, without ranks).
-MeshCacheKey: TypeAlias = tuple[tuple[str, ...], Any]
-
-
-class PipeliningMetadataError(PenstockError, RuntimeError):
-    """A tensor at a stage boundary is not what both sides have agreed on."""
-
-
-class GetMeshCallback(Protocol):
-    """Finds or makes the mesh whose dimensions have these names and this layout."""
-
-    def __call__(self, mesh_dim_names: tuple[str, ...], mesh_layout: Any) -> DeviceMesh:
-        """Return the mesh on this rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorMeta:
-    """Shape, strides and dtype of a tensor, and whether it asks for a gradient.
-
-    Of a tensor that lies over a mesh these are the local part's.
-    """
+    """The form of a tensor, or of the local part of one over a mesh."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -69,23 +50,36 @@ class _TensorMeta:
         """Describe a plain tensor."""
         if isinstance(tensor, DTensor):
             raise PipeliningMetadataError(
-                "a DTensor was given for a plain tensor; use _DTensorMeta.from_dtensor"
+                "a plain tensor must be given (got a DTensor); use _DTensorMeta.from_dtensor"
             )
         return _TensorMeta(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def to_tensor(self, device: torch.device | str) -> torch.Tensor:
-        """Return a tensor like this one, not filled."""
-        tensor = _make_tensor_from_meta(self, device)
+        """Return a plain tensor of this form, not filled."""
+        return self._ask_for_gradient(_make_tensor_from_meta(self, device))
+
+    def _ask_for_gradient(self, tensor: torch.Tensor) -> Any:
         return tensor.requires_grad_(self.requires_grad and tensor.is_floating_point())
 
     def get_diff(self, other: "_TensorMeta") -> list[str]:
-        """Describe where the two differ; whether a gradient is required does not count."""
-        return _differences(self, other, ("shape", "stride", "dtype"))
+        """Say in which fields the other differs; whether it takes a gradient does not count."""
+        found = []
+        for name in (field.name for field in fields(self) if field.name != "requires_grad"):
+            mine, theirs = getattr(self, name), getattr(other, name, _ABSENT)
+            if theirs is not _ABSENT and mine != theirs:
+                found.append(f"{name} mismatch: {mine} vs {theirs}")
+        if not isinstance(other, type(self)):
+            found.append(f"type mismatch: {type(self).__name__} vs {type(other).__name__}")
+        return found
+
+
+# A field that only tensors over a mesh have.
+_ABSENT = object()
 
 
 @dataclass(frozen=True, slots=True)
 class _DTensorMeta(_TensorMeta):
-    """A tensor over a mesh: besides its local part, the whole's shape and where its parts lie."""
+    """The form of a tensor over a mesh: that of its local part, and how parts make the whole."""
 
     global_shape: torch.Size = torch.Size()  # noqa: RUF009  # a size is never changed
     global_stride: tuple[int, ...] = ()
@@ -96,53 +90,34 @@ class _DTensorMeta(_TensorMeta):
     @staticmethod
     def from_dtensor(dtensor: DTensor) -> "_DTensorMeta":
         """Describe a tensor over a mesh."""
-        local = dtensor._local_tensor
-        names, layout = _key_of(dtensor.device_mesh)
-        return _DTensorMeta(
-            local.shape,
-            local.stride(),
-            dtensor.dtype,
-            dtensor.requires_grad,
-            global_shape=dtensor.shape,
-            global_stride=dtensor.stride(),
-            placements=tuple(dtensor.placements),
-            mesh_dim_names=names,
-            mesh_layout=layout,
-        )
+        part = dtensor._local_tensor
+        local = (part.shape, part.stride(), dtensor.dtype, dtensor.requires_grad)
+        whole = (dtensor.shape, dtensor.stride(), tuple(dtensor.placements))
+        return _DTensorMeta(*local, *whole, *key_of(dtensor.device_mesh))
 
     @property
     def mesh_cache_key(self) -> MeshCacheKey:
-        """The key under which the mesh is looked up."""
+        """What the mesh is found by."""
         return self.mesh_dim_names, self.mesh_layout
 
-    def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
-        """Return a tensor like this one over that mesh, not filled."""
-        whole = put_together(_make_tensor_from_meta(self, device), self, mesh)
-        whole.requires_grad_(self.requires_grad and whole.is_floating_point())
-        return whole
+    def put_together(self, part: torch.Tensor, mesh: DeviceMesh) -> DTensor:
+        """Return the tensor of this form over a mesh that a local part belongs to."""
+        whole = {"shape": self.global_shape, "stride": self.global_stride}
+        return DTensor.from_local(part, mesh, self.placements, run_check=False, **whole)
 
-    def get_diff(self, other: _TensorMeta) -> list[str]:
-        """Describe where the two differ."""
-        if not isinstance(other, _DTensorMeta):
-            local = _differences(self, other, ("shape", "stride", "dtype"))
-            return [*local, "type mismatch: _DTensorMeta vs _TensorMeta"]
-        names = ("shape", "stride", "dtype", "global_shape", "global_stride", "placements")
-        return _differences(self, other, (*names, "mesh_dim_names", "mesh_layout"))
+    def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
+        """Return a tensor of this form over that mesh, not filled."""
+        part = _make_tensor_from_meta(self, device)
+        whole: DTensor = self._ask_for_gradient(self.put_together(part, mesh))
+        return whole
 
 
 TensorMeta: TypeAlias = _TensorMeta | _DTensorMeta
 
 
-def _differences(one: object, other: object, names: Sequence[str]) -> list[str]:
-    pairs = [(name, getattr(one, name), getattr(other, name)) for name in names]
-    return [
-        f"{name} mismatch: {mine} vs {theirs}" for name, mine, theirs in pairs if mine != theirs
-    ]
-
-
 @dataclass(slots=True)
 class _StageMeta:
-    """What goes into a stage and comes out of it, forward and backward, as far as is known."""
+    """The form of all that crosses the boundaries of a stage, as far as it is known."""
 
     inputs: tuple[TensorMeta, ...] | None = None
     outputs: tuple[TensorMeta, ...] | None = None
@@ -151,165 +126,177 @@ class _StageMeta:
 
     def has_any(self) -> bool:
         """Whether anything is known."""
-        return any(
-            metas is not None
-            for metas in (self.inputs, self.outputs, self.input_grads, self.output_grads)
-        )
+        return self != _StageMeta()
 
     def has_dtensors(self) -> bool:
-        """Whether an input or output lies over a mesh."""
+        """Whether an input or output is over a mesh."""
         metas = (*(self.inputs or ()), *(self.outputs or ()))
         return any(isinstance(meta, _DTensorMeta) for meta in metas)
 
     def is_complete_for_forward(self) -> bool:
         """Whether inputs and outputs are known."""
-        return self.inputs is not None and self.outputs is not None
+        return None not in (self.inputs, self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _StageForwardMeta:
+    """The form of a stage's outputs, which ranks learn from the tensors here."""
+
+    forward_metas: tuple[TensorMeta, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _StageBackwardMeta:
+    """The form of the gradients that a stage sends back."""
+
+    backward_metas: tuple[TensorMeta | None, ...]
 
 
 class InferenceMode(Enum):
-    """Whether all stages know from the user what crosses their boundaries, or have to find out."""
+    """Whether a stage was given the form of all that crosses, or has to find it out."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
 
     @classmethod
     def needs_dynamic(cls, meta: _StageMeta, stage_has_backward: bool) -> bool:
-        """Whether the user's arguments leave something for a stage to find out.
-
-        Gradients of plain tensors are like the tensors; those of DTensors may lie otherwise.
-        """
+        """Whether something is left to find out, such as where gradients of DTensors lie."""
         if not meta.is_complete_for_forward():
             return True
-        if not (meta.has_dtensors() and stage_has_backward):
-            return False
-        return meta.input_grads is None or meta.output_grads is None
+        is_open = None in (meta.input_grads, meta.output_grads)
+        return is_open and stage_has_backward and meta.has_dtensors()
 
 
 def extract_tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """Describe a tensor, plain or over a mesh."""
-    match tensor:
-        case DTensor():
-            return _DTensorMeta.from_dtensor(tensor)
-        case _:
-            return _TensorMeta.from_tensor(tensor)
+    if isinstance(tensor, DTensor):
+        return _DTensorMeta.from_dtensor(tensor)
+    return _TensorMeta.from_tensor(tensor)
 
 
 def extract_tensor_metas(
     tensors: Sequence[torch.Tensor | None] | None, *, allow_none: bool = False
 ) -> Any:
-    """Describe several tensors; what is None stays None, where that is allowed."""
+    """Describe tensors one by one; None for None, where that is allowed."""
     if tensors is None:
         return None
-    if not allow_none and not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+    if not allow_none and any(tensor is None for tensor in tensors):
         raise PipeliningMetadataError(
-            "None is among tensors that must all be given; pass allow_none=True to allow it"
+            "every tensor must be given (got None among them); pass allow_none=True to allow it"
         )
+    return tuple(None if tensor is None else extract_tensor_meta(tensor) for tensor in tensors)
+
+
+def _derive_grad_metas(tensor_metas: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
+    """Return the form of each gradient, where it follows from that of its tensor."""
     return tuple(
-        extract_tensor_meta(tensor) if isinstance(tensor, torch.Tensor) else None
-        for tensor in tensors
+        replace(meta, requires_grad=False)
+        if meta.requires_grad and not isinstance(meta, _DTensorMeta)
+        else None
+        for meta in tensor_metas
     )
 
 
 def to_local_if_dtensor(tensor: torch.Tensor, detach: bool = False) -> torch.Tensor:
     """Return the local part of a tensor over a mesh, or a plain tensor itself."""
-    if detach:
-        tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    value = tensor.detach() if detach else tensor
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _make_tensor_from_meta(meta: _TensorMeta, device: torch.device | str) -> torch.Tensor:
-    """Return a plain tensor (or local part) of this shape, layout and dtype, not filled."""
+    """Return a plain tensor or a local part of this form, not filled."""
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
 
 
-def put_together(local: torch.Tensor, meta: _DTensorMeta, mesh: DeviceMesh) -> DTensor:
-    """Return the tensor over a mesh that a local part belongs to."""
-    return DTensor.from_local(
-        local,
-        mesh,
-        meta.placements,
-        run_check=False,
-        shape=meta.global_shape,
-        stride=meta.global_stride,
-    )
-
-
-def _derive_grad_metas(tensor_metas: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
-    """Return the form of the gradients of these tensors, where the tensors decide it."""
-    return tuple(
-        None
-        if not meta.requires_grad or isinstance(meta, _DTensorMeta)
-        else _TensorMeta(meta.shape, meta.stride, meta.dtype, requires_grad=False)
-        for meta in tensor_metas
-    )
-
-
-class _MeshCache:
-    """The meshes that a stage has met, and a way to get others."""
-
-    def __init__(self, get_mesh_cb: GetMeshCallback | None = None) -> None:
-        self._meshes: dict[MeshCacheKey, DeviceMesh] = {}
-        self._get_mesh_cb = get_mesh_cb
-
-    def get_mesh(self, key: MeshCacheKey) -> DeviceMesh:
-        """Return a mesh that was seen before, or what the callback gives."""
-        if key not in self._meshes:
-            self._meshes[key] = self._ask(key)
-        return self._meshes[key]
-
-    def _ask(self, key: MeshCacheKey) -> DeviceMesh:
-        names, layout = key
-        mesh = None if self._get_mesh_cb is None else self._get_mesh_cb(names, layout)
-        if mesh is None:
-            fault = "no get_mesh was given" if self._get_mesh_cb is None else "get_mesh gave None"
+def validate_and_normalize_to_tuple(args: Any, allow_none: bool = False) -> Any:
+    """Return a tensor, or a tuple or list of tensors, as a tuple; refuse anything else."""
+    if args is None:
+        return None
+    items = args if isinstance(args, tuple | list) else (args,)
+    for number, item in enumerate(items):
+        if not isinstance(item, torch.Tensor) and not (allow_none and item is None):
             raise PipeliningMetadataError(
-                f"a tensor over the mesh dimensions {names} (layout {layout}) has come, but "
-                f"{fault}; give the stage a get_mesh that returns this rank's mesh"
+                f"value {number} of a stage is of type {type(item).__name__}, not a tensor; give a "
+                "tensor, or a tuple or list of them, and pass other values as keywords"
             )
-        return mesh
-
-    def put(self, key: MeshCacheKey, mesh: DeviceMesh) -> None:
-        """Remember a mesh."""
-        self._meshes[key] = mesh
-
-    def update_from_tensors(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Remember the meshes that these tensors lie over."""
-        for tensor in tensors:
-            if isinstance(tensor, DTensor):
-                self._meshes.setdefault(_key_of(tensor.device_mesh), tensor.device_mesh)
-
-    def __contains__(self, key: MeshCacheKey) -> bool:
-        return key in self._meshes
-
-    def __len__(self) -> int:
-        return len(self._meshes)
+    return tuple(items)
 
 
-def _key_of(mesh: DeviceMesh) -> MeshCacheKey:
-    return tuple(mesh.mesh_dim_names or ()), mesh._layout
+def validate_metadata(
+    desc: str,
+    expected: TensorMeta,
+    actual: torch.Tensor | TensorMeta,
+    *,
+    raise_on_mismatch: bool = False,
+    warn_on_mismatch: bool = False,
+) -> list[str]:
+    """Return how a tensor differs from what was expected; raise or warn if asked to."""
+    meta = extract_tensor_meta(actual) if isinstance(actual, torch.Tensor) else actual
+    if type(expected) is type(meta):
+        found = expected.get_diff(meta)
+    else:
+        found = [f"type mismatch: {type(expected).__name__} vs {type(meta).__name__}"]
+    return _report(desc, found, raise_on_mismatch, warn_on_mismatch)
 
 
-def write_mesh_layout(layout: Any) -> list[Any] | None:
-    """Return the layout of a mesh as plain data for another rank."""
-    if layout is None:
-        return None
-    # Up to torch 2.12 a layout is one shape with its strides, then one of each per dimension.
-    axes = getattr(layout, "axes", None)
-    parts = [layout] if axes is None else axes
-    return [axes is not None, [[part.shape, part.stride] for part in parts]]
+def validate_tensors_metadata(
+    desc: str,
+    expected: Sequence[TensorMeta | None],
+    actual: Sequence[torch.Tensor | TensorMeta | None],
+    *,
+    raise_on_mismatch: bool = True,
+    warn_on_mismatch: bool = False,
+) -> list[str]:
+    """Compare tensors one by one; their number must agree, and None be where it was expected."""
+    reports = {"raise_on_mismatch": raise_on_mismatch, "warn_on_mismatch": warn_on_mismatch}
+    if len(expected) != len(actual):
+        text = f"{len(actual)} tensors where {len(expected)} were expected"
+        return _report(desc, [text], *reports.values())
+    found = []
+    for number, (meta, value) in enumerate(zip(expected, actual, strict=True)):
+        place = f"{desc}[{number}]"
+        if meta is not None and value is not None:
+            found += validate_metadata(place, meta, value, **reports)
+        elif meta is not value:
+            words = ["nothing" if one is None else "a tensor" for one in (value, meta)]
+            text = f"{words[0]} where {words[1]} was expected"
+            found += _report(place, [text], *reports.values())
+    return found
 
 
-def read_mesh_layout(plain: list[Any] | None) -> Any:
-    """Return the layout that another rank has written."""
-    if plain is None:
-        return None
-    has_axes, parts = plain
-    pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
-    layouts: Any = mesh_layouts
-    if not has_axes:
-        return layouts._MeshLayout(*pairs[0])
-    return layouts._MeshLayout([layouts._FlatLayout(*pair) for pair in pairs])
+def _report(desc: str, found: list[str], raises: bool, warns: bool) -> list[str]:
+    if found and raises:
+        raise PipeliningMetadataError(f"{desc}: {'; '.join(found)}")
+    if found and warns:
+        text = f"{desc}: Metadata mismatch: {'; '.join(found)}; what really comes is used"
+        warnings.warn(text, UserWarning, stacklevel=3)
+    return found
 
 
-def _as_sizes(value: Any) -> Any:
-    return tuple(map(_as_sizes, value)) if isinstance(value, list) else value
+def validate_static_arg_grad_correspondence(
+    stage_index: int,
+    args: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor | None],
+    is_input: bool,
+) -> None:
+    """Refuse example gradients that do not fit the example tensors that they belong to."""
+    kind = "input" if is_input else "output"
+    name = f"stage {stage_index}: {kind}_grads"
+    if len(args) != len(grads):
+        raise PipeliningMetadataError(
+            f"{name} has {len(grads)} entries for {len(args)} of {kind}_args; give one for each, "
+            "None for a tensor without a gradient"
+        )
+    for number, (tensor, grad) in enumerate(zip(args, grads, strict=True)):
+        place = f"{name}[{number}]"
+        if grad is None and tensor.requires_grad:
+            text = f"{place} is None for a tensor that requires a gradient; is one missing?"
+            warnings.warn(text, UserWarning, stacklevel=3)
+        elif grad is not None and not tensor.requires_grad:
+            raise PipeliningMetadataError(
+                f"{place} must be None for a tensor that requires no gradient (got a tensor)"
+            )
+        elif grad is not None and isinstance(tensor, DTensor) and not isinstance(grad, DTensor):
+            raise PipeliningMetadataError(
+                f"{place} must be a DTensor, as its tensor is (got {type(grad).__name__})"
+            )

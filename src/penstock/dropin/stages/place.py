@@ -8,12 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock.dropin.stages.metadata import (
-    TensorMeta,
-    _MeshCache,
-    _StageMeta,
-)
-from penstock.dropin.stages.recv_info import _RecvInfo
+from penstock.dropin.stages.meshes import _MeshCache
+from penstock.dropin.stages.metadata import TensorMeta, _StageMeta
+from penstock.dropin.stages.values import _RecvInfo
 from penstock.errors import ArgumentError, PipelineError
 from penstock.torch_private import DebugLevel, get_debug_level, get_default_group
 

@@ -1,28 +1,30 @@
 """Outputs, gradients and what is known of them, on their way into and out of a stage."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from penstock.dropin._utils import validate_metadata, validate_tensors_metadata
-from penstock.dropin.stages.metadata import TensorMeta, _DTensorMeta, _MeshCache, put_together
-from penstock.dropin.stages.recv_info import _RecvInfo
+from penstock.dropin.stages.meshes import _MeshCache
+from penstock.dropin.stages.metadata import TensorMeta, _DTensorMeta, validate_metadata
 from penstock.errors import PipelineError
 from penstock.tensors.plain import plain_value
-from penstock.torch_private import tree_map_only
+from penstock.torch_private import tree_flatten, tree_map_only, tree_unflatten
 
 __all__ = [
     "StageUseError",
+    "_RecvInfo",
+    "_normalize_model_output_as_tuple",
     "as_tuple",
     "compare_with_given",
     "complete_gradient",
     "cut_off",
     "find_edge",
-    "insist",
+    "flatten_args",
+    "flatten_args_detach",
     "put_in_place",
     "require_tensors",
     "take_buffers",
@@ -34,9 +36,51 @@ class StageUseError(PipelineError, AssertionError):
     """A stage is asked for something at the wrong time; also an `AssertionError`, as in torch."""
 
 
+@dataclass(eq=False, repr=False)
+class _RecvInfo:
+    """One input (or gradient) of a stage: where it comes from, and into what.
+
+    An argument that the user gives comes from nowhere (`is_root_arg`).
+    """
+
+    input_name: str
+    source: int | None = None
+    buffer: torch.Tensor | None = None
+    tensor_meta: TensorMeta | None = None
+    _: KW_ONLY
+    is_root_arg: bool = False
+
+    def __repr__(self) -> str:
+        if self.is_root_arg:
+            return f"_RecvInfo({self.input_name}, given by the user)"
+        return f"_RecvInfo({self.input_name}, from stage {self.source}, {self.tensor_meta})"
+
+
+def flatten_args(args: Any, *, detach: bool = False) -> Any:
+    """Return the leaves of a tree; with `detach`, also the tree, detached from its graph."""
+    leaves, structure = tree_flatten(args)
+    if not detach:
+        return leaves
+    cut = [_cut(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    return tree_unflatten(cut, structure), cut
+
+
+def _cut(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def flatten_args_detach(args: Any) -> Any:
+    """Return `flatten_args(args, detach=True)`."""
+    return flatten_args(args, detach=True)
+
+
 def as_tuple(output: Any) -> tuple[Any, ...]:
     """Return the values that a module gives back."""
     return tuple(output) if isinstance(output, tuple | list) else (output,)
+
+
+# Runners of other people's import it from torch's module.
+_normalize_model_output_as_tuple = as_tuple
 
 
 def require_tensors(values: Sequence[Any]) -> None:
@@ -91,7 +135,7 @@ def take_buffers(
         value = info.buffer
         if value is not None and isinstance(info.tensor_meta, _DTensorMeta):
             mesh = meshes.get_mesh(info.tensor_meta.mesh_cache_key)
-            value = put_together(value.detach(), info.tensor_meta, mesh)
+            value = info.tensor_meta.put_together(value.detach(), mesh)
         values.append(value)
     return tuple(values)
 
@@ -113,8 +157,3 @@ def compare_with_given(
             # How a tensor lies in memory may change on the way.
             same_stride = replace(wanted, stride=meta.stride)
             validate_metadata(f"{place}[{number}]", same_stride, meta, warn_on_mismatch=True)
-
-
-def insist(place: str, known: Sequence[TensorMeta | None], values: Sequence[Any]) -> None:
-    """Refuse what is not like the first that has crossed here."""
-    validate_tensors_metadata(place, known, tuple(values))

@@ -1,4 +1,4 @@
-"""Small changes to graphs, in place."""
+"""Graphs: how stages are called in that of their pipe, and small changes in place."""
 
 from typing import Any
 
@@ -6,10 +6,23 @@ import torch
 from torch import fx, nn
 
 __all__ = [
+    "PP_SUBMOD_PREFIX",
     "_modify_graph_op_device",
     "_move_placeholders_to_front",
     "_recursive_getattr_with_parent",
+    "get_submod_name",
 ]
+
+PP_SUBMOD_PREFIX = "submod_pp"
+
+
+def get_submod_name(stage_idx: int) -> str:
+    """Return the name of a stage in the graph of its pipe.
+
+    >>> get_submod_name(2)
+    'submod_pp_2'
+    """
+    return f"{PP_SUBMOD_PREFIX}_{stage_idx}"
 
 
 def _move_placeholders_to_front(graph: fx.Graph) -> None:

@@ -1,14 +1,51 @@
-"""The backward of a pipe as part of its graph: a call per stage, from the last to the first."""
+"""A pipe in one process: stages on leaves, and backwards as calls in the graph, last to first."""
 
 import operator
 from typing import Any
 
-from torch import fx
+import torch
+from torch import fx, nn
 
 from penstock.dropin._backward import _null_coalesce_accumulate, stage_backward
 from penstock.errors import ModelError
+from penstock.torch_private import tree_map_only
 
-__all__ = ["_insert_stage_symbolic_backward"]
+__all__ = ["DetachExecutor", "_insert_stage_symbolic_backward"]
+
+
+class DetachExecutor(fx.Interpreter):
+    """Runs the graph of a pipe with gradients cut between stages, as they are between ranks.
+
+    Each stage is given leaves, one for each value that takes a gradient, and the backwards in the
+    graph get the leaves in place of the values.
+    """
+
+    def __init__(self, module: nn.Module, garbage_collect_values: bool = True) -> None:
+        super().__init__(module, garbage_collect_values)
+        self._leaves: dict[torch.Tensor, torch.Tensor] = {}
+
+    def run(self, *args: Any, **settings: Any) -> Any:
+        """Run the graph on these inputs."""
+        self._leaves.clear()
+        return super().run(*args, **settings)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Run a stage on leaves."""
+        return super().call_module(
+            target, *tree_map_only(torch.Tensor, self._leaf_of, (args, kwargs))
+        )
+
+    def _leaf_of(self, value: torch.Tensor) -> torch.Tensor:
+        if not value.requires_grad:
+            return value
+        return self._leaves.setdefault(value, value.detach().requires_grad_())
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Take a part of an output, or run a backward down to the leaves of its stage."""
+        if target is stage_backward:
+            leaves = [self._leaves.get(value, value) for value in kwargs["input_values"]]
+            kwargs = {**kwargs, "input_values": leaves}
+        return super().call_function(target, args, kwargs)
 
 
 def _insert_stage_symbolic_backward(

@@ -1,0 +1,163 @@
+"""Stages that were cut from a traced model; values may skip stages."""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import fx, nn
+
+from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.dropin.stages.meshes import PipeliningMetadataError
+from penstock.dropin.stages.metadata import _StageMeta
+from penstock.dropin.stages.values import _RecvInfo
+
+__all__ = ["PipeInfo", "_PipelineStage", "build_stage"]
+
+
+@dataclass(slots=True)
+class PipeInfo:
+    """What a stage has to know of the pipe that it was cut from."""
+
+    graph: fx.Graph
+    num_stages: int
+    has_loss_and_backward: bool
+
+
+class _PipelineStage(_PipelineStageBase):
+    """A stage that was cut from a traced model; values may skip stages."""
+
+    def __init__(
+        self,
+        stage_module: nn.Module,
+        stage_index: int,
+        pipe_info: PipeInfo,
+        device: torch.device,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(stage_module, stage_index, pipe_info.num_stages, device, group)
+        self.pipe_info = pipe_info
+        nodes = [node for node in pipe_info.graph.nodes if node.op == "call_module"]
+        if len(nodes) != self.num_stages:
+            raise PipeliningMetadataError(
+                f"the graph of a pipe calls {len(nodes)} modules for {self.num_stages} stages"
+            )
+        self.node = nodes[stage_index]
+        self.name = self.node.name
+        self.submod_to_stage_index = {node.name: index for index, node in enumerate(nodes)}
+        # The names of the module's arguments, noted now because a trainer may wrap the module.
+        placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
+        self._names = [str(node.target) for node in placeholders]
+        self._move_submod_to_device()
+
+    def _move_submod_to_device(self) -> None:
+        """Move the module, unless it has parameters without values."""
+        if not any(parameter.is_meta for parameter in self.submod.parameters()):
+            self.submod.to(self.device)
+
+    def get_stage_index_of_submod(self, submod_name: str) -> int:
+        """Return which stage runs a module of the pipe's graph."""
+        if submod_name not in self.submod_to_stage_index:
+            raise PipeliningMetadataError(
+                f"no stage runs {submod_name!r}; there are {list(self.submod_to_stage_index)}"
+            )
+        return self.submod_to_stage_index[submod_name]
+
+    def _prepare_forward_infra(
+        self,
+        num_microbatches: int,
+        args: Any,  # noqa: ARG002  # torch's form
+        kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
+        has_backward: bool = False,  # noqa: ARG002  # torch's form
+    ) -> None:
+        self.chunks = num_microbatches
+        self._stage_meta = _StageMeta()
+        self.act_send_info = self._create_act_send_info()
+        self.args_recv_info[0] = self._create_act_recv_info()
+
+    def _inputs(self, user: fx.Node | None = None) -> list[tuple[int, int]]:
+        """Return each received argument of a module: a stage, and which of its outputs."""
+        nodes = [node for node in (user or self.node).args if isinstance(node, fx.Node)]
+        return [self._origin(node) for node in nodes if not _is_root(node)]
+
+    def _origin(self, node: fx.Node) -> tuple[int, int]:
+        number = 0
+        if node.target is operator.getitem:
+            node, number = node.args  # type: ignore[assignment]  # a value and its place
+        return self.get_stage_index_of_submod(node.name), number
+
+    def _destinations(self) -> dict[int, list[int]]:
+        """Return the stages that each output goes to."""
+        found: dict[int, list[int]] = {}
+        for user in self.node.users:
+            is_item = user.target is operator.getitem
+            number = user.args[1] if is_item else 0
+            users = user.users if is_item else [user]
+            stages = [
+                self.get_stage_index_of_submod(node.name)
+                for node in users
+                if node.op == "call_module"
+            ]
+            found.setdefault(number, []).extend(stages)
+        return found
+
+    def find_sources(self) -> Sequence[int]:
+        """Return the stages that this one receives from."""
+        return sorted({stage for stage, _ in self._inputs()})
+
+    def find_destinations(self) -> Sequence[int]:
+        """Return the stages that this one sends to."""
+        return sorted({stage for stages in self._destinations().values() for stage in stages})
+
+    def find_edges(self) -> list[tuple[int, int]]:
+        """Return which stage feeds which in the whole pipe."""
+        nodes = [node for node in self.pipe_info.graph.nodes if node.op == "call_module"]
+        return sorted(
+            {(source, index) for index, n in enumerate(nodes) for source, _ in self._inputs(n)}
+        )
+
+    def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inputs = self._inputs()
+        by_origin = dict(zip(sorted(inputs), received, strict=True))
+        values = tuple(by_origin[origin] for origin in inputs)
+        is_given = [_is_root(argument) for argument in self.node.args]
+        if True not in is_given[: len(values)]:
+            return values, {}
+        # Arguments that the user gives by name come before some that are received.
+        names = [name for name, given in zip(self._names, is_given, strict=True) if not given]
+        return (), dict(zip(names, values, strict=True))
+
+    def _create_act_send_info(self) -> dict[int, Sequence[int | None]]:
+        destinations = self._destinations()
+        known = len(self._stage_meta.outputs or ())
+        count = max(known, max(destinations, default=-1) + 1)
+        return {number: destinations.get(number, []) for number in range(count)}
+
+    def _create_act_recv_info(self) -> tuple[_RecvInfo, ...]:
+        return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._inputs())
+
+    def find_dst_rank(self, user: fx.Node) -> int | None:
+        """Return the stage that uses an output, if it is one."""
+        return self.submod_to_stage_index.get(user.name)
+
+    def _get_output_node(self) -> fx.Node:
+        (node,) = self.submod.graph.find_nodes(op="output")  # type: ignore[operator,union-attr]  # a traced module
+        output: fx.Node = node
+        return output
+
+
+def _is_root(argument: object) -> bool:
+    return isinstance(argument, fx.Node) and argument.op == "placeholder"
+
+
+def build_stage(
+    stage_module: nn.Module,
+    stage_index: int,
+    pipe_info: PipeInfo,
+    device: torch.device,
+    group: dist.ProcessGroup | None = None,
+) -> _PipelineStage:
+    """Return a stage of a traced pipe on this rank; `pipe.info()` says how the stages depend."""
+    return _PipelineStage(stage_module, stage_index, pipe_info, device, group)
