@@ -14,7 +14,13 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from penstock.dropin._debug import map_debug_info
-from penstock.dropin.stages.split_graph import Group, find_groups, join_nodes
+from penstock.dropin.stages.split_graph import (
+    Group,
+    construct_reverse_graph,
+    find_groups,
+    get_param_groups,
+    reverse_closure,
+)
 from penstock.errors import ModelError, PipelineError
 from penstock.torch_private import FunctionBase
 
@@ -160,50 +166,6 @@ def _autograd_grad_for_inputs(
 def _get_grad_fn_or_grad_acc(t: torch.Tensor) -> Node | None:
     """Return the node that a tensor's gradient enters by, if it takes one."""
     return _edge(t).node if _requires_gradient(t) else None
-
-
-def construct_reverse_graph(roots: list[Node]) -> dict[Node, list[Node]]:
-    """Return, for every node behind the roots, the nodes that lead to it."""
-    reverse: dict[Node, list[Node]] = {}
-    waiting, seen = list(roots), set(roots)
-    while waiting:
-        node = waiting.pop()
-        for after, _ in node.next_functions:
-            if after is not None:
-                reverse.setdefault(after, []).append(node)
-                if after not in seen:
-                    seen.add(after)
-                    waiting.append(after)
-    return reverse
-
-
-def reverse_closure(
-    roots: list[Node], target_nodes: set[Node], reverse_edges_dict: dict[Node, list[Node]]
-) -> tuple[set[Node], set[Node]]:
-    """Return all nodes that lead to the roots, up to target nodes, and the target nodes met."""
-    found, met = set(roots), set()
-    waiting = list(roots)
-    while waiting:
-        for before in reverse_edges_dict.get(waiting.pop(), ()):
-            if before in target_nodes:
-                met.add(before)
-            elif before not in found:
-                waiting.append(before)
-            found.add(before)
-    return found, met
-
-
-def get_param_groups(
-    inputs: list[Node], params: list[Node], reverse_edges_dict: dict[Node, list[Node]]
-) -> list[dict[str, Any]]:
-    """Return parameters together with the nodes where their ways part from those of the inputs."""
-    on_the_way, _ = reverse_closure(inputs, set(), reverse_edges_dict)
-    starts: dict[Node, set[Node]] = {}
-    for param in params:
-        _, nodes = reverse_closure([param], on_the_way, reverse_edges_dict)
-        for node in nodes:
-            starts.setdefault(node, set()).add(param)
-    return [{"params": g.weights, "intermediates": set(g.nodes)} for g in join_nodes(starts)]
 
 
 def _pair_up(output: Any, grad: Any) -> Iterable[tuple[Root, torch.Tensor | None]]:

@@ -216,8 +216,8 @@ def validate_and_normalize_to_tuple(args: Any, allow_none: bool = False) -> Any:
     for number, item in enumerate(items):
         if not isinstance(item, torch.Tensor) and not (allow_none and item is None):
             raise PipeliningMetadataError(
-                f"value {number} of a stage is of type {type(item).__name__}, not a tensor; give a "
-                "tensor, or a tuple or list of them, and pass other values as keywords"
+                f"value {number} of a stage is of type {type(item).__name__}, not a tensor; give "
+                "a tensor, or a tuple or list of them, and pass other values as keywords"
             )
     return tuple(items)
 

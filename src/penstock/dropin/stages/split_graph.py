@@ -9,12 +9,19 @@ second half continues from there. Nodes that lead to a common weight form one gr
 the graph is run in one pass.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.autograd.graph import Node
 
-__all__ = ["Group", "find_groups", "join_nodes"]
+__all__ = [
+    "Group",
+    "construct_reverse_graph",
+    "find_groups",
+    "get_param_groups",
+    "reverse_closure",
+]
 
 
 @dataclass(slots=True)
@@ -26,70 +33,74 @@ class Group:
 
 
 def find_groups(
-    roots: Sequence[Node], inputs: Iterable[Node], weights: Iterable[Node]
+    roots: Sequence[Node], inputs: Sequence[Node], weights: Sequence[Node]
 ) -> list[Group]:
     """Return where to cut the graph behind these roots.
 
     The second half also continues from a root that leads to no input.
     """
-    inputs, weights = set(inputs), set(weights)
-    behind = _sort_from_leaves(roots, stops=inputs)
-    leads_to_input = _find_ways(behind, inputs)
-    reached = _find_weights([node for node in behind if node not in leads_to_input], weights)
+    before = construct_reverse_graph(list(roots))
+    if not inputs:
+        reached = {weight for weight in weights if weight in before or weight in roots}
+        return [Group(reached, list(dict.fromkeys(roots)))] if reached else []
+    return _group(inputs, weights, before, set(roots))
+
+
+def get_param_groups(
+    inputs: list[Node], params: list[Node], reverse_edges_dict: dict[Node, list[Node]]
+) -> list[dict[str, Any]]:
+    """Return parameters together with the nodes where their ways part from those of the inputs."""
+    groups = _group(inputs, params, reverse_edges_dict, set())
+    return [{"params": group.weights, "intermediates": set(group.nodes)} for group in groups]
+
+
+def _group(
+    inputs: Sequence[Node],
+    weights: Sequence[Node],
+    before: dict[Node, list[Node]],
+    roots: set[Node],
+) -> list[Group]:
+    on_the_way, _ = reverse_closure(list(inputs), set(), before)
     starts: dict[Node, set[Node]] = {}
-    for node in behind:
-        if node in leads_to_input and node not in inputs:
-            starts[node] = _union(reached.get(after, set()) for after in _after(node))
-    for root in roots:
-        if root not in leads_to_input:
-            starts[root] = reached[root]
-    return join_nodes({node: found for node, found in starts.items() if found})
+    for weight in weights:
+        found, met = reverse_closure([weight], on_the_way, before)
+        for node in met | (found & roots):
+            starts.setdefault(node, set()).add(weight)
+    return _join_nodes(starts)
 
 
-def _after(node: Node) -> list[Node]:
-    return [after for after, _ in node.next_functions if after is not None]
+def construct_reverse_graph(roots: list[Node]) -> dict[Node, list[Node]]:
+    """Return, for every node behind the roots, the nodes that lead to it."""
+    reverse: dict[Node, list[Node]] = {}
+    waiting, seen = list(roots), set(roots)
+    while waiting:
+        node = waiting.pop()
+        for after, _ in node.next_functions:
+            if after is not None:
+                reverse.setdefault(after, []).append(node)
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+    return reverse
 
 
-def _sort_from_leaves(roots: Sequence[Node], stops: set[Node]) -> list[Node]:
-    """Return the nodes behind the roots up to the stops, each after all that it leads to."""
-    done: dict[Node, None] = {}
-    entered: set[Node] = set()
-    stack = [(root, False) for root in roots]
-    while stack:
-        node, is_left = stack.pop()
-        if is_left:
-            done[node] = None
-        elif node not in entered:
-            entered.add(node)
-            stack.append((node, True))
-            if node not in stops:
-                stack.extend((after, False) for after in _after(node) if after not in entered)
-    return list(done)
+def reverse_closure(
+    roots: list[Node], target_nodes: set[Node], reverse_edges_dict: dict[Node, list[Node]]
+) -> tuple[set[Node], set[Node]]:
+    """Return all nodes that lead to the roots, up to target nodes, and the target nodes met."""
+    found, met = set(roots), set()
+    waiting = list(roots)
+    while waiting:
+        for before in reverse_edges_dict.get(waiting.pop(), ()):
+            if before in target_nodes:
+                met.add(before)
+            elif before not in found:
+                waiting.append(before)
+            found.add(before)
+    return found, met
 
 
-def _find_ways(behind: Sequence[Node], inputs: set[Node]) -> set[Node]:
-    """Return the nodes that lead to an input, and those of the inputs."""
-    found: set[Node] = set()
-    for node in behind:
-        if node in inputs or any(after in found for after in _after(node)):
-            found.add(node)
-    return found
-
-
-def _find_weights(behind: Sequence[Node], weights: set[Node]) -> dict[Node, set[Node]]:
-    """Return the weights that each node leads to."""
-    reached: dict[Node, set[Node]] = {}
-    for node in behind:
-        found = _union(reached.get(after, set()) for after in _after(node))
-        reached[node] = {*found, node} if node in weights else found
-    return reached
-
-
-def _union(sets: Iterable[set[Node]]) -> set[Node]:
-    return set().union(*sets)
-
-
-def join_nodes(starts: dict[Node, set[Node]]) -> list[Group]:
+def _join_nodes(starts: dict[Node, set[Node]]) -> list[Group]:
     """Return nodes with a weight in common, however indirectly, together."""
     group_of: dict[Node, Group] = {}
     groups: dict[int, Group] = {}
