@@ -1,22 +1,14 @@
 """Torch's schedules with several stages per rank, each with its order."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from penstock.dropin.classes.runtime import _PipelineScheduleRuntime
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.lists import Order, Slots
-from penstock.dropin.orders.tables import (
-    add_bubbles,
-    dualpipe_v_order,
-    interleaved_one_f_one_b_order,
-    interleaved_zero_bubble_order,
-    looped_bfs_order,
-    zbv_order,
-)
+from penstock.dropin.orders.tables import add_bubbles, order_of_rank
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ModelError, SizeError
 from penstock.torch_private import OptimizedModule
@@ -37,6 +29,9 @@ class CompiledStageError(ModelError, RuntimeError):
 
 class _Family(_PipelineScheduleRuntime):
     """A schedule whose order follows from the numbers of ranks, stages and microbatches."""
+
+    # Its name among our schedules.
+    _family: ClassVar[str]
 
     def __init__(
         self,
@@ -83,17 +78,16 @@ class _Family(_PipelineScheduleRuntime):
             for rank in range(self.pp_group_size)
         }
 
-    @abstractmethod
     def _calculate_single_rank_operations(self, rank: int) -> Slots:
         """Return one rank's order."""
-
-    @property
-    def _sizes(self) -> tuple[int, int, int]:
-        return self.pp_group_size, self._n_microbatches, self.n_local_stages
+        sizes = (self.pp_group_size, self._n_microbatches, self.n_local_stages)
+        return order_of_rank(self._family, rank, *sizes)
 
 
 class ScheduleLoopedBFS(_Family):
     """One stage after the other, all microbatches at once (https://arxiv.org/abs/2211.05953)."""
+
+    _family = "LoopedBFS"
 
     def __init__(
         self,
@@ -113,19 +107,17 @@ class ScheduleLoopedBFS(_Family):
         rest = (scale_grads, backward_requires_autograd, defer_pp_recv)
         super().__init__(stages, n_microbatches, loss_fn, *specs, *rest, **gathers)
 
-    def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        return looped_bfs_order(rank, *self._sizes)
-
 
 class ScheduleInterleaved1F1B(_Family):
     """1F1B over several stages per rank (https://arxiv.org/abs/2104.04473)."""
 
-    def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        return interleaved_one_f_one_b_order(rank, *self._sizes)
+    _family = "Interleaved1F1B"
 
 
 class ScheduleInterleavedZeroBubble(_Family):
     """Interleaved 1F1B with weight work in its gaps (https://arxiv.org/abs/2401.10241)."""
+
+    _family = "InterleavedZeroBubble"
 
     def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
         _check_torch_compile_compatibility(stages, type(self).__name__)
@@ -138,30 +130,25 @@ class ScheduleInterleavedZeroBubble(_Family):
         """Return the order with idle slots where an action would come before what it needs."""
         return add_bubbles(self.pipeline_order, num_stages_global)
 
-    def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        return interleaved_zero_bubble_order(rank, *self._sizes)
-
 
 class ScheduleZBVZeroBubble(_Family):
     """The zero-bubble V: two stages per rank (https://arxiv.org/abs/2401.10241, section 6)."""
+
+    _family = "ZBV"
 
     def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
         _check_torch_compile_compatibility(stages, type(self).__name__)
         _check_two(stages, "ZBV")
 
-    def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        return zbv_order(rank, *self._sizes)
-
 
 class ScheduleDualPipeV(_Family):
     """The V with overlapped forwards and backwards (https://arxiv.org/abs/2412.19437)."""
 
+    _family = "DualPipeV"
+
     def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
         _check_torch_compile_compatibility(stages, type(self).__name__)
         _check_two(stages, "DualPipeV")
-
-    def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        return dualpipe_v_order(rank, *self._sizes)
 
 
 def _check_two(stages: Sequence[_PipelineStageBase], name: str) -> None:

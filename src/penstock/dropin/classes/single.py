@@ -9,7 +9,7 @@ from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.actions import FORWARD, _Action
 from penstock.dropin.names.lists import Order
-from penstock.dropin.orders.tables import gpipe_order, one_f_one_b_order
+from penstock.dropin.orders.tables import build_order
 from penstock.dropin.run.lowered import Lowered, lower_on_dataflow
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import PipelineError, SizeError
@@ -115,8 +115,7 @@ class ScheduleGPipe(PipelineScheduleSingle):
     """All microbatches forward, then all backward."""
 
     def _get_pipeline_order(self) -> Order:
-        stages = self._num_stages
-        return {rank: gpipe_order(rank, stages, self._n_microbatches) for rank in range(stages)}
+        return build_order("GPipe", self._num_stages, self._n_microbatches)
 
 
 class Schedule1F1B(PipelineScheduleSingle):
@@ -129,4 +128,4 @@ class Schedule1F1B(PipelineScheduleSingle):
                 f"1F1B takes at least one microbatch per stage (microbatches: {microbatches}, "
                 f"stages: {stages}); use {stages} or more, or GPipe"
             )
-        return {rank: one_f_one_b_order(rank, stages, microbatches) for rank in range(stages)}
+        return build_order("1F1B", stages, microbatches)

@@ -26,88 +26,50 @@ from penstock.schedules.moves import Moves, alternate, count_microbatches, join
 from penstock.schedules.registry import find_family
 from penstock.schedules.zero_bubble import weave
 
-__all__ = [
-    "_get_1f1b_rank_ops",
-    "_get_warmup_ops",
-    "add_bubbles",
-    "build_order",
-    "dualpipe_v_order",
-    "gpipe_order",
-    "interleaved_one_f_one_b_order",
-    "interleaved_zero_bubble_order",
-    "looped_bfs_order",
-    "one_f_one_b_order",
-    "zbv_order",
-]
+__all__ = ["_get_1f1b_rank_ops", "_get_warmup_ops", "add_bubbles", "build_order", "order_of_rank"]
 
 
-def gpipe_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1) -> Slots:
-    """Run all forwards, then all backwards, then the reduction of gradients."""
-    return _reduced("GPipe", rank, ranks, microbatches, stages_per_rank)
-
-
-def one_f_one_b_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 1) -> Slots:
-    """Run forwards and backwards in turn, then the reduction of gradients."""
-    return _reduced("1F1B", rank, ranks, microbatches, stages_per_rank)
-
-
-def looped_bfs_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2) -> Slots:
-    """Run one stage after the other forward, and back; two idle slots per hop at the turn."""
-    actions = _actions("LoopedBFS", rank, ranks, microbatches, stages_per_rank)
-    turn = len(actions) // 2
+def order_of_rank(
+    name: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int | None = None
+) -> Slots:
+    """Return one rank's order; that of InterleavedZeroBubble before `add_bubbles` sees others'."""
+    family = find_family(name)
+    per_rank = family.stages_per_rank if stages_per_rank is None else stages_per_rank
     hops = ranks - 1 - rank
-    return [*_idle(rank), *actions[:turn], *_idle(2 * hops), *actions[turn:]]
+    # With few microbatches, a V is idle where a full one has work.
+    full = max(2 * ranks - 1, microbatches) if family.name == "ZBV" else microbatches
+    schedule = _schedule(family.name, ranks, full, per_rank)
+    actions = list(to_actions(schedule.rows, rank))
+    match family.name:
+        case "GPipe" | "1F1B":
+            return list(to_actions(add_reduce_grad(schedule).rows, rank))
+        case "LoopedBFS":
+            turn = len(actions) // 2
+            return [*_idle(rank), *actions[:turn], *_idle(2 * hops), *actions[turn:]]
+        case "Interleaved1F1B":
+            ahead = _count_ahead(rank, ranks, microbatches, per_rank, 2)
+            wait = _wait_for_backward(rank, ranks, per_rank, ahead)
+            return _insert_idle(actions, rank, ahead=ahead, wait=wait, drain=ahead)
+        case "InterleavedZeroBubble":
+            ahead = _count_ahead(rank, ranks, microbatches, per_rank, 1)
+            return _insert_idle(actions, rank, ahead=ahead, wait=hops, drain=0)
+        case "ZBV":
+            kept = (a if (a.microbatch_index or 0) < microbatches else None for a in actions)
+            return [*_idle(rank), *kept]
+        case "DualPipeV" if microbatches < 2 * ranks:
+            raise SizeError(
+                "DualPipeV takes at least one microbatch per stage (microbatches: "
+                f"{microbatches}, stages: {2 * ranks}); use {2 * ranks} or more, or ZBVZeroBubble"
+            )
+        case _:
+            # DualPipeV has no idle slots, and torch does not have the other families.
+            return list(actions)
 
 
-def interleaved_one_f_one_b_order(
-    rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2
-) -> Slots:
-    """Return 1F1B over several stages; idle before the first backward, and at the end."""
-    actions = _actions("Interleaved1F1B", rank, ranks, microbatches, stages_per_rank)
-    size = _round_size(ranks, microbatches)
-    ahead = _get_warmup_ops(rank, stages_per_rank, size, ranks, microbatches)
-    wait = _wait_for_backward(rank, ranks, stages_per_rank, ahead)
-    return _insert_idle(actions, rank, ahead=ahead, wait=wait, drain=ahead)
-
-
-def interleaved_zero_bubble_order(
-    rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2
-) -> Slots:
-    """Return interleaved 1F1B with a split backward, before `add_bubbles` sees other ranks."""
-    actions = _actions("InterleavedZeroBubble", rank, ranks, microbatches, stages_per_rank)
-    size = _round_size(ranks, microbatches)
-    ahead = _get_warmup_ops(rank, stages_per_rank, size, ranks, microbatches, multiply_factor=1)
-    return _insert_idle(actions, rank, ahead=ahead, wait=ranks - 1 - rank, drain=0)
-
-
-def zbv_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2) -> Slots:
-    """Return the fixed V order; with few microbatches, idle where a full V would have work."""
-    full = max(2 * ranks - 1, microbatches)
-    actions = _actions("ZBV", rank, ranks, full, stages_per_rank)
-    kept = (a if (a.microbatch_index or 0) < microbatches else None for a in actions)
-    return [*_idle(rank), *kept]
-
-
-def dualpipe_v_order(rank: int, ranks: int, microbatches: int, stages_per_rank: int = 2) -> Slots:
-    """Return the V with overlapped forwards and backwards, without idle slots."""
-    actions = _actions("DualPipeV", rank, ranks, microbatches, stages_per_rank)
-    if microbatches < 2 * ranks:
-        raise SizeError(
-            f"DualPipeV takes at least one microbatch per stage (microbatches: {microbatches}, "
-            f"stages: {2 * ranks}); use {2 * ranks} or more, or ZBVZeroBubble"
-        )
-    return list(actions)
-
-
-_ORDERS: Mapping[str, Callable[[int, int, int, int], Slots]] = {
-    "GPipe": gpipe_order,
-    "1F1B": one_f_one_b_order,
-    "LoopedBFS": looped_bfs_order,
-    "Interleaved1F1B": interleaved_one_f_one_b_order,
-    "InterleavedZeroBubble": interleaved_zero_bubble_order,
-    "ZBV": zbv_order,
-    "DualPipeV": dualpipe_v_order,
-}
+def _count_ahead(rank: int, ranks: int, microbatches: int, per_rank: int, factor: int) -> int:
+    """Return the forwards of an interleaved schedule before its first backward, less one."""
+    first_round = -(-microbatches // max(1, microbatches // ranks))
+    return _get_warmup_ops(rank, per_rank, first_round, ranks, microbatches, factor)
 
 
 def build_order(
@@ -120,17 +82,10 @@ def build_order(
     >>> build_order("ScheduleLoopedBFS", 2, 1)
     {0: [0F0, 2F0, None, None, 2B0, 0B0], 1: [None, 1F0, 3F0, 3B0, 1B0]}
     """
-    family = find_family(name)
-    per_rank = family.stages_per_rank if stages_per_rank is None else stages_per_rank
-    if family.name not in _ORDERS:
-        return {
-            rank: [*_actions(family.name, rank, ranks, microbatches, per_rank)]
-            for rank in range(ranks)
-        }
-    order_of_rank = _ORDERS[family.name]
-    order = {rank: order_of_rank(rank, ranks, microbatches, per_rank) for rank in range(ranks)}
-    if order_of_rank is interleaved_zero_bubble_order:
-        return add_bubbles(order, ranks * per_rank)
+    sizes = (ranks, microbatches, stages_per_rank)
+    order = {rank: order_of_rank(name, rank, *sizes) for rank in range(ranks)}
+    if find_family(name).name == "InterleavedZeroBubble":
+        return add_bubbles(order, len(read_stage_ranks(order)))
     return order
 
 
@@ -207,25 +162,8 @@ def _wait_for_backward(rank: int, ranks: int, stages_per_rank: int, ahead: int) 
     return first_backward - (ahead + rank)
 
 
-def _round_size(ranks: int, microbatches: int) -> int:
-    """Return how many microbatches the first round of an interleaved schedule has."""
-    return -(-microbatches // max(1, microbatches // ranks))
-
-
 def _idle(slots: int) -> Slots:
     return [None] * slots
-
-
-def _reduced(name: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int) -> Slots:
-    schedule = add_reduce_grad(_schedule(name, ranks, microbatches, stages_per_rank))
-    return list(to_actions(schedule.rows, rank))
-
-
-def _actions(
-    name: str, rank: int, ranks: int, microbatches: int, stages_per_rank: int
-) -> list[_Action]:
-    schedule = _schedule(name, ranks, microbatches, stages_per_rank)
-    return list(to_actions(schedule.rows, rank))
 
 
 @lru_cache(maxsize=1)
