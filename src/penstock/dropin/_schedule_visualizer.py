@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.assembly import build, lower
 from penstock.dropin.names.actions import _Action, _ComputationType, to_works
-from penstock.dropin.names.columns import to_actions
-from penstock.dropin.names.lists import Order, Slots
+from penstock.dropin.names.lists import Order, Slots, to_actions
 from penstock.dropin.names.passes import defer_receives
 from penstock.dropin.orders.spacing import (
     _ComputationTypeVisual,

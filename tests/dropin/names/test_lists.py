@@ -1,5 +1,7 @@
 import pytest
+from hypothesis import given
 
+from penstock.dropin.names.actions import UNSHARD, F, _Action
 from penstock.dropin.names.lists import (
     OrderError,
     apply_to_rank,
@@ -7,11 +9,16 @@ from penstock.dropin.names.lists import (
     from_schedule,
     members,
     read_stage_ranks,
+    to_actions,
+    to_rows,
     to_schedule,
 )
+from penstock.errors import ScheduleError
+from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
 from penstock.passes.send_recv import add_send_recv
 from tests.dropin.incumbent import read_order
+from tests.strategies import schedules
 
 
 def test_members_of_an_overlap_are_its_sub_actions() -> None:
@@ -73,3 +80,30 @@ def test_passes_see_one_rank_with_its_stages_numbered_from_zero() -> None:
     assert apply_to_rank(look, slots) == [slot for slot in slots if slot is not None]
     assert seen == ["   rank 0\n0  1F0\n1  (0F1;1B0)OVERLAP_F_B\n2  0B1"]
     assert apply_to_rank(look, [None, None]) == []
+
+
+def lists_of(schedule: Schedule) -> list[list[_Action | None]]:
+    return [[_Action.from_str(str(work)) for work in order] for order in schedule.orders]
+
+
+@given(schedules(max_ranks=4, max_microbatches=6))
+def test_columns_of_lists_are_those_of_our_own_actions(schedule: Schedule) -> None:
+    for whole in (schedule, add_send_recv(schedule)):
+        lists = lists_of(whole)
+        rows, expected = to_rows(lists), Rows.from_works(whole.orders)
+        assert rows.first.tolist() == expected.first.tolist()
+        for column, wanted in zip(rows.columns, expected.columns, strict=True):
+            assert (column.dtype, column.tolist()) == (wanted.dtype, wanted.tolist())
+        assert [list(to_actions(rows, rank)) for rank in range(rows.num_ranks)] == lists
+
+
+def test_actions_that_mean_nothing_have_no_columns() -> None:
+    for action in (
+        _Action(0, F, None),
+        _Action(-1, F, 0),
+        _Action(0, F, -1),
+        _Action(0, UNSHARD, 0),
+        _Action(-1, F, None, (_Action(0, F, 0),)),
+    ):
+        with pytest.raises(ScheduleError):
+            to_rows([[action]])

@@ -5,18 +5,18 @@ rank gets one stage more than the model has, which nothing flows through: `num_s
 rank. An idle slot is a RESHARD of that stage, and is read back as `None`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
 
-from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.columns import to_actions, to_rows
+from penstock.dropin.names.actions import WAITS, _Action, from_work, to_work
 from penstock.errors import ArgumentError, ScheduleError
+from penstock.ir.actions import Action, Kind, Work
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
-from penstock.ir.rows import Floats
+from penstock.ir.rows import Floats, Rows
 from penstock.ir.schedule import Schedule
 
 __all__ = [
@@ -30,6 +30,8 @@ __all__ = [
     "generate_stage_to_rank_mapping",
     "members",
     "read_stage_ranks",
+    "to_actions",
+    "to_rows",
     "to_schedule",
 ]
 
@@ -59,6 +61,29 @@ def read_stage_ranks(order: Mapping[int, Sequence[_Action | None]]) -> dict[int,
                         f"{member.stage_index} also runs on rank {other}; give it to one of them"
                     )
     return dict(sorted(holder.items()))
+
+
+def to_rows(
+    lists: Sequence[Sequence[_Action | None]], idle_stages: Sequence[int] | None = None
+) -> Rows:
+    """Return the rows of every rank's list, without waits for sends: the transport has its own.
+
+    An idle slot becomes a RESHARD of the stage that `idle_stages` has for its rank, or is left
+    out where there are no such stages.
+    """
+    orders: list[list[Work]] = [[] for _ in lists]
+    for rank, actions in enumerate(lists):
+        for action in actions:
+            if action is not None:
+                orders[rank] += [to_work(action)] if action.computation_type not in WAITS else []
+            elif idle_stages is not None:
+                orders[rank].append(Action(Kind.RESHARD, idle_stages[rank]))
+    return Rows.from_works(orders)
+
+
+def to_actions(rows: Rows, rank: int) -> Iterator[_Action]:
+    """Yield one rank's rows as actions."""
+    return map(from_work, rows.works(rank))
 
 
 def to_schedule(

@@ -7,8 +7,7 @@ from penstock.checks.deadlock import find_deadlock
 from penstock.checks.lowered import find_message_problems
 from penstock.checks.problem import Problem
 from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.columns import to_rows
-from penstock.dropin.names.lists import OrderError, read_stage_ranks
+from penstock.dropin.names.lists import OrderError, read_stage_ranks, to_rows
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement

@@ -12,8 +12,7 @@ from penstock.dropin.names.actions import (
     _ComputationType,
     to_works,
 )
-from penstock.dropin.names.columns import to_actions
-from penstock.dropin.names.lists import Slots, members
+from penstock.dropin.names.lists import Slots, members, to_actions
 from penstock.errors import DeadlockError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle, run_in_order

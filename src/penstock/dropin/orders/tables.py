@@ -13,8 +13,14 @@ import numpy as np
 
 from penstock.assembly import build
 from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.columns import to_actions
-from penstock.dropin.names.lists import Order, Slots, fill_slots, read_stage_ranks, to_schedule
+from penstock.dropin.names.lists import (
+    Order,
+    Slots,
+    fill_slots,
+    read_stage_ranks,
+    to_actions,
+    to_schedule,
+)
 from penstock.errors import DeadlockError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import run_in_order

@@ -4,15 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.columns import to_rows
+from penstock.dropin.names.lists import to_rows
 from penstock.dropin.names.passes import _add_reduce_grad, _add_unshard_reshard
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
-from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
 from penstock.passes.send_recv import add_send_recv
 
@@ -34,10 +31,7 @@ class Lowered:
     def evaluation(self) -> Schedule:
         """The same without gradients on their way; stages know that they have no backwards."""
         rows = self.training.rows
-        keep = ~rows.is_kind(Kind.SEND_B, Kind.RECV_B)
-        first = np.concatenate(([0], np.cumsum(keep, dtype=np.int64)))[rows.first]
-        columns = [column[keep] for column in rows.columns]
-        return replace(self.training, rows=Rows(first, *columns))  # type: ignore[arg-type]  # each column is of its type
+        return replace(self.training, rows=rows.keep(~rows.is_kind(Kind.SEND_B, Kind.RECV_B)))
 
     @property
     def is_split(self) -> bool:
