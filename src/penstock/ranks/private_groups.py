@@ -107,21 +107,20 @@ class NcclWire:
     def __init__(
         self, group: dist.ProcessGroup, pair: Sequence[int], device: torch.device, most_blocks: int
     ) -> None:
-        self._device = device
         self._backend: Any = open_nccl(group, pair, device=device, most_blocks=most_blocks)
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Start to send, after what is in the current stream."""
-        self._backend._start_coalescing(self._device)
+        self._backend._start_coalescing()
         self._backend.send(tensors, peer, tag)
-        work: Work = self._backend._end_coalescing(self._device)
+        work: Work = self._backend._end_coalescing()
         return work
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Start to receive, after what is in the current stream."""
-        self._backend._start_coalescing(self._device)
+        self._backend._start_coalescing()
         self._backend.recv(tensors, peer, tag)
-        work: Work = self._backend._end_coalescing(self._device)
+        work: Work = self._backend._end_coalescing()
         return work
 
     def abort(self) -> None:

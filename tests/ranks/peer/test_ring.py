@@ -41,8 +41,8 @@ def test_every_message_arrives_whole_however_fast_the_two_ends_are(
             ready = entry.number
         else:
             message, entry = to_take.popleft()
-            part = memory[entry.offset : entry.offset + entry.size]
-            arrived[message][entry.start : entry.start + entry.size] = part
+            taken = memory[entry.offset : entry.offset + entry.size]
+            arrived[message][entry.start : entry.start + entry.size] = taken
             freed = entry.number
     assert arrived == [bytes_of(message, size) for message, size in enumerate(sizes)]
 

@@ -140,7 +140,7 @@ class PeerSender(_End):
     @property
     def is_idle(self) -> bool:
         """Whether everything sent so far is in the ring."""
-        return self.stream.query()
+        return self._flags.has_reached(self._counters.ready, self._ring.entries)
 
     @property
     def entries_freed(self) -> int:
@@ -177,6 +177,7 @@ class PeerReceiver(_End):
     ) -> None:
         super().__init__(device, memory, flags, counters)
         self._arrivals: _Arrivals = deque()
+        self._taken = 0
         self._stream: torch.cuda.Stream | None = None
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
@@ -215,6 +216,7 @@ class PeerReceiver(_End):
             wait_for_value(stream, self._ready, number)
             copy(target + start, ring + offset, size, stream)
             write_value(stream, self._freed, number)
+            self._taken = number
         arrival.is_taken = True
 
     def release(self) -> None:
@@ -224,7 +226,11 @@ class PeerReceiver(_End):
     @property
     def is_idle(self) -> bool:
         """Whether the device has taken everything that it was asked to."""
-        return self._stream is None or self._stream.query()
+        return self._flags.has_reached(self._counters.freed, self._taken)
+
+    def forget_sender(self) -> None:
+        """Free the ring without the sender, which is gone."""
+        self._flags.set(self._counters.unmapped, 1)
 
     @property
     def entries_ready(self) -> int:

@@ -9,9 +9,11 @@ import ctypes
 import mmap
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from weakref import finalize
 
-from penstock.ranks.peer.driver import pin_host_memory, unpin_host_memory
+from penstock.ranks.peer.driver import DriverError, pin_host_memory, unpin_host_memory
 
 __all__ = ["SharedFlags", "create_flags_file", "machine_id", "remove_flags_file"]
 
@@ -52,6 +54,9 @@ class SharedFlags:
         self._words = (ctypes.c_uint32 * (len(self._memory) // 4)).from_buffer(self._memory)
         self._address = ctypes.addressof(self._words)
         self._on_device = pin_host_memory(self._address, len(self._memory))
+        # Memory that is still pinned must not be unmapped: its address may be used again.
+        self._unpin = finalize(self, _unpin, self._address, self._words)
+        self._unpin.atexit = False
 
     def address(self, counter: int) -> int:
         """Return where the device finds a counter."""
@@ -65,18 +70,29 @@ class SharedFlags:
         """Set a counter from the host."""
         self._words[counter * _LINE_BYTES // 4] = value % (1 << _WORD_BITS)
 
+    def has_reached(self, counter: int, value: int) -> bool:
+        """Return whether a counter is at this value or beyond, as the device compares them."""
+        return (self.read(counter) - value) % (1 << _WORD_BITS) < 1 << (_WORD_BITS - 1)
+
     def release(self, counter: int, awaited: int) -> None:
         """Set a counter so far beyond an awaited value that no device waits for it any more."""
         self.set(counter, awaited + (1 << (_WORD_BITS - 2)))
 
     def close(self) -> None:
         """Unpin the memory; call it when no stream of this process uses a counter any more."""
-        unpin_host_memory(self._address)
+        self._unpin()
 
 
 def remove_flags_file(name: str) -> None:
     """Remove the name of a file that all processes have opened."""
     (_FOLDER / Path(name).name).unlink(missing_ok=True)
+
+
+def _unpin(address: int, words: object) -> None:
+    """Unpin memory, which lives until then because this call holds it."""
+    del words
+    with suppress(DriverError):
+        unpin_host_memory(address)
 
 
 def _file_bytes(counters: int) -> int:

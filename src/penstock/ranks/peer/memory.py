@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Thread
 from time import monotonic, sleep
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 
@@ -29,7 +29,7 @@ __all__ = ["PeerMemory"]
 
 # How long closing waits for the device, and for others to let go of this rank's rings.
 _DRAIN_SECONDS = 10.0
-_UNMAP_SECONDS = 2.0
+_UNMAP_SECONDS = 1.0
 # How long waits are ended again and again: other survivors may still write counters.
 _RELEASE_SECONDS = 30.0
 _LOOK_SECONDS = 0.005
@@ -42,13 +42,17 @@ class PeerMemory:
         self._control = control
         self._device = torch.empty(0, device=device).device
         self._channels = PeerChannels()
-        self._is_aborted = self._is_closed = False
-        _OPEN.add(self)
+        self._finalizer = finalize(self, _close, self._channels, self._device)
 
     def open(self, pairs: Sequence[Pair]) -> None:
         """Open the channels that can be; every rank gives the same pairs in the same order."""
         with on_device(self._device):
+            _free_unmapped()
             self._channels = open_peer_channels(self._control, self._device, pairs)
+        # Also where the pipeline is dropped and not closed; a process that ends frees everything.
+        self._finalizer = finalize(self, _close, self._channels, self._device)
+        self._finalizer.atexit = False
+        _OPEN.add(self)
         for (source, destination), reason in self._channels.refusals.items():
             warnings.warn(
                 f"rank {source} cannot send to rank {destination} through peer memory ({reason}); "
@@ -121,53 +125,67 @@ class PeerMemory:
 
     def abort(self) -> None:
         """End every wait of this rank's device; any thread may call this."""
-        ends = self._ends()
-        for end in ends:
-            end.abort()
-        if ends and not self._is_aborted:
-            self._is_aborted = True
-            Thread(target=self._keep_releasing, name="penstock-release", daemon=True).start()
-
-    def _keep_releasing(self) -> None:
-        ends, limit = self._ends(), monotonic() + _RELEASE_SECONDS
-        with suppress(RuntimeError), on_device(self._device):
-            while not self._is_closed and monotonic() < limit and not all(e.is_idle for e in ends):
-                sleep(_LOOK_SECONDS)
-                for end in ends:
-                    end.release()
-
-    def close(self) -> None:
-        """Let the device finish, and free what this rank shares with others."""
-        if self._is_closed:
-            return
-        channels, ends = self._channels, self._ends()
-        with suppress(RuntimeError), on_device(self._device):
-            self.drain()
-            for sender in channels.senders.values():
-                unmap_memory(sender.memory.address)
-                sender.note_unmapped()
-            receivers = channels.receivers.values()
-            _wait_until(lambda: all(r.is_unmapped for r in receivers), _UNMAP_SECONDS)
-            for receiver in receivers:
-                # A ring that is still mapped is left to the driver, unless its sender is gone.
-                if receiver.is_unmapped or self._is_aborted:
-                    free(receiver.memory.address)
-            if channels.flags is not None:
-                channels.flags.close()
-        self._is_closed = True
-        self._channels = PeerChannels()
-        for end in ends:
-            end.abort()
+        _abort(self._channels)
 
     def drain(self) -> None:
         """Wait until the device has sent and taken everything, but not for ranks that are gone."""
-        ends = self._ends()
-        if not _wait_until(lambda: all(end.is_idle for end in ends), _DRAIN_SECONDS):
-            self.abort()
-            _wait_until(lambda: all(end.is_idle for end in ends), _UNMAP_SECONDS)
+        _drain(self._channels)
 
-    def _ends(self) -> list[PeerSender | PeerReceiver]:
-        return [*self._channels.senders.values(), *self._channels.receivers.values()]
+    def close(self) -> None:
+        """Let the device finish, and free what this rank shares with others."""
+        self._finalizer()
+
+
+def _abort(channels: PeerChannels) -> None:
+    for end in channels.ends:
+        end.abort()
+    if channels.ends and not channels.is_aborted:
+        channels.is_aborted = True
+        keep_releasing = Thread(
+            target=_keep_releasing, args=(channels.ends,), name="penstock-release", daemon=True
+        )
+        keep_releasing.start()
+
+
+def _keep_releasing(ends: Sequence[PeerSender | PeerReceiver]) -> None:
+    limit = monotonic() + _RELEASE_SECONDS
+    while monotonic() < limit and not all(end.is_idle for end in ends):
+        sleep(_LOOK_SECONDS)
+        for end in ends:
+            end.release()
+
+
+def _drain(channels: PeerChannels) -> None:
+    def is_idle() -> bool:
+        return all(end.is_idle for end in channels.ends)
+
+    if not _wait_until(is_idle, _DRAIN_SECONDS):
+        _abort(channels)
+        _wait_until(is_idle, _UNMAP_SECONDS)
+
+
+def _close(channels: PeerChannels, device: torch.device) -> None:
+    with suppress(RuntimeError), on_device(device):
+        _drain(channels)
+        for sender in channels.senders.values():
+            unmap_memory(sender.memory.address)
+            sender.note_unmapped()
+        receivers = channels.receivers.values()
+        _wait_until(lambda: all(receiver.is_unmapped for receiver in receivers), _UNMAP_SECONDS)
+        for receiver in receivers:
+            if channels.is_aborted:
+                receiver.forget_sender()
+            _MAPPED.append(receiver)
+        _free_unmapped()
+        if channels.flags is not None:
+            channels.flags.close()
+
+
+def _free_unmapped() -> None:
+    """Free the rings of closed channels, once their senders have let go of them."""
+    for receiver in [receiver for receiver in _MAPPED if receiver.is_unmapped]:
+        _MAPPED.remove(receiver)
+        free(receiver.memory.address)
 
 
 def _wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
@@ -182,10 +200,11 @@ def _wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
 def _drain_all() -> None:
     """Let other ranks have the last messages of a process that ends without closing."""
     for memory in list(_OPEN):
-        with suppress(RuntimeError):
-            memory.drain()
+        memory.drain()
 
 
+# Rings of closed channels that others may still have mapped.
+_MAPPED: list[PeerReceiver] = []
 # A process that ends takes back what its device has not sent yet.
 _OPEN: WeakSet[PeerMemory] = WeakSet()
 atexit.register(_drain_all)

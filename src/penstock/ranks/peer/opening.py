@@ -51,6 +51,12 @@ class PeerChannels:
     receivers: dict[Pair, PeerReceiver] = field(default_factory=dict)
     refusals: dict[Pair, str] = field(default_factory=dict)
     flags: SharedFlags | None = None
+    is_aborted: bool = False
+
+    @property
+    def ends(self) -> list[PeerSender | PeerReceiver]:
+        """Both kinds of ends."""
+        return [*self.senders.values(), *self.receivers.values()]
 
 
 def open_peer_channels(
