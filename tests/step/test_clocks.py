@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from penstock.step.clocks import CudaClock, HostClock, NoClock, clock_for
+from penstock.step.clocks import CudaClock, HostClock, clock_for
 
 
 def test_host_clock_counts_seconds_from_its_start() -> None:
@@ -18,11 +18,6 @@ def test_host_clock_counts_seconds_from_its_start() -> None:
         [b - a for a, b in pairwise(marks)], abs=1e-9
     )
     assert clock.held_bytes() == 0.0
-
-
-def test_no_clock_always_shows_zero() -> None:
-    clock = NoClock()
-    assert (clock.mark(), clock.seconds(clock.mark()), clock.held_bytes()) == (0.0, 0.0, 0.0)
 
 
 def test_processor_has_the_clock_of_the_host() -> None:

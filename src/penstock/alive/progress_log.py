@@ -125,8 +125,8 @@ class ProgressLog:
     def start(self, note: Note) -> None:
         """Note that this begins."""
         self._note = note
-        self._since = perf_counter()
-        self._flight.start(note.encoded)
+        self._since = now = perf_counter()
+        self._flight.start(note.encoded, now)
 
     def wait(self, note: Note) -> None:
         """Note that the current action waits for this message."""

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Clock", "CudaClock", "HostClock", "NoClock", "clock_for"]
+__all__ = ["Clock", "CudaClock", "HostClock", "clock_for"]
 
 
 class Clock(Protocol):
@@ -19,22 +19,6 @@ class Clock(Protocol):
 
     def held_bytes(self) -> float:
         """Return the bytes in use on the device now, or 0 where they are not counted."""
-
-
-class NoClock:
-    """The clock of steps that are not recorded."""
-
-    def mark(self) -> float:
-        """Return 0."""
-        return 0.0
-
-    def seconds(self, mark: float) -> float:
-        """Return the mark, which is 0."""
-        return mark
-
-    def held_bytes(self) -> float:
-        """Return 0."""
-        return 0.0
 
 
 class HostClock:

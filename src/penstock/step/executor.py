@@ -1,10 +1,10 @@
 """Run a lowered schedule: every row is bound to its call once, and a step is a loop over calls."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from penstock.ir.graph import build_graph
 from penstock.ir.schedule import Schedule
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.transport import Message, Transport
-from penstock.step.clocks import Clock, NoClock
+from penstock.step.clocks import Clock
 from penstock.step.messages import StepMessages
 from penstock.step.model_end import ModelEnd, keep_loss
 from penstock.step.stage import Stage
@@ -24,6 +24,9 @@ from penstock.step.step_data import Around, LossFunction, Microbatches, Results,
 from penstock.tensors.packet import Packet
 
 __all__ = ["Executor", "order_for_one_process"]
+
+# Runs a stage's module forward: batch, stage, microbatch, received packets, arguments.
+_Run: TypeAlias = Callable[[Microbatches, Stage, int, Sequence[Packet], tuple[Any, ...]], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,17 +76,25 @@ class Executor:
         self._held: dict[Message, Packet] = {}
         # For each message from another rank, the note while it is awaited.
         self._notes: dict[Message, Note] = {}
-        self._clock: Clock = NoClock()
+        # The clock of a recorded step, and when the running action began its work.
+        self._clock: Clock | None = None
         self._started: Any = 0.0
         self._batch: Microbatches | None = None
         self._results = Results()
         self._program = [self._bind(row, schedule.rows.action(row), around) for row in rows]
+        self._work = [entry for entry in self._program if not self._is_idle(entry, around)]
 
     def run(self, batch: Microbatches, results: Results) -> None:
-        """Run every action once."""
+        """Run every action once; those that have nothing to do here are left out."""
+        log = self._log
         with self._step(batch, results):
-            for entry in self._program:
-                self._call(entry)
+            for entry in self._work:
+                log.start(entry.note)
+                try:
+                    entry.call()
+                except Exception as error:
+                    self._fail(entry, error)
+                log.end()
 
     def abandon(self) -> None:
         """Skip a step without a batch on this rank, and let the other ranks finish theirs."""
@@ -103,8 +114,7 @@ class Executor:
         """Run every action once and record when; the time waiting for inputs does not count."""
         recording = StepRecording([], [], [], [])
         marks: list[tuple[Any, Any]] = []
-        self._clock = clock
-        with self._step(batch, results):
+        with self._step(batch, results, clock):
             for entry in self._program:
                 self._started = clock.mark()
                 self._call(entry)
@@ -116,26 +126,39 @@ class Executor:
         return recording
 
     @contextmanager
-    def _step(self, batch: Microbatches, results: Results) -> Iterator[None]:
-        self._batch, self._results = batch, results
+    def _step(
+        self, batch: Microbatches, results: Results, clock: Clock | None = None
+    ) -> Iterator[None]:
+        self._batch, self._results, self._clock = batch, results, clock
         try:
             yield
         finally:
-            self._batch, self._results, self._clock = None, Results(), NoClock()
+            self._batch, self._results, self._clock = None, Results(), None
             self._held.clear()
 
     def _call(self, entry: _Entry) -> None:
         self._log.start(entry.note)
         try:
             entry.call()
-        except LinkLostError:
-            raise
         except Exception as error:
-            failure = StepFailedError(self._place(entry.action), error)
-            self._log.fail(str(failure))
-            self._drain(entry)
-            raise failure from error
+            self._fail(entry, error)
         self._log.end()
+
+    def _fail(self, entry: _Entry, error: Exception) -> NoReturn:
+        """Let the other ranks finish the step, and raise where this one failed."""
+        if isinstance(error, LinkLostError):
+            raise error
+        failure = StepFailedError(self._place(entry.action), error)
+        self._log.fail(str(failure))
+        self._drain(entry)
+        raise failure from error
+
+    def _is_idle(self, entry: _Entry, around: Mapping[Kind, Around]) -> bool:
+        """Whether an action concerns data parallelism, which its stage does not have."""
+        kind = entry.action.kind
+        is_parallel = kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
+        stage = self._stages[entry.action.stage]
+        return is_parallel and kind not in around and stage.replica.is_alone
 
     def _place(self, action: Action) -> str:
         rank = self._schedule.placement.rank_of_stage[action.stage]
@@ -210,53 +233,70 @@ class Executor:
                 return stage.replica.reduce_gradients
 
     def _bind_forward(self, stage: Stage, microbatch: int) -> Callable[[], None]:
-        flow = self._schedule.dataflow
         action = Action(Kind.FORWARD, stage.index, microbatch)
-        incoming, outgoing = self.messages.used_by(action), self.messages.made_by(action)
-        fed = [flow.parts[consumer] for consumer in flow.consumers(stage.index)]
+        takes = [self._bind_take(message) for message in self.messages.used_by(action)]
+        outgoing = self.messages.made_by(action)
         run = self._train if self._end.is_training else self._evaluate
+        if not outgoing:
+            return self._bind_last_forward(stage, microbatch, takes, run)
+        flow, held, index = self._schedule.dataflow, self._held, stage.index
+        fed = [flow.parts[consumer] for consumer in flow.consumers(index)]
 
         def forward() -> None:
             batch = self._current()
-            received = [self.take(message) for message in incoming]
-            self._started = self._clock.mark()
-            args = () if incoming else batch.args[microbatch]
-            kwargs = batch.kwargs[stage.index][microbatch]
-            with nullcontext() if outgoing else batch.weigher.observe_stage(stage.module):
-                output = run(stage, microbatch, received, args, kwargs)
-            if outgoing:
-                packets = stage.depart(microbatch, output, fed)
-                self._held.update(zip(outgoing, packets, strict=True))
-            else:
-                self._end.finish(batch, self._results, stage, microbatch, output)
+            received = [take() for take in takes]
+            if self._clock is not None:
+                self._started = self._clock.mark()
+            args = () if takes else batch.args[microbatch]
+            output = run(batch, stage, microbatch, received, args)
+            for message, packet in zip(
+                outgoing, stage.depart(microbatch, output, fed), strict=True
+            ):
+                held[message] = packet
+
+        return forward
+
+    def _bind_last_forward(
+        self, stage: Stage, microbatch: int, takes: Sequence[Callable[[], Packet]], run: _Run
+    ) -> Callable[[], None]:
+        def forward() -> None:
+            batch = self._current()
+            received = [take() for take in takes]
+            if self._clock is not None:
+                self._started = self._clock.mark()
+            args = () if takes else batch.args[microbatch]
+            with batch.weigher.observe_stage(stage.module):
+                output = run(batch, stage, microbatch, received, args)
+            self._end.finish(batch, self._results, stage, microbatch, output)
 
         return forward
 
     def _train(
         self,
+        batch: Microbatches,
         stage: Stage,
         microbatch: int,
         received: Sequence[Packet],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
     ) -> Any:
-        batch = self._current()
+        kwargs = batch.kwargs[stage.index][microbatch]
         output, added = stage.forward(microbatch, received, args, kwargs)
-        weight = batch.row_weights[microbatch]
-        for loss in added:
-            stage.add_root(microbatch, loss, weight * batch.gradient_scale)
-            self._results.losses.append((keep_loss(loss), weight))
+        if added:
+            weight = batch.row_weights[microbatch]
+            for loss in added:
+                stage.add_root(microbatch, loss, weight * batch.gradient_scale)
+                self._results.losses.append((keep_loss(loss), weight))
         return output
 
     def _evaluate(
         self,
+        batch: Microbatches,
         stage: Stage,
         microbatch: int,
         received: Sequence[Packet],
         args: tuple[Any, ...],
-        kwargs: dict[str, Any],
     ) -> Any:
-        return stage.evaluate(microbatch, received, args, kwargs)
+        return stage.evaluate(microbatch, received, args, batch.kwargs[stage.index][microbatch])
 
     def _bind_backward(
         self,
@@ -265,24 +305,31 @@ class Executor:
         microbatch: int,
     ) -> Callable[[], None]:
         action = Action(Kind.FULL_BACKWARD, stage.index, microbatch)
-        incoming, outgoing = self.messages.used_by(action), self.messages.made_by(action)
+        takes = [self._bind_take(message) for message in self.messages.used_by(action)]
+        outgoing, held = self.messages.made_by(action), self._held
 
         def backward() -> None:
-            gradients = [self.take(message).tensors for message in incoming]
-            self._started = self._clock.mark()
+            gradients = [take().tensors for take in takes]
+            if self._clock is not None:
+                self._started = self._clock.mark()
             answers = run(microbatch, gradients)
             for message, tensors in zip(outgoing, answers, strict=True):
-                self._held[message] = Packet("", tensors)
+                held[message] = Packet("", tensors)
 
         return backward
 
+    def _bind_take(self, message: Message) -> Callable[[], Packet]:
+        """Return a call that waits for a message and returns its packet."""
+        if message.source == message.destination:
+            return partial(self._held.pop, message)
+        return partial(self.take, message)
+
     def _bind_send(self, action: Action) -> Callable[[], None]:
-        message = self.messages.of(action)
-        return lambda: self._transport.send(message, self._held.pop(message))
+        message, held, send = self.messages.of(action), self._held, self._transport.send
+        return lambda: send(message, held.pop(message))
 
     def _bind_receive(self, action: Action) -> Callable[[], None]:
-        message = self.messages.of(action)
-        return lambda: self._transport.post_receive(message)
+        return partial(self._transport.post_receive, self.messages.of(action))
 
     def hold(self, message: Message, packet: Packet) -> None:
         """Keep a packet until its send, or a stage of the same rank, takes it."""

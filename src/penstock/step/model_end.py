@@ -26,7 +26,7 @@ class ModelEnd:
     ) -> None:
         """Compute the loss of the last stage's output, and keep the output if asked to."""
         loss: torch.Tensor | None = None
-        share = Share(batch.row_weights[microbatch])
+        share: Share | None = None
         if self.loss is not None and batch.targets:
             marks = stage.mark_gradients(microbatch) if self.is_training else None
             target = batch.targets[microbatch]
@@ -38,6 +38,7 @@ class ModelEnd:
                 number = require_number(loss)
                 share = self._add_loss(batch, results, stage, microbatch, number, output)
         if batch.keeps_outputs:
+            share = share or Share(batch.row_weights[microbatch])
             results.outputs[microbatch] = keep_output(output, loss, share)
 
     def _add_loss(

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,12 +16,12 @@ from penstock.loss.added import collect_losses
 from penstock.parallel.dtensor import Meshes, take_local_parts
 from penstock.parallel.replica import Replica
 from penstock.step.activation_checkpointing import CheckpointedModule
-from penstock.step.backward import LayerRecorder, run_backward
+from penstock.step.backward import LayerRecorder, Root, run_backward
 from penstock.step.crossing_hooks import InnerPasses, find_hooked
 from penstock.step.cuda_graphs import StageGraphs
 from penstock.step.gradient_marks import GradientMarks, mark_gradients
 from penstock.step.layer_random import StageRandom
-from penstock.step.stage_boundary import Flight, cut_off, enter, values_for_parts
+from penstock.step.stage_boundary import Flight, constant, cut_off, enter, values_for_parts
 from penstock.tensors.packet import Packet, as_arguments
 from penstock.tensors.plain import require_plain
 from penstock.tensors.tree import Structure, flatten, unflatten
@@ -126,29 +125,23 @@ class Stage:
         inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
         is_observed = any(self.inner_passes.is_due(packet.hooked) for packet in received)
         arguments = self._enter(received, is_observed=is_observed)
-        replayed = self._replay(arguments, args, kwargs)
-        if replayed is not None:
-            self._hold(microbatch, Flight(inputs, is_replayed=True, is_observed=is_observed))
-            return replayed[0], []
-        context = self.replica.forward_context()
-        random = self._draw(microbatch, is_training=True)
-        with collect_losses() as losses, self._record(), context, random:
-            if self._writes is None:
-                output = self._observe_module(received, arguments, args, kwargs)
+        # A graph reads its inputs from its own memory, which the module must not write to.
+        if self._graphs is not None and not self._writes:
+            held = len(self._flights) + len(self._waiting)
+            replayed = self._graphs.run(((*arguments, *args), kwargs), held)
+            if replayed is not None:
+                self._hold(microbatch, Flight(inputs, is_replayed=True, is_observed=is_observed))
+                return replayed[0], []
+        with collect_losses() as losses:
+            if self._recorder is None and self._random is None and self.replica.is_alone:
+                output = self._call_module(received, arguments, args, kwargs)
             else:
-                output = self._call_module(arguments, args, kwargs)
+                record = self._recorder.record() if self._recorder else nullcontext()
+                random = self._draw(microbatch, is_training=True)
+                with record, self.replica.forward_context(), random:
+                    output = self._call_module(received, arguments, args, kwargs)
         self._hold(microbatch, Flight(inputs, is_observed=is_observed))
         return output, losses
-
-    def _replay(
-        self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any] | None:
-        """Run the forward as a CUDA graph, if there is one; return its output in a tuple."""
-        # A graph reads its inputs from its own memory, which the module must not write to.
-        if self._graphs is None or self._writes:
-            return None
-        held = len(self._flights) + len(self._waiting)
-        return self._graphs.run(((*arguments, *args), kwargs), held)
 
     def _hold(self, microbatch: int, flight: Flight) -> None:
         self._flights[microbatch] = flight
@@ -197,8 +190,14 @@ class Stage:
         return output
 
     def _call_module(
-        self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        received: Sequence[Packet],
+        arguments: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
+        if self._writes is None:
+            return self._observe_module(received, arguments, args, kwargs)
         try:
             return self._run_module(arguments, args, kwargs)
         except RuntimeError as error:
@@ -217,16 +216,9 @@ class Stage:
             return self._checkpointed.run((*arguments, *args), kwargs)
         return self._call(*arguments, *args, **kwargs)
 
-    def _record(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._recorder is None else self._recorder.record()
-
     def _draw(self, microbatch: int, *, is_training: bool) -> AbstractContextManager[None]:
-        if self._random is None:
-            return nullcontext()
-        return self._random.forward(microbatch, is_training=is_training)
-
-    def _draw_again(self, microbatch: int) -> AbstractContextManager[None]:
-        return nullcontext() if self._random is None else self._random.backward(microbatch)
+        random = self._random
+        return random.forward(microbatch, is_training=is_training) if random else nullcontext()
 
     def depart(self, microbatch: int, output: Any, parts: Sequence[int]) -> list[Packet]:
         """Cut an output off from its graph, once per part of the model that it goes to.
@@ -234,6 +226,8 @@ class Stage:
         A tensor that goes to several parts is copied, because one of them may write to what
         another still reads.
         """
+        if type(output) is torch.Tensor and len(parts) == 1:
+            return [self._depart_alone(microbatch, output, parts[0])]
         flat = [flatten(tree) for tree in values_for_parts(output, parts)]
         hooked = self._find_hooked(microbatch, [tensors for _, tensors in flat])
         trees = [take_local_parts(*tree) for tree in flat]
@@ -249,6 +243,17 @@ class Stage:
             Packet(structure, [cut_off(tensor, uses[id(tensor)]) for tensor in tensors], places)
             for (structure, tensors), places in zip(trees, hooked, strict=True)
         ]
+
+    def _depart_alone(self, microbatch: int, output: torch.Tensor, part: int) -> Packet:
+        """Cut an output off that is one plain tensor for one part, as most are."""
+        hooked: tuple[int, ...] = ()
+        if output._backward_hooks or self._graphs is not None:
+            (hooked,) = self._find_hooked(microbatch, [[output]])
+        require_plain([output], self.index, part)
+        if microbatch in self._flights:
+            edges = [get_gradient_edge(output)] if output.requires_grad else []
+            self._flights[microbatch].edges = [edges]
+        return Packet("T", [cut_off(output, 1)], hooked)
 
     def _find_hooked(
         self, microbatch: int, outputs: Sequence[Sequence[torch.Tensor]]
@@ -273,7 +278,7 @@ class Stage:
         if edge is None and loss.requires_grad:
             edge = get_gradient_edge(loss)
         if edge is not None and weight != 0:
-            self.add_gradient(microbatch, edge, _constant(weight, loss.dtype, loss.device))
+            self.add_gradient(microbatch, edge, constant(weight, loss.dtype, loss.device))
 
     def add_gradient(self, microbatch: int, edge: GradientEdge, gradient: torch.Tensor) -> None:
         """Make an edge with this gradient a root of the backward of a microbatch."""
@@ -293,7 +298,8 @@ class Stage:
     ) -> list[list[torch.Tensor]]:
         """Run the whole backward: turn gradients of consumers into those for each producer."""
         answer, work = self._propagate(microbatch, gradients)
-        add_weight_gradients(work)
+        if work:
+            add_weight_gradients(work)
         return answer
 
     def backward_input(
@@ -314,16 +320,25 @@ class Stage:
         flight = self._flights.pop(microbatch)
         roots = flight.join_roots(gradients)
         inputs = [leaf for group in flight.inputs for leaf in group]
-        work: list[DeferredWork] = []
-        with self._draw_again(microbatch):
-            if flight.is_replayed or (flight.is_observed and self._recorder is None):
-                answer = iter(run_own_pass(roots, inputs, work))
-            elif self._recorder is None:
-                answer = iter(run_backward(roots, inputs))
-            else:
-                found, work = self._recorder.run_backward(roots, inputs)
-                answer = iter(found)
+        if self._random is None:
+            found, work = self._run_backward(flight, roots, inputs)
+        else:
+            with self._random.backward(microbatch):
+                found, work = self._run_backward(flight, roots, inputs)
+        if len(flight.inputs) == 1:
+            return [found], work
+        answer = iter(found)
         return [[next(answer) for _ in group] for group in flight.inputs], work
+
+    def _run_backward(
+        self, flight: Flight, roots: Sequence[Root], inputs: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[DeferredWork]]:
+        work: list[DeferredWork] = []
+        if flight.is_replayed or (flight.is_observed and self._recorder is None):
+            return run_own_pass(roots, inputs, work), work
+        if self._recorder is None:
+            return run_backward(roots, inputs), work
+        return self._recorder.run_backward(roots, inputs)
 
     def clear(self) -> None:
         """Free everything after a failed step."""
@@ -332,12 +347,3 @@ class Stage:
         if self._graphs is not None:
             self._graphs.clear()
         self.replica.abandon_step()
-
-
-@lru_cache(maxsize=256)
-def _constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a number as a tensor, from the cache because the weights of losses repeat.
-
-    The device fills it in: a copy from the host would make the host wait.
-    """
-    return torch.full((), value, dtype=dtype, device=device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from penstock.ir.dataflow import Routed
 from penstock.step.backward import Root
 from penstock.tensors.plain import plain_value
 
-__all__ = ["Flight", "cut_off", "enter", "values_for_parts"]
+__all__ = ["Flight", "constant", "cut_off", "enter", "values_for_parts"]
 
 
 @dataclass(slots=True)
@@ -77,3 +78,12 @@ def cut_off(tensor: torch.Tensor, uses: int) -> torch.Tensor:
     if uses > 1:
         cut = cut.clone()
     return cut.requires_grad_(tensor.requires_grad)
+
+
+@lru_cache(maxsize=256)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return a number as a tensor, from the cache because the weights of losses repeat.
+
+    The device fills it in: a copy from the host would make the host wait.
+    """
+    return torch.full((), value, dtype=dtype, device=device)

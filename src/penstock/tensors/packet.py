@@ -11,7 +11,8 @@ from penstock.tensors.tree import Structure
 __all__ = ["Packet", "as_arguments"]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: every message makes one, and setting frozen fields takes three times as long.
+@dataclass(slots=True)
 class Packet:
     """A tree on its way between stages: its structure, and its detached tensors.
 

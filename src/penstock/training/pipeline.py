@@ -111,6 +111,7 @@ class Pipeline:
         settings = StepSettings(loss, reduction, merge, options)
         own = tuple(self.parameters())
         self._can_train = loss is not None
+        self._is_forward_only = part.schedule.is_forward_only
         losses = share_losses(self._group, assembly.guard)
         self._runner: StepRunner | None = StepRunner(assembly, settings, kept, random, own, losses)
         self._random_step = 0
@@ -134,7 +135,7 @@ class Pipeline:
         """
         if not self._can_train:
             raise PipelineError("a training step needs a loss; give Pipeline(loss=...)")
-        if self.schedule.is_forward_only:
+        if self._is_forward_only:
             raise PipelineError(
                 f"{self.schedule.name} has no backwards to train with; call evaluate, or use "
                 "another schedule"

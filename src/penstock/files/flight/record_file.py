@@ -10,6 +10,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from time import perf_counter
 from typing import Final
 
 import numpy as np
@@ -41,6 +42,9 @@ from penstock.ir.rows import ABSENT
 __all__ = ["FlightWriter", "flight_path", "read_flight"]
 
 _NOTHING: Final = DOING.pack(ABSENT, ABSENT, ABSENT, ABSENT)
+# Bound once, because every action of a step calls them.
+_pack_record, _pack_wait, _pack_time = RECORD.pack_into, WAIT.pack_into, TIME.pack_into
+_RECORD_BYTES: Final = RECORD.size
 # The largest possible flight record; nothing beyond it is read.
 _MOST_BYTES = HEADER.size + SIGNS.size + 4 * MOST_STAGES + RECORD.size * MOST_RECORDS + 1
 
@@ -109,27 +113,28 @@ class FlightWriter:
         """Begin a step; later actions belong to it."""
         self._step = number
 
-    def start(self, encoded: bytes) -> None:
-        """Begin an action."""
+    def start(self, encoded: bytes, now: float | None = None) -> None:
+        """Begin an action, now or at another time of the monotonic clock."""
+        if now is None:
+            now = perf_counter()
         number = self._number
-        self._place = place = self._first + number % self._capacity * RECORD.size
+        self._place = place = self._first + number % self._capacity * _RECORD_BYTES
         self._number = number = number + 1
-        now = time.perf_counter()
-        RECORD.pack_into(
+        _pack_record(
             self._memory, place, self._step, now, encoded, _NOTHING, 0.0, 0.0, 0.0, number
         )
 
     def wait(self, encoded: bytes) -> None:
         """Begin to wait for a message, given as its receive or its send."""
-        WAIT.pack_into(self._memory, self._place + AWAITED, encoded, time.perf_counter(), 0.0)
+        _pack_wait(self._memory, self._place + AWAITED, encoded, perf_counter(), 0.0)
 
     def arrived(self) -> None:
         """Note that the awaited message has arrived."""
-        TIME.pack_into(self._memory, self._place + READY, time.perf_counter())
+        _pack_time(self._memory, self._place + READY, perf_counter())
 
     def end(self) -> None:
         """End the action."""
-        TIME.pack_into(self._memory, self._place + END, time.perf_counter())
+        _pack_time(self._memory, self._place + END, perf_counter())
 
     def beat(self) -> None:
         """Give a sign of life; any thread may call this at any time."""
