@@ -4,41 +4,52 @@ from collections.abc import Mapping
 
 import torch
 
-from tests.differential.observed import Numbers
+from tests.differential.observed import Numbers, step_of
 
 __all__ = ["differences"]
 
 # Of the largest number in a tensor, or of a thousandth of the largest in the step.
 _LIMIT = 1e-9
+# How many times as far as the plain model moves by itself a pipeline may be off.
+_FACTOR = 30.0
 
 
-def differences(found: Numbers, expected: Numbers) -> dict[str, str]:
+def differences(
+    found: Numbers, expected: Numbers, spread: Mapping[str, float] | None = None
+) -> dict[str, str]:
     """What differs, by name, in words; `found` may leave out what another rank has.
 
     A tensor's scale is its own largest number, but at least a thousandth of the largest among
-    the gradients of the case: zeros are zeros up to rounding.
+    the gradients of its step: zeros are zeros up to rounding. `spread` is how far each number of
+    the plain model moves when its inputs are nudged (`sensitivity.py`).
     """
-    least = 1e-3 * _largest(expected)
+    least = {step: 1e-3 * size for step, size in _largest_by_step(expected).items()}
+    spread = spread or {}
     wrong = {}
     for name, value in found.items():
         if name not in expected:
             wrong[name] = "the plain model has none"
-        elif (words := _difference(value, expected[name], least)) is not None:
+            continue
+        most = _FACTOR * spread.get(name, 0.0)
+        words = _difference(value, expected[name], least.get(step_of(name), 1e-3), most)
+        if words is not None:
             wrong[name] = words
     return wrong
 
 
-def _largest(numbers: Mapping[str, torch.Tensor | None]) -> float:
-    values = [
-        float(value.abs().max())
-        for name, value in numbers.items()
-        if "gradient" in name and value is not None and value.numel()
-    ]
-    return max([value for value in values if value < float("inf")], default=1.0)
+def _largest_by_step(numbers: Numbers) -> dict[str, float]:
+    """The largest finite number among the gradients of each step; later ones may diverge."""
+    found: dict[str, float] = {}
+    for name, value in numbers.items():
+        if "gradient" in name and value is not None and value.numel():
+            size = float(value.abs().max())
+            if size < float("inf"):
+                found[step_of(name)] = max(found.get(step_of(name), 0.0), size)
+    return found
 
 
 def _difference(
-    found: torch.Tensor | None, expected: torch.Tensor | None, least: float
+    found: torch.Tensor | None, expected: torch.Tensor | None, least: float, most: float
 ) -> str | None:
     if found is None or expected is None:
         if found is expected:
@@ -54,7 +65,7 @@ def _difference(
     distance = float((found - expected).where(~has_diverged, 0).abs().max())
     if has_diverged.all():
         return None
-    if distance <= _LIMIT * scale:
+    if distance <= max(_LIMIT * scale, most):
         return None
     return f"differs by {distance:.3g} (largest {float(expected.abs().max()):.3g})"
 

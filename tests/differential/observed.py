@@ -6,7 +6,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-__all__ = ["Numbers", "as_tensor", "look", "name_by_step"]
+__all__ = ["Numbers", "as_tensor", "look", "name_by_step", "step_of"]
 
 # What a run gave, by step and name; None for a gradient that is not there.
 Numbers: TypeAlias = dict[str, torch.Tensor | None]
@@ -44,3 +44,8 @@ def as_tensor(number: float) -> torch.Tensor:
 def name_by_step(step: int, numbers: Numbers) -> Numbers:
     """The numbers with the step in their names."""
     return {f"step {step}: {name}": value for name, value in numbers.items()}
+
+
+def step_of(name: str) -> str:
+    """The step that `name_by_step` put into a name."""
+    return name.partition(":")[0]

@@ -9,6 +9,8 @@ with the share of rows.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,21 +29,35 @@ from tests.differential.observed import Numbers, as_tensor, look, name_by_step
 from tests.differential.pipelines import SEED, held_modules, known_warnings, make_pipeline
 from tests.differential.rules import is_by_rows
 
-__all__ = ["run_split", "run_unsplit"]
+__all__ = ["Mover", "run_split", "run_unsplit"]
 
 _LARGEST_NORM = 0.1
 _GRADIENT_SCALE = 4.0
 
 
-def run_unsplit(case: Case) -> Numbers:
-    """What the plain model gives in every step."""
+class Mover(Protocol):
+    """Changes what the plain model computes with (`sensitivity.py`)."""
+
+    def move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Another tensor in place of an input."""
+
+    def move_parameters(self, *modules: object) -> None:
+        """Change the parameters of modules in place."""
+
+
+def run_unsplit(case: Case, mover: Mover | None = None) -> Numbers:
+    """What the plain model gives in every step, from other inputs and parameters if moved."""
     with known_warnings():
         model = make_model(case, LOSSES[case.loss].output)
         loss = make_loss(case, model)
+        if mover is not None:
+            mover.move_parameters(model.whole, loss)
         random = _draw_by_part(case, model)
         found: Numbers = {}
         for number, step in enumerate(case.steps):
             batch = make_batch(case, number)
+            if mover is not None:
+                batch = replace(batch, inputs=mover.move(batch.inputs))
             for change in step.edits:
                 match change.kind:
                     case "eval":
