@@ -90,7 +90,7 @@ def test_a_step_is_not_judged_by_the_size_of_later_ones() -> None:
 
 
 def _leave_out_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = []
+    calls: list[None] = []
 
     def finish(self: LayerCall) -> None:
         calls.append(None)
