@@ -125,6 +125,7 @@ def test_changes_of_both_sorts_are_drawn() -> None:
     verdicts: Counter[bool] = Counter()
 
     @given(mutants())
+    @settings(max_examples=100)
     def draw(mutant: Mutant) -> None:
         verdicts[bool(find_problems(mutant.schedule))] += 1
 

@@ -35,7 +35,7 @@ def test_pipeline_in_one_process_equals_the_plain_model(start: int) -> None:
 
 
 def test_pipeline_over_two_processes_equals_the_plain_model(two_processes: Processes) -> None:
-    assert describe(run_over_processes(range(12), two_processes)) == []
+    assert describe(run_over_processes(range(6), two_processes)) == []
 
 
 @pytest.mark.slow

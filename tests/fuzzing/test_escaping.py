@@ -25,6 +25,7 @@ from penstock.view.notebook import plan_html, schedule_html, timeline_html
 from penstock.view.plan_report import plan_report
 from penstock.view.trace import write_trace
 from tests.browser import Browser
+from tests.covering import all_but_slow
 from tests.strategies import examples
 
 HOSTILE = (
@@ -38,6 +39,7 @@ HOSTILE = (
     "javascript:window.ran=1",
     "&lt;b&gt; ]]> `<b>` $x^{$ \\frac",
 )
+ELEMENTS = "".join(HOSTILE[:2])
 SCRIPT = re.compile(r"<script[^>]*>(.*?)</script>", re.DOTALL)
 NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(max_size=30)).map(clean_name)
 
@@ -137,9 +139,8 @@ def open_file(browser: Browser, file: Path) -> tuple[str, list[str]]:
     return ran, [url for url in asked if not url.startswith("data:")]
 
 
-@pytest.mark.parametrize(
-    "name", [*HOSTILE[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in HOSTILE[2:])]
-)
+# Opening pages takes seconds: two names in one by default.
+@pytest.mark.parametrize("name", all_but_slow([ELEMENTS, *HOSTILE], [ELEMENTS]))
 def test_nothing_of_a_name_runs_in_a_browser(name: str, browser: Browser, tmp_path: Path) -> None:
     for kind, text in outputs(name).items():
         file = tmp_path / f"{kind}.html"

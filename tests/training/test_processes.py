@@ -122,10 +122,11 @@ def test_every_family_on_two_ranks_has_the_gradients_of_the_unsplit_model(
     assert_families(two_processes, WITHOUT_COPIES, [1, 3, 8], is_shared=False)
 
 
+@pytest.mark.parametrize("count", [7, pytest.param(2, marks=pytest.mark.slow)])
 def test_every_family_on_four_ranks_has_the_gradients_of_the_unsplit_model(
-    four_processes: Processes,
+    count: int, four_processes: Processes
 ) -> None:
-    assert_families(four_processes, WITHOUT_COPIES, [2, 7], is_shared=False)
+    assert_families(four_processes, WITHOUT_COPIES, [count], is_shared=False)
 
 
 def test_dualpipe_has_the_gradients_of_the_unsplit_model_on_both_ranks_of_a_part(
