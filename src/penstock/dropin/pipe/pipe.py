@@ -151,9 +151,11 @@ class Pipe(nn.Module):
         """Cut a model that was exported; it is traced again, with the same example."""
         if exported_program.example_inputs is None:
             raise ModelError("the exported program does not know what it was traced with")
+        args, kwargs = exported_program.example_inputs
         return Pipe.from_tracing(
             mod,
-            *exported_program.example_inputs,
+            args,
+            kwargs,
             split_policy,
             multi_use_param_spec=multi_use_param_spec,
             output_loss_value_spec=output_loss_value_spec,

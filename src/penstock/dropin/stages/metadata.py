@@ -56,9 +56,7 @@ class _TensorMeta:
 
     def to_tensor(self, device: torch.device | str) -> torch.Tensor:
         """Return a plain tensor of this form, not filled."""
-        return self._ask_for_gradient(_make_tensor_from_meta(self, device))
-
-    def _ask_for_gradient(self, tensor: torch.Tensor) -> Any:
+        tensor = _make_tensor_from_meta(self, device)
         return tensor.requires_grad_(self.requires_grad and tensor.is_floating_point())
 
     def get_diff(self, other: "_TensorMeta") -> list[str]:
@@ -102,13 +100,15 @@ class _DTensorMeta(_TensorMeta):
 
     def put_together(self, part: torch.Tensor, mesh: DeviceMesh) -> DTensor:
         """Return the tensor of this form over a mesh that a local part belongs to."""
-        whole = {"shape": self.global_shape, "stride": self.global_stride}
-        return DTensor.from_local(part, mesh, self.placements, run_check=False, **whole)
+        shape, stride = self.global_shape, self.global_stride
+        return DTensor.from_local(
+            part, mesh, self.placements, run_check=False, shape=shape, stride=stride
+        )
 
     def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
         """Return a tensor of this form over that mesh, not filled."""
-        part = _make_tensor_from_meta(self, device)
-        whole: DTensor = self._ask_for_gradient(self.put_together(part, mesh))
+        whole = self.put_together(_make_tensor_from_meta(self, device), mesh)
+        whole.requires_grad_(self.requires_grad and whole.is_floating_point())
         return whole
 
 
