@@ -158,8 +158,13 @@ def _fails_without_a_trace(case: Case) -> bool:
 
 
 def _counts_alike(case: Case) -> bool:
-    """A microbatch without labels has no backward, so that its checkpoints do not run again."""
-    if LOSSES[case.loss].target != "sparse_labels":
+    """Blocks that count how often they run must do so as often as in the plain model.
+
+    A microbatch without labels has no backward, and its checkpoints do not run again. A loss that
+    takes a backward through the whole model runs the checkpoints of earlier parts once more in the
+    plain model; in a pipeline it adds to their one backward.
+    """
+    if LOSSES[case.loss].target != "sparse_labels" and case.loss != "retained_whole":
         return True
     return not any(
         block.kind in ("counter", "batch_norm") and {"checkpoint", "reentrant"} & set(block.traits)
