@@ -67,6 +67,9 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/runtime.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/split_backward.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/gpu_step.py
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
+	    && $(BIN)/python benchmarks/gpu_ranks.py && $(BIN)/python benchmarks/message_cost.py \
+	    || echo 'the benchmarks of GPU ranks need a CUDA device'
 	$(BIN)/python -m benchmarks.solving
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/planned_step.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/faults.py --quick

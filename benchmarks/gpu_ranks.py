@@ -287,8 +287,8 @@ def spread_of(seconds: list[float]) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def work(rank: int, port: int, options: argparse.Namespace) -> None:
-    """Run everything on one rank; the first one prints and writes the tables."""
+def join(rank: int, port: int, options: argparse.Namespace) -> torch.device:
+    """Join the ranks' process group, and return this rank's device."""
     warnings.simplefilter("ignore")
     is_shared = torch.cuda.device_count() < options.ranks
     device = torch.device("cuda", 0 if is_shared else rank)
@@ -306,9 +306,16 @@ def work(rank: int, port: int, options: argparse.Namespace) -> None:
         timeout=datetime.timedelta(seconds=120),
         device_id=device,
     )
+    return device
+
+
+def work(rank: int, port: int, options: argparse.Namespace) -> None:
+    """Run everything on one rank; the first one prints and writes the tables."""
+    device = join(rank, port, options)
     try:
-        bench(Rank(rank, options, device), is_shared)
+        bench(Rank(rank, options, device), torch.cuda.device_count() < options.ranks)
     except BaseException:
+        # The other ranks wait for this one.
         traceback.print_exc()
         os._exit(1)
     dist.barrier()
@@ -371,6 +378,13 @@ def shared_device(ranks: int, share: int) -> Iterator[None]:
             subprocess.run([tool], input=b"quit\n", check=False)
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     sizes = {"ranks": 4, "width": 2048, "layers": 8, "tokens": 2048, "microbatches": 8}
@@ -386,11 +400,8 @@ def main() -> None:
     options.share = options.share or 100 // options.ranks
     if options.quick:
         options.only, options.repeats, options.many = options.only or QUICK, 5, 4
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with shared_device(options.ranks, options.share):
-        spawn(work, (port, options), nprocs=options.ranks)  # type: ignore[no-untyped-call]  # untyped upstream
+        spawn(work, (free_port(), options), nprocs=options.ranks)  # type: ignore[no-untyped-call]  # untyped upstream
 
 
 if __name__ == "__main__":
