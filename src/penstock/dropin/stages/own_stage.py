@@ -28,6 +28,9 @@ class PipelineStage(_PipelineStageBase):
     mesh that `get_mesh` gives.
     """
 
+    # Programs that print or pickle a stage's class find it under its public name.
+    __module__ = "penstock.dropin.stage"
+
     def __init__(
         self,
         submodule: nn.Module,
