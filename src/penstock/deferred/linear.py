@@ -28,6 +28,7 @@ __all__ = ["DeferredLinear", "LayerCall"]
 _is_compiling = torch.compiler.is_dynamo_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _Parameter, _Tensor, _strided = nn.Parameter, torch.Tensor, torch.strided
+_linear, _mm = F.linear, torch.mm
 
 
 class LayerCall(NamedTuple):
@@ -88,7 +89,7 @@ class _Product(torch.autograd.Function):
             # Autocast caches casts of parameters, and a cast made here has no graph.
             output = F.linear(value, weight.detach(), None if bias is None else bias.detach())
         else:
-            output = F.linear(value, weight, bias)
+            output = _linear(value, weight, bias)
         if output._is_view():
             # Autograd forbids writing to a view that a custom function returns.
             output = output.detach()
@@ -116,7 +117,8 @@ class _Product(torch.autograd.Function):
             factor = weight if weight.dtype is gradient.dtype else weight.to(gradient.dtype)
             if factor.is_complex():
                 factor = factor.conj()
-            of_value = gradient.mm(factor) if gradient.dim() == 2 else gradient.matmul(factor)
+            is_matrix = gradient.dim() == 2
+            of_value = _mm(gradient, factor) if is_matrix else gradient.matmul(factor)
         # Autograd sums a gradient that is larger than the bias over the rows.
         return of_value, None, gradient if needs_bias else None, None
 
