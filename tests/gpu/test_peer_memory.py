@@ -1,8 +1,9 @@
 """Messages through peer memory: long ones, closed pipelines, other ways, ranks that are gone."""
 
+import errno
 import os
-import resource
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import penstock as ps
 from penstock.ranks.group_transport import GroupTransport
+from penstock.ranks.peer import opening
 from penstock.ranks.transport import Message
 from penstock.tensors.packet import Packet
 from penstock.tensors.tree import flatten
@@ -129,23 +131,25 @@ def test_the_transport_can_be_chosen_and_is_shown(
 
 
 def train_without_shared_memory(rank: int, device: torch.device) -> tuple[set[str], bool]:
-    """Let the first rank create no file, as where shared memory is full."""
-    if rank == 0 and device.type == "cuda":
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    with (
-        pytest.warns(UserWarning, match="through peer memory")
-        if device.type == "cuda"
-        else (torch.no_grad())
-    ):
-        twin, pipeline = build("1F1B", device)
-    if rank == 0 and device.type == "cuda":
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    """Let the first rank create no file of counters, as where shared memory is full."""
+    create = opening.create_flags_file
+    if rank == 0:
+        # A limit on the size of files would keep NCCL from its own shared memory too.
+        opening.create_flags_file = refuse_to_create
+    expected = pytest.warns(UserWarning, match="through peer memory")
+    try:
+        with expected if device.type == "cuda" else nullcontext():
+            twin, pipeline = build("1F1B", device)
+    finally:
+        opening.create_flags_file = create
     with closing(pipeline):
         for step in range(3):
             assert twin.step(pipeline, *make_batch((8, EQUAL), step, device)) == {}
         return set(pipeline.routes.values()), "nccl" in repr(pipeline)
+
+
+def refuse_to_create(counters: int) -> str:
+    raise OSError(errno.ENOSPC, f"no room for {counters} counters")
 
 
 def test_ranks_that_cannot_share_memory_use_nccl_and_say_so(
