@@ -132,16 +132,13 @@ def test_the_transport_can_be_chosen_and_is_shown(
 
 def train_without_shared_memory(rank: int, device: torch.device) -> tuple[set[str], bool]:
     """Let the first rank create no file of counters, as where shared memory is full."""
-    create = opening.create_flags_file
-    if rank == 0:
-        # A limit on the size of files would keep NCCL from its own shared memory too.
-        opening.create_flags_file = refuse_to_create
     expected = pytest.warns(UserWarning, match="through peer memory")
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            # A limit on the size of files would keep NCCL from its own shared memory too.
+            patch.setattr(opening, "create_flags_file", refuse_to_create)
         with expected if device.type == "cuda" else nullcontext():
             twin, pipeline = build("1F1B", device)
-    finally:
-        opening.create_flags_file = create
     with closing(pipeline):
         for step in range(3):
             assert twin.step(pipeline, *make_batch((8, EQUAL), step, device)) == {}
