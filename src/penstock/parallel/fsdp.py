@@ -60,7 +60,12 @@ class ShardedStage:
     def reduce_gradients(self) -> None:
         """Do what FSDP does after a last backward; no autograd hook knows which one that is."""
         self._set_last_backward(True)
-        for state in self._states():
+        states = self._states()
+        # Before torch 2.12, the callback leaves out what a hook of the last backward has ended,
+        # which was when nothing was to be reduced yet. A second call has nothing left to reduce.
+        for group in (group for state in states for group in _parameter_groups(state)):
+            group.post_backward()
+        for state in states:
             # A module that has never run has not been assigned a root yet.
             if state._is_root:
                 state._root_post_backward_final_callback()
