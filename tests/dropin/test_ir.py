@@ -15,6 +15,7 @@ import penstock
 from penstock.dropin import _IR
 from penstock.splitting import marks
 from tests.dropin.cut_models import CASES, SIZE, Case, Layers, Skipping, mark, torch_ir
+from tests.dropin.scripts import IS_OLD_TORCH
 
 
 def flatten(output: Any) -> tuple[Any, ...]:
@@ -486,7 +487,8 @@ def test_a_pipe_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert _IR.Pipe._number_and_count_forward_stages(pipe.split_gm) == 3
     pipe.print_readable()
     printed = capsys.readouterr().out
-    assert printed.count("def forward") == 4
+    # Before torch 2.13, the modules that a stage calls are printed below it too.
+    assert printed.count("def forward") == (7 if IS_OLD_TORCH else 4)
     for wrong in (-1, 3):
         with pytest.raises(ValueError, match="out of range for 3"):
             pipe.get_stage_module(wrong)
@@ -516,6 +518,9 @@ def test_an_exported_program_can_be_cut() -> None:
 # Small helpers.
 
 
+@pytest.mark.skipif(
+    not hasattr(torch_ir, "_move_placeholders_to_front"), reason="new in torch 2.13"
+)
 @pytest.mark.parametrize("order", ["apbqc", "pqabc", "abcpq", "apqbc", "pabcq", "abc"])
 def test_inputs_are_moved_to_the_front(order: str) -> None:
     graphs = []

@@ -1,6 +1,7 @@
 """Messages between processes, found by their tags and by their order."""
 
 import re
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -302,8 +303,10 @@ def swap_in_step(rank: int, swapped: int) -> str:
     for number in range(swapped + 1):
         transport.begin_step(b"swap")
         if rank == 0:
-            for message in sent:
-                transport.send(message, pack(torch.ones(2)))
+            # Rank 1 may have found the first message wrong before the second is sent.
+            with suppress(LinkLostError) if number == swapped else nullcontext():
+                for message in sent:
+                    transport.send(message, pack(torch.ones(2)))
             if number == swapped:
                 return ""
         else:
