@@ -154,7 +154,8 @@ def close_too_early(rank: int) -> str:
     exchange = open_exchange()
     device = Device([1.0], is_ready=False)
     shared = exchange.share(0.0, device.copy() if rank == 1 else None)
-    # Rank 1 is the one that cannot wait; rank 0 hears of it.
+    # Both are connected by now. Rank 1 is the one that cannot wait; rank 0 hears of it.
+    dist.barrier()
     exchange.close(60.0 if rank == 0 else 0.0)
     device.may_finish.set()
     try:
