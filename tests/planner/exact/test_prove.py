@@ -1,5 +1,6 @@
 """Exact answers are the best there are, keep every limit, and say what is proven."""
 
+import subprocess
 import sys
 from random import Random
 
@@ -69,6 +70,28 @@ def test_whole_backward_is_used_without_room_for_a_stash() -> None:
     verify(problem, exact)
     assert exact.is_optimal
     assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
+
+
+INTERRUPTED = """
+import os, signal
+from penstock.costs import Costs
+from penstock.ir.placement import Placement
+from penstock.planner.exact.prove import prove
+from penstock.planner.problem import SchedulingProblem
+
+prices = Costs(activation_bytes=1, weight_stash_bytes=(3, 1))
+prove(SchedulingProblem.of(prices, Placement.loop(2), 2, memory=3))
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+def test_ctrl_c_raises_after_a_proof_as_it_does_before() -> None:
+    # The solver replaces the handler of Ctrl-C and leaves the system's, which ends the process.
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
 def test_seconds_between_whole_ticks_are_rounded_safely() -> None:

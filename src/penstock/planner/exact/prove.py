@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import le
+from threading import current_thread, main_thread
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -79,7 +82,8 @@ def _search(
     add_hints(filled, known.schedule)
     filled.model.minimize(filled.makespan)
     solver = _make_solver(library, seconds)
-    status = solver.solve(filled.model, _make_follower(filled, progress))
+    with _kept_interrupt():
+        status = solver.solve(filled.model, _make_follower(filled, progress))
     bound = max(known.lower_bound, solver.best_objective_bound * filled.ticks.seconds)
     best = known
     if status in (library.OPTIMAL, library.FEASIBLE):
@@ -89,6 +93,19 @@ def _search(
         if fits and timeline.makespan < known.makespan:
             best = Exact(schedule, timeline.makespan, bound)
     return replace(best, lower_bound=bound)
+
+
+@contextmanager
+def _kept_interrupt() -> Iterator[None]:
+    """Restore what Ctrl-C does afterwards: the solver leaves it ending the process at once."""
+    if current_thread() is not main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _make_solver(library: ModuleType, seconds: float) -> CpSolver:
