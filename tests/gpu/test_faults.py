@@ -1,9 +1,6 @@
-"""A rank on a GPU raises or is killed: the others say so, and go on where they can."""
+"""A rank on a GPU raises: the others raise the same, and the next step is exact."""
 
-import os
-import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +10,9 @@ from torch import nn
 
 import penstock as ps
 from penstock.ir.actions import Action, Kind
-from tests.alive.fault_ranks import run_ranks
 from tests.gpu.problems import EQUAL, Twin, closing, make_batch, make_blocks, widths_of
 from tests.models import make_stages, mean_loss
-from tests.processes import Processes, backend_of
+from tests.processes import Processes
 
 pytestmark = pytest.mark.gpu
 
@@ -39,10 +35,6 @@ class Trap:
 
 def fail() -> None:
     raise ValueError("out of luck")
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def make_pipeline(
@@ -93,32 +85,3 @@ def test_an_error_reaches_all_ranks_and_the_next_step_is_exact(
     for _, message in first:
         assert message.startswith("rank 1, stage ")
         assert message.endswith(": ValueError: out of luck")
-
-
-def train_into_a_kill(rank: int, device: torch.device, folder: Path, step: int) -> str:
-    trap = Trap(rank == 1, kill)
-    timeouts = ps.Timeouts(silence_seconds=20.0, folder=folder)
-    twin, pipeline = make_pipeline("1F1B", device, trap, (Kind.FORWARD,), timeouts=timeouts)
-    for number in range(4):
-        trap.is_set = number == step
-        assert twin.step(pipeline, *make_batch((8, EQUAL), number, device)) == {}
-    return "came through"
-
-
-@pytest.mark.parametrize("step", [0, 2])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_survivors_of_a_killed_rank_say_who_it_was(
-    accelerator: torch.device, ranks: int, step: int, tmp_path: Path
-) -> None:
-    # Without MPS, under which the end of one client can take the others along.
-    backend = backend_of(accelerator)
-    fates = run_ranks(
-        train_into_a_kill, ranks, tmp_path, accelerator, tmp_path, step, backend=backend
-    )
-    assert fates[1].exit_code == -signal.SIGKILL
-    others = [fate.reported for rank, fate in enumerate(fates) if rank != 1]
-    assert [type(told) for told in others] == [ps.errors.PeerLostError] * (ranks - 1), "\n\n".join(
-        map(str, fates)
-    )
-    assert {told.rank for told in others} == {1}
-    assert len({str(told) for told in others}) == 1

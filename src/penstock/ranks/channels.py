@@ -79,10 +79,7 @@ class Channels(Protocol):
         """Prepare channels for messages of this many bytes in flight; every rank calls it."""
 
     def abort(self) -> None:
-        """End operations that aborted connections do not end; any thread may call this."""
-
-    def release(self) -> None:
-        """End waits of the device that need no host, because a rank is gone; from any thread."""
+        """End what aborted connections do not end: waits of the device; from any thread."""
 
     def close(self) -> None:
         """Free what the channels hold."""
@@ -131,9 +128,6 @@ class TaggedChannels:
     def abort(self) -> None:
         """Do nothing, because aborted connections end every operation of gloo."""
 
-    def release(self) -> None:
-        """Do nothing, because no device waits."""
-
     def close(self) -> None:
         """Do nothing, because the group belongs to the control of the ranks."""
 
@@ -150,6 +144,7 @@ class OrderedChannels:
         self._open_pair = open_pair
         self._peer_memory = peer_memory
         self._wires: dict[tuple[int, int], Wire] = {}
+        self._are_groups_aborted = False
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
         self.has_tags = False
@@ -225,20 +220,11 @@ class OrderedChannels:
             self._peer_memory.make_room(sizes)
 
     def abort(self) -> None:
-        """End pending operations of NCCL, which aborted connections do not end.
-
-        All at once: aborting a communicator waits for the device, and so for receives of the
-        others that will never be answered, unless these are aborted as well.
-        """
-        self.release()
-        if self.device.type == "cpu":
-            return
-        self._abort_groups()
-
-    def release(self) -> None:
-        """End waits for peer memory."""
+        """End what the device waits for, in peer memory and in NCCL's kernels."""
         if self._peer_memory is not None:
             self._peer_memory.abort()
+        if self.device.type != "cpu":
+            self._abort_groups()
 
     def close(self) -> None:
         """Free peer memory, and the communicators of NCCL, which takes long by collection."""
@@ -249,6 +235,14 @@ class OrderedChannels:
             self._peer_memory.close()
 
     def _abort_groups(self) -> None:
+        """Abort every communicator, once.
+
+        All at the same time: aborting one waits for the device, and so for receives of the others
+        that will never be answered, unless these are aborted as well.
+        """
+        if self._are_groups_aborted:
+            return
+        self._are_groups_aborted = True
         groups = [wire for pair, wire in self._wires.items() if self._find_peer(pair) is not wire]
         threads = [Thread(target=group.abort, daemon=True) for group in groups]
         for thread in threads:

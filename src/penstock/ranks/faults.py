@@ -6,7 +6,11 @@ from traceback import format_exception
 
 from penstock.errors import PipelineError
 
-__all__ = ["Fault", "LinkLostError", "PeerFailedError", "StepFailedError"]
+__all__ = ["NAN_BYTE", "Fault", "LinkLostError", "PeerFailedError", "StepFailedError"]
+
+# What a device reads where a message was cut off: a floating-point number of any size is NaN if
+# all its bytes are this one, and nothing that is computed from it can be taken for a result.
+NAN_BYTE = 0xFF
 
 
 class LinkLostError(PipelineError):

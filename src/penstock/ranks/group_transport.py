@@ -127,7 +127,7 @@ class GroupTransport:
 
     def release(self) -> None:
         """End waits of the device, because a rank is gone; any thread may call this."""
-        self._channels.release()
+        self._channels.abort()
 
     def close(self) -> None:
         """Free the channels of a device at once, which takes seconds when they are collected."""

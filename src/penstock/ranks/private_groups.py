@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.faults import NAN_BYTE
 from penstock.torch_private import PrefixStore, get_default_store
 
 __all__ = ["NcclWire", "PrivateGroup", "Wire", "Work", "open_gloo", "open_like", "open_nccl"]
@@ -117,7 +118,10 @@ class NcclWire:
         return work
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
-        """Start to receive, after what is in the current stream."""
+        """Start to receive bytes, after what is in the current stream."""
+        for tensor in tensors:
+            # What is left if the communicator is aborted before the message has come.
+            tensor.fill_(NAN_BYTE)
         self._backend._start_coalescing()
         self._backend.recv(tensors, peer, tag)
         work: Work = self._backend._end_coalescing()

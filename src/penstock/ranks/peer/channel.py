@@ -14,10 +14,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from penstock.ranks.faults import LinkLostError
-from penstock.ranks.peer.driver import copy, wait_for_value, write_value
+from penstock.ranks.faults import NAN_BYTE, LinkLostError
+from penstock.ranks.peer.driver import copy, fill, wait_for_value, write_value
 from penstock.ranks.peer.flags import SharedFlags
 from penstock.ranks.peer.ring import Entry, Ring
+from penstock.ranks.peer.streams import take_stream
 
 __all__ = ["Counters", "PeerReceiver", "PeerSender", "RingMemory", "on_device"]
 
@@ -109,7 +110,7 @@ class PeerSender(_End):
         self, device: torch.device, memory: RingMemory, flags: SharedFlags, counters: Counters
     ) -> None:
         super().__init__(device, memory, flags, counters)
-        self.stream = torch.cuda.Stream(self.device, priority=-1)  # type: ignore[no-untyped-call]  # untyped upstream
+        self.stream = take_stream(self.device)
         self._made = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped upstream
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Sent:
@@ -218,6 +219,10 @@ class PeerReceiver(_End):
             write_value(stream, self._freed, number)
             self._taken = number
         arrival.is_taken = True
+
+    def spoil(self, stream: int) -> None:
+        """Make what never arrived NaN, so that no number looks right that is not."""
+        fill(self.memory.address, NAN_BYTE, self.memory.capacity, stream)
 
     def release(self) -> None:
         """Let the device continue, whatever it waits for."""

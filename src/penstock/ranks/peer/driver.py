@@ -14,8 +14,11 @@ __all__ = [
     "DriverError",
     "allocate",
     "copy",
+    "create_stream",
     "export_memory",
+    "fill",
     "free",
+    "is_stream_idle",
     "map_memory",
     "pin_host_memory",
     "unmap_memory",
@@ -29,6 +32,9 @@ HANDLE_BYTES = 64
 _ENABLE_PEER_ACCESS = 1
 # Make pinned memory known to every context and give it an address on the device.
 _PORTABLE_AND_MAPPED = 3
+# Neither waits for the default stream nor holds it up; ahead of compute, as messages are.
+_NON_BLOCKING, _FIRST = 1, -1
+_NOT_READY = 600
 # Continue as soon as the number in memory is at least the given one, by cyclic comparison.
 _AT_LEAST = 0
 
@@ -55,7 +61,10 @@ _ARGUMENTS = {
     "cuMemHostRegister_v2": [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint],
     "cuMemHostUnregister": [ctypes.c_void_p],
     "cuMemHostGetDevicePointer_v2": [ctypes.POINTER(_Address), ctypes.c_void_p, ctypes.c_uint],
+    "cuStreamCreateWithPriority": [ctypes.POINTER(_Stream), ctypes.c_uint, ctypes.c_int],
+    "cuStreamQuery": [_Stream],
     "cuMemcpyAsync": [_Address, _Address, ctypes.c_size_t, _Stream],
+    "cuMemsetD8Async": [_Address, ctypes.c_ubyte, ctypes.c_size_t, _Stream],
     "cuStreamWaitValue32_v2": [_Stream, _Address, ctypes.c_uint32, ctypes.c_uint],
     "cuStreamWriteValue32_v2": [_Stream, _Address, ctypes.c_uint32, ctypes.c_uint],
 }
@@ -127,6 +136,27 @@ def pin_host_memory(address: int, size: int) -> int:
 def unpin_host_memory(address: int) -> None:
     """Undo `pin_host_memory`; it waits for the device."""
     _require(_load().cuMemHostUnregister(address), "unpin shared memory of the host")
+
+
+def create_stream() -> int:
+    """Return a new stream, which shares its place in line with no other."""
+    stream = _Stream()
+    code = _load().cuStreamCreateWithPriority(ctypes.byref(stream), _NON_BLOCKING, _FIRST)
+    _require(code, "create a stream")
+    return stream.value or 0
+
+
+def is_stream_idle(stream: int) -> bool:
+    """Return whether everything in a stream is done."""
+    code = _load().cuStreamQuery(stream)
+    if code not in (0, _NOT_READY):
+        _require(code, "look at a stream")
+    return code == 0
+
+
+def fill(address: int, byte: int, size: int, stream: int) -> None:
+    """Fill memory with a byte, after what is in the stream."""
+    _require(_load().cuMemsetD8Async(address, byte, size, stream), f"fill {size:,} bytes")
 
 
 def copy(target: int, source: int, size: int, stream: int) -> None:

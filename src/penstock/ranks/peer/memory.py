@@ -1,6 +1,7 @@
 """Channels through peer memory between the ranks of one machine, as long as a pipeline uses them.
 
-Rings grow when messages do. When a rank is gone, the others end the waits of their own devices.
+Rings grow when messages do. When a rank is gone, the others end the waits of their own devices,
+which then read NaN where no message came.
 """
 
 import atexit
@@ -20,16 +21,20 @@ from penstock.ranks.peer.driver import (
     allocate,
     export_memory,
     free,
+    is_stream_idle,
     map_memory,
     unmap_memory,
 )
 from penstock.ranks.peer.opening import BLOCK_BYTES, Pair, PeerChannels, open_peer_channels
+from penstock.ranks.peer.streams import give_back_stream
 
 __all__ = ["PeerMemory"]
 
 # How long closing waits for the device, and for others to let go of this rank's rings.
 _DRAIN_SECONDS = 10.0
 _UNMAP_SECONDS = 1.0
+# How long rings are given to be filled with NaN.
+_SPOIL_SECONDS = 0.5
 # How long waits are ended again and again: other survivors may still write counters.
 _RELEASE_SECONDS = 30.0
 _LOOK_SECONDS = 0.005
@@ -137,6 +142,9 @@ class PeerMemory:
 
 
 def _abort(channels: PeerChannels) -> None:
+    if not channels.is_aborted:
+        with suppress(DriverError):
+            _spoil(channels)
     for end in channels.ends:
         end.abort()
     if channels.ends and not channels.is_aborted:
@@ -145,6 +153,18 @@ def _abort(channels: PeerChannels) -> None:
             target=_keep_releasing, args=(channels.ends,), name="penstock-release", daemon=True
         )
         keep_releasing.start()
+
+
+def _spoil(channels: PeerChannels) -> None:
+    """Fill the rings with NaN before any stream reads from them what was never sent."""
+    if channels.rescue is None:
+        return
+    # A thread that has not used the device yet has no context.
+    torch.cuda.set_device(channels.rescue.device)
+    rescue = channels.rescue.cuda_stream
+    for receiver in channels.receivers.values():
+        receiver.spoil(rescue)
+    _wait_until(lambda: is_stream_idle(rescue), _SPOIL_SECONDS)
 
 
 def _keep_releasing(ends: Sequence[PeerSender | PeerReceiver]) -> None:
@@ -177,6 +197,9 @@ def _close(channels: PeerChannels, device: torch.device) -> None:
                 receiver.forget_sender()
             _MAPPED.append(receiver)
         _free_unmapped()
+        streams = [sender.stream for sender in channels.senders.values()]
+        for stream in [*streams, *([] if channels.rescue is None else [channels.rescue])]:
+            give_back_stream(stream)
         if channels.flags is not None:
             channels.flags.close()
 

@@ -28,6 +28,7 @@ from penstock.ranks.peer.flags import (
     machine_id,
     remove_flags_file,
 )
+from penstock.ranks.peer.streams import take_stream
 
 __all__ = ["BLOCK_BYTES", "Pair", "PeerChannels", "open_peer_channels"]
 
@@ -51,6 +52,8 @@ class PeerChannels:
     receivers: dict[Pair, PeerReceiver] = field(default_factory=dict)
     refusals: dict[Pair, str] = field(default_factory=dict)
     flags: SharedFlags | None = None
+    # Nothing is in this stream until a rank is gone.
+    rescue: torch.cuda.Stream | None = None
     is_aborted: bool = False
 
     @property
@@ -132,6 +135,7 @@ class _Opening:
             self._refuse_all(str(error))
             return
         self._found.flags = flags
+        self._found.rescue = take_stream(self._device)
         self._try_each(lambda pair: self._make_end(pair, rings, flags))
 
     def _make_end(
