@@ -11,9 +11,12 @@ compare the columns of NCCL with each other, and peer memory with what the simul
 
 Each schedule runs in turns: torch over NCCL, Penstock over NCCL, Penstock over peer memory. No
 outputs are returned on either side. "One by one" waits for all devices after every step and takes
-the slowest rank; "back to back" queues several steps and divides. The simulated step uses costs
-that were measured on a rank without messages, on all ranks at the same time. Times are medians
-with quartiles.
+the slowest rank; "back to back" queues several steps and divides. Times are medians with quartiles.
+
+Two simulated steps stand beside them. One uses costs that were measured on the first rank while the
+others did nothing: on a device that ranks share, these are too low, because clocks and memory are
+shared as well. The other uses the durations of the actions in recorded steps over peer memory, and
+says whether the step takes longer than its actions explain.
 Peak memory is that of torch's allocator; peer memory takes two or three messages a channel more.
 Prints its table and writes it to benchmarks/results/gpu_ranks.md.
 """
@@ -45,6 +48,7 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 import penstock as ps
+from penstock.sim.costs_of_timeline import costs_of
 
 RESULTS = Path(__file__).parent / "results" / "gpu_ranks.md"
 # Our name, torch's class where there is one, and stages per rank.
@@ -102,6 +106,7 @@ class Runner:
     step: Callable[[], object]
     modules: list[nn.Module]
     close: Callable[[], None]
+    record: Callable[[], ps.Timeline] | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,8 @@ class Row:
     one: tuple[float, float, float]
     many: float
     peak: float
-    simulated: float
+    simulated_alone: float
+    simulated_recorded: float | None
     work: float
 
 
@@ -122,7 +128,7 @@ class Rank:
 
     def __init__(self, rank: int, options: argparse.Namespace, device: torch.device) -> None:
         self.rank, self.options, self.device = rank, options, device
-        self.ranks = options.ranks
+        self.ranks, self.began = options.ranks, perf_counter()
         # The host's own barrier: NCCL's would take part of a shared device.
         self.host = dist.new_group(backend="gloo")
         generator = torch.Generator(device).manual_seed(1)
@@ -156,11 +162,18 @@ class Rank:
             device=self.device,
             options=ps.RunOptions(transport=transport, compare_data=False),
         )
+
+        def record() -> ps.Timeline:
+            timeline = pipeline.step(self.x, target=self.y, record=True).timeline
+            assert timeline is not None, "recorded"
+            return timeline
+
         return Runner(
             f"penstock, {transport}",
             lambda: pipeline.step(self.x, target=self.y),
             list(own.values()),
             pipeline.close,
+            record if transport == "peer memory" else None,
         )
 
     def theirs(self, name: str, kind: str, per_rank: int) -> Runner:
@@ -182,6 +195,11 @@ class Rank:
             schedule.step(*args, **named, return_outputs=False)
 
         return Runner("torch, nccl", step, list(own.values()), lambda: None)
+
+    def tell(self, what: str) -> None:
+        """Show progress: a schedule takes half a minute."""
+        if self.rank == 0:
+            print(f"{perf_counter() - self.began:4.0f} s: {what}", file=sys.stderr, flush=True)
 
     def clear(self, runner: Runner) -> None:
         for module in runner.modules:
@@ -219,30 +237,44 @@ class Rank:
         torch.cuda.synchronize()
         return self.slowest(torch.cuda.max_memory_allocated()) / 2**20
 
-    def costs(self) -> dict[int, ps.Costs]:
-        """Costs of a stage for one and two stages per rank, as the first rank has measured them.
-
-        All ranks measure at the same time, because they share the device in a step too.
-        """
-        found: list[Any] = [{per_rank: self.measure(per_rank) for per_rank in (1, 2)}]
+    def costs_alone(self) -> dict[int, ps.Costs]:
+        """Costs of a stage for one and two stages per rank; the first rank measures them alone."""
+        found: list[Any] = [None]
+        if self.rank == 0:
+            found = [self.measure()]
         dist.broadcast_object_list(found, 0, self.host)
+        f, i, w, b = found[0]
         return {
-            per_rank: ps.Costs(forward=f, backward_input=i, backward_weight=w, full_backward=b)
-            for per_rank, (f, i, w, b) in found[0].items()
+            per_rank: ps.Costs(
+                forward=f / per_rank,
+                backward_input=i / per_rank,
+                backward_weight=w / per_rank,
+                full_backward=b / per_rank,
+            )
+            for per_rank in (1, 2)
         }
 
-    def measure(self, per_rank: int) -> tuple[float, float, float, float]:
-        """F, I, W and B of a stage inside the model, which sends its gradients on."""
-        modules = [self.module(stage, per_rank) for stage in range(3)]
+    def measure(self) -> tuple[float, float, float, float]:
+        """F, I, W and B of a rank's blocks inside the model, where gradients are sent on."""
+        modules = [self.module(stage, 2) for stage in range(3)]
         costs = ps.measure(
-            modules, example=(self.x[:1],), target=self.y[:1], loss=loss_of, repeats=9
+            modules, example=(self.x[:1],), target=self.y[:1], loss=loss_of, repeats=5
         )
-        f, i, w, b = (costs.per_stage(name, 3)[1] for name in COMPUTE)
+        f, i, w, b = (2 * costs.per_stage(name, 3)[1] for name in COMPUTE)
         return f, i, w, b
+
+    def simulate_recorded(self, runner: Runner, name: str) -> float | None:
+        """The step that the durations of recorded actions make, or None for torch's."""
+        if runner.record is None:
+            return None
+        timelines = [runner.record() for _ in range(2)]
+        built = ps.build(name, ranks=self.ranks, microbatches=self.options.microbatches)
+        return ps.simulate(built, costs_of(*timelines)).end_time
 
     def compare(self, schedule: tuple[str, str | None, int], costs: ps.Costs) -> list[Row]:
         """Run one schedule in every way, in turns."""
         name, kind, per_rank = schedule
+        self.tell(name)
         runners = []
         if kind is not None and "torch" in self.options.who:
             runners.append(self.theirs(name, kind, per_rank))
@@ -269,6 +301,7 @@ class Rank:
                 min(manys[runner.who]),
                 self.peak(runner),
                 timeline.end_time,
+                self.simulate_recorded(runner, name),
                 max(timeline.busy_seconds),
             )
             for runner in runners
@@ -280,6 +313,13 @@ class Rank:
         gc.collect()
         torch.cuda.empty_cache()
         return rows
+
+
+def beside(measured: float, simulated: float | None) -> str:
+    """Both in milliseconds: the simulated step, and how much longer the measured one takes."""
+    if simulated is None:
+        return ""
+    return f"{1e3 * simulated:.1f} ({measured / simulated / 1e3:.3f})"
 
 
 def spread_of(seconds: list[float]) -> tuple[float, float, float]:
@@ -324,7 +364,8 @@ def work(rank: int, port: int, options: argparse.Namespace) -> None:
 
 def bench(own: Rank, is_shared: bool) -> None:
     options = own.options
-    costs = own.costs()
+    own.tell("measuring on the first rank alone")
+    costs = own.costs_alone()
     one = {name: 1e3 * costs[1].per_stage(name, 1)[0] for name in COMPUTE}
     link = "loopback sockets" if is_shared else "the machine's own links"
     share = f"{options.ranks} ranks on one GPU, {options.share} % each by MPS" if is_shared else ""
@@ -332,11 +373,12 @@ def bench(own: Rank, is_shared: bool) -> None:
         f"{torch.cuda.get_device_name()} {share}, torch {torch.__version__}, NCCL over {link}.",
         f"{options.layers} blocks of d={options.width} a rank, {options.tokens} tokens, "
         f"{options.microbatches} microbatches, bf16, {options.repeats} repeats.",
-        "Measured without messages, ms a microbatch and rank: F {forward:.2f}, I "
+        "Measured on the first rank alone, ms a microbatch and rank: F {forward:.2f}, I "
         "{backward_input:.2f}, W {backward_weight:.2f}, B {full_backward:.2f}.".format(**one),
         "",
-        "| schedule | who | one by one, ms (quartiles) | simulated | over simulated | "
-        "back to back | a rank's own work | peak MiB |",
+        "| schedule | who | one by one, ms (quartiles) | simulated, recorded costs (measured "
+        "over it) | simulated, costs measured alone (over it) | back to back | a rank's own work, "
+        "costs measured alone | peak MiB |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines = list(head)
@@ -349,7 +391,8 @@ def bench(own: Rank, is_shared: bool) -> None:
             low, middle, high = (1e3 * seconds for seconds in row.one)
             line = (
                 f"| {row.schedule} | {row.who} | {middle:.1f} ({low:.1f} to {high:.1f}) | "
-                f"{1e3 * row.simulated:.1f} | {middle / row.simulated / 1e3:.3f} | "
+                f"{beside(middle, row.simulated_recorded)} | "
+                f"{beside(middle, row.simulated_alone)} | "
                 f"{1e3 * row.many:.1f} | {1e3 * row.work:.1f} | {row.peak:.0f} |"
             )
             lines.append(line)

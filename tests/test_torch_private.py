@@ -125,6 +125,17 @@ def backward_passes_have_numbers() -> bool:
     return torch_private.current_graph_task_id() == -1 and found[0] >= 0
 
 
+def storages_count_who_uses_them() -> bool:
+    alone, shared = torch.zeros(3), torch.zeros(3)
+    view = shared.view(3, 1)
+    counts = [
+        torch_private.storage_use_count(tensor.untyped_storage()._cdata)
+        for tensor in (alone, shared, view)
+    ]
+    # The object that Python has of a storage counts too.
+    return counts == [2, 3, 3]
+
+
 def the_engine_runs_a_backward() -> bool:
     leaf = torch.ones((), requires_grad=True)
     loss = 3 * leaf
@@ -337,6 +348,7 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
         "treespec_loads",
     ),
     backward_passes_have_numbers: ("current_graph_task_id",),
+    storages_count_who_uses_them: ("storage_use_count",),
     the_engine_runs_a_backward: ("engine_run_backward",),
     threads_of_backward_passes_are_switched_off_and_on: (
         "is_multithreading_enabled",

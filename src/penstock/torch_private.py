@@ -134,6 +134,7 @@ __all__ = [
     "replicate",
     "set_grad_enabled",
     "set_multithreading_enabled",
+    "storage_use_count",
     "symbolic_shape_config",
     "top_saved_tensors_default_hooks",
     "tree_flatten",
@@ -153,6 +154,8 @@ is_multithreading_enabled = torch._C._is_multithreading_enabled
 set_multithreading_enabled = torch._C._set_multithreading_enabled
 # The number of the backward pass that runs in this thread, or -1.
 current_graph_task_id = torch._C._current_graph_task_id
+# How many tensors and other objects share a storage, by the storage's `_cdata`.
+storage_use_count = torch._C._storage_Use_Count
 # Whether autocast is on for any kind of device.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 # The hooks that `saved_tensors_hooks` has set last, or None.

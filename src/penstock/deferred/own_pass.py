@@ -22,6 +22,7 @@ from penstock.torch_private import (
     engine_run_backward,
     is_multithreading_enabled,
     set_multithreading_enabled,
+    storage_use_count,
 )
 
 __all__ = ["Root", "deferred_work", "pass_number", "run_backward", "run_own_pass", "work_of"]
@@ -30,6 +31,8 @@ __all__ = ["Root", "deferred_work", "pass_number", "run_backward", "run_own_pass
 Root: TypeAlias = tuple[GradientEdge, torch.Tensor]
 
 pass_number = current_graph_task_id
+# What shares the storage of a gradient of its own: the tensor, and the storage's own object.
+_ALONE = 2
 # A number that no pass has; outside of passes autograd returns -1.
 _NONE = -2
 # The deferred work of each own pass that is running, by the number of the pass. Every layer reads
@@ -102,6 +105,18 @@ def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[
     for leaf in inputs:
         leaf.grad = None
     return [
-        torch.zeros_like(leaf) if gradient is None else gradient
+        torch.zeros_like(leaf) if gradient is None else _own_value(gradient)
         for leaf, gradient in zip(inputs, found, strict=True)
     ]
+
+
+def _own_value(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient whose memory nothing else will change before it has been sent.
+
+    In `x.transpose(0, 1) + p.unsqueeze(1)` with one row, autograd gives `x` and `p` the same
+    memory for their gradients, and the next microbatch adds to that of `p` in place.
+    """
+    is_plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+    if is_plain and storage_use_count(gradient.untyped_storage()._cdata) > _ALONE:
+        return gradient.clone()
+    return gradient

@@ -148,7 +148,7 @@ def create_stream() -> int:
 
 def is_stream_idle(stream: int) -> bool:
     """Return whether everything in a stream is done."""
-    code = _load().cuStreamQuery(stream)
+    code: int = _load().cuStreamQuery(stream)
     if code not in (0, _NOT_READY):
         _require(code, "look at a stream")
     return code == 0
