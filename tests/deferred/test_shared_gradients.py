@@ -18,9 +18,9 @@ def flat(x: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
     return x.view(-1) + p.view(-1)
 
 
-# Autograd gives the input and the parameter one memory for their gradients, because neither view of
-# the sum's gradient knows of the other. The next microbatch adds to the parameter's in place, while
-# the input's may still wait to be sent.
+# Autograd gives the input and the parameter one memory for their gradients, because neither view
+# of the sum's gradient knows of the other. The next microbatch adds to the parameter's in place,
+# while the input's may still wait to be sent.
 @pytest.mark.parametrize("add", [tokens_first, flat])
 def test_what_is_sent_back_does_not_change_with_the_next_microbatch(
     add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

@@ -48,6 +48,9 @@ class Guard(Protocol):
     def tracking(self) -> AbstractContextManager[None]:
         """Let the guard abort the groups that are opened inside."""
 
+    def require_nobody_lost(self) -> None:
+        """Raise an error if a rank is lost and no call has said so yet."""
+
     def close(self) -> None:
         """Leave the other ranks, which do not wait for this one any more."""
 
@@ -70,6 +73,9 @@ class NoGuard:
     def tracking(self) -> AbstractContextManager[None]:
         """Do nothing, because nothing is ever aborted."""
         return nullcontext()
+
+    def require_nobody_lost(self) -> None:
+        """Do nothing, because no other rank can be lost."""
 
     def close(self) -> None:
         """Nobody is left behind."""
@@ -99,6 +105,12 @@ class RankGuard:
     def tracking(self) -> AbstractContextManager[None]:
         """Let the guard abort the groups that are opened inside."""
         return self._transport.connections.tracking()
+
+    def require_nobody_lost(self) -> None:
+        """Raise an error if a rank is lost and no call has said so yet."""
+        lost = self._heartbeat.find_lost(0.0)
+        if lost is not None and not self._heartbeat.was_raised:
+            raise self._heartbeat.error(lost)
 
     def close(self) -> None:
         """Leave the other ranks, which do not wait for this one any more."""

@@ -46,6 +46,10 @@ def _nothing() -> None:
     """Abort nothing: most calls wait for the pipeline's own connections only."""
 
 
+def _nothing_for(_rank: int) -> None:
+    """Free nothing, because the device of this rank waits for nobody."""
+
+
 class HeartbeatEnd(Protocol):
     """One rank's end of the heartbeat connections; one thread calls its methods."""
 
@@ -80,7 +84,8 @@ class Heartbeat:
     """This rank's side of the heartbeat.
 
     `names` has the process and machine of every rank. `abort` ends every wait of the training
-    thread for another rank, and `free_device` those of its device, which may outlast a call.
+    thread for another rank, and `free_device` those of its device for the rank that is lost, which
+    may outlast a call.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Heartbeat:
         progress_log: ProgressLog,
         flight_folder: FlightFolder,
         abort: Callable[[], None],
-        free_device: Callable[[], None] = _nothing,
+        free_device: Callable[[int], None] = _nothing_for,
     ) -> None:
         self._end = end
         self._selector = selector
@@ -149,6 +154,11 @@ class Heartbeat:
     def report_broken_link(self, text: str) -> None:
         """Report to the others that a connection of this rank broke."""
         self._progress_log.note_broken_link(text)
+
+    @property
+    def was_raised(self) -> bool:
+        """Whether the user knows of the rank that is lost."""
+        return self._was_raised
 
     def error(self, lost: LostRank) -> PeerLostError:
         """Return the error that every rank raises."""
@@ -219,7 +229,9 @@ class Heartbeat:
             self._is_known.set()
         if self._is_settled(self._lost, now - self._found_at) and not self._has_freed_device:
             self._has_freed_device = True
-            self._free_device()
+            # If this does not work, the next call raises all the same.
+            with suppress(RuntimeError):
+                self._free_device(self._lost.rank)
         if self._progress_log.is_inside:
             self._free_training_thread(self._lost, now - self._found_at)
 

@@ -5,11 +5,15 @@ order alone: a channel is peer memory between ranks of one machine, or else a gr
 n-th tensor that its source starts to send is the n-th that its destination starts to receive.
 """
 
+import atexit
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
 from threading import Thread
 from time import monotonic, sleep
 from typing import Protocol, TypeAlias
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -38,8 +42,8 @@ OpenPair: TypeAlias = Callable[[tuple[int, int]], Wire]
 _SENDER, _RECEIVER = 0, 1
 # A message takes this many multiprocessors from the compute beside it, for as long as it waits.
 _NCCL_BLOCKS = 1
-# How long closing waits for the device.
-_FINISH_SECONDS = 10.0
+# How long a process that ends without closing waits for its device.
+_EXIT_SECONDS = 600.0
 _LOOK_SECONDS = 0.002
 # The only tag on a channel where messages are matched by order.
 _NO_TAG = 0
@@ -78,8 +82,17 @@ class Channels(Protocol):
     def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
         """Prepare channels for messages of this many bytes in flight; every rank calls it."""
 
-    def abort(self) -> None:
-        """End what aborted connections do not end: waits of the device; from any thread."""
+    def end_step(self) -> None:
+        """Let nothing that comes after a step change what it has sent, before that has left."""
+
+    def abort(self, lost: int | None = None) -> None:
+        """End waits of the device for a rank that is gone, if one is known; from any thread.
+
+        These do not end when connections are aborted.
+        """
+
+    def wait_for_device(self) -> None:
+        """Wait until the device has sent and received everything that is queued."""
 
     def close(self) -> None:
         """Free what the channels hold."""
@@ -125,8 +138,14 @@ class TaggedChannels:
     def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
         """Do nothing, because gloo takes any message."""
 
-    def abort(self) -> None:
+    def end_step(self) -> None:
+        """Do nothing, because sends were waited for."""
+
+    def abort(self, lost: int | None = None) -> None:
         """Do nothing, because aborted connections end every operation of gloo."""
+
+    def wait_for_device(self) -> None:
+        """Do nothing, because no device takes part."""
 
     def close(self) -> None:
         """Do nothing, because the group belongs to the control of the ranks."""
@@ -160,8 +179,12 @@ class OrderedChannels:
             self._peer_memory.open(pairs)
         for pair in pairs:
             if rank in pair:
-                self._wires[pair] = self._find_peer(pair) or self._open_pair(pair)
-                self._greet(rank, pair)
+                peer = self._find_peer(pair)
+                self._wires[pair] = peer or self._open_pair(pair)
+                # Peer memory has had its first message.
+                if peer is None:
+                    self._greet(rank, pair)
+        _OPEN.add(self)
 
     def _find_peer(self, pair: tuple[int, int]) -> Wire | None:
         return None if self._peer_memory is None else self._peer_memory.find(pair)
@@ -219,20 +242,31 @@ class OrderedChannels:
         if self._peer_memory is not None:
             self._peer_memory.make_room(sizes)
 
-    def abort(self) -> None:
+    def end_step(self) -> None:
+        """Let the current stream wait for copies into peer memory."""
+        if self._peer_memory is not None:
+            self._peer_memory.order_copies()
+
+    def abort(self, lost: int | None = None) -> None:
         """End what the device waits for, in peer memory and in NCCL's kernels."""
         if self._peer_memory is not None:
-            self._peer_memory.abort()
+            self._peer_memory.abort(lost)
         if self.device.type != "cpu":
             self._abort_groups()
 
     def close(self) -> None:
         """Free peer memory, and the communicators of NCCL, which takes long by collection."""
+        self.wait_for_device()
         if self.device.type != "cpu":
-            _let_finish(self.device)
             self._abort_groups()
         if self._peer_memory is not None:
             self._peer_memory.close()
+
+    def wait_for_device(self, seconds: float = inf) -> None:
+        """Wait for what is queued; where a rank is gone, `abort` lets the device continue."""
+        if self.device.type != "cpu" and self._wires:
+            with suppress(RuntimeError):
+                _wait_for_stream(self.device, seconds)
 
     def _abort_groups(self) -> None:
         """Abort every communicator, once.
@@ -251,11 +285,11 @@ class OrderedChannels:
             thread.join()
 
 
-def _let_finish(device: torch.device) -> None:
-    """Wait for what is queued on a device, but not for messages that will never come."""
+def _wait_for_stream(device: torch.device, seconds: float) -> None:
+    """Wait for what is in the current stream, in a way that signals can interrupt."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped upstream
     event.record(torch.cuda.current_stream(device))
-    limit = monotonic() + _FINISH_SECONDS
+    limit = monotonic() + seconds
     while not event.query() and monotonic() < limit:  # type: ignore[no-untyped-call]  # untyped upstream
         sleep(_LOOK_SECONDS)
 
@@ -294,3 +328,13 @@ def _data_tag(message: Message) -> int:
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as bytes, because some backends do not support every dtype."""
     return tensor.view(-1).view(torch.uint8)
+
+
+def _wait_for_devices() -> None:
+    """Let other ranks have the last messages of a process that ends without closing."""
+    for channels in list(_OPEN):
+        channels.wait_for_device(_EXIT_SECONDS)
+
+
+_OPEN: WeakSet[OrderedChannels] = WeakSet()
+atexit.register(_wait_for_devices)

@@ -125,9 +125,13 @@ class GroupTransport:
         self.control.abort()
         self._channels.abort()
 
-    def release(self) -> None:
-        """End waits of the device, because a rank is gone; any thread may call this."""
-        self._channels.abort()
+    def release(self, lost: int) -> None:
+        """End waits of the device for a rank that is gone; any thread may call this."""
+        self._channels.abort(lost)
+
+    def wait_for_device(self) -> None:
+        """Wait until the device has sent and received everything that is queued."""
+        self._channels.wait_for_device()
 
     def close(self) -> None:
         """Free the channels of a device at once, which takes seconds when they are collected."""
@@ -251,8 +255,9 @@ class GroupTransport:
         return Packet(incoming.format.tree_structure, tensors, incoming.format.hooked)
 
     def end_step(self) -> None:
-        """Wait for all sends."""
+        """Wait for all sends, on a device by letting the current stream wait."""
         self._outgoing.wait_for_all()
+        self._channels.end_step()
 
     def remember_shapes(self) -> None:
         """Send no headers with this signature any more; called by all ranks or by none."""

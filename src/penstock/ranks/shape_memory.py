@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from penstock.ranks.peer.ring import ALIGNMENT
 from penstock.ranks.transport import Message
 from penstock.tensors.wire_format import Format
 
@@ -50,12 +51,18 @@ class ShapeMemory:
 def bytes_in_flight(
     known: Mapping[Message, Format], in_flight: Mapping[tuple[int, int], int]
 ) -> dict[tuple[int, int], int]:
-    """Return the bytes that channels carry at once, given how many messages they do."""
-    largest: dict[tuple[int, int], int] = {}
+    """Return the bytes that channels carry at once, given how many messages they do.
+
+    Where messages differ in size, one more: the end of a ring may be too short for the next one.
+    """
+    sizes: dict[tuple[int, int], set[int]] = {}
     for message, form in known.items():
-        pair = message.source, message.destination
-        largest[pair] = max(largest.get(pair, 0), form.nbytes)
-    return {pair: in_flight.get(pair, 1) * size for pair, size in largest.items()}
+        size = form.nbytes + ALIGNMENT * len(form.tensors)
+        sizes.setdefault((message.source, message.destination), set()).add(size)
+    return {
+        pair: (in_flight.get(pair, 1) + (len(found) > 1)) * max(found)
+        for pair, found in sizes.items()
+    }
 
 
 def answered_by(message: Message) -> Message:

@@ -188,9 +188,9 @@ class Pipeline:
         Parameters and `state_dict` stay available; steps and whatever else needs the other ranks
         raise an error from now on.
         """
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -278,6 +278,8 @@ class Pipeline:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this process's parameters and buffers, named as by `named_parameters`."""
+        if self._runner is not None:
+            self._runner.settle()
         return self._model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:

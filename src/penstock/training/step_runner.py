@@ -75,6 +75,7 @@ class StepRunner:
         self.ties = ties
         # Shares losses that are on devices; None in one process, which has them all.
         self._losses = losses
+        self._wait_for_device = assembly.wait_for_device
         self._close_channels = assembly.close_channels
         self.needs_target = loss is None or takes_target(loss)
         self._part = assembly.part
@@ -107,14 +108,28 @@ class StepRunner:
                 self._abandon_step()
                 raise
 
+    def settle(self) -> None:
+        """Wait until a device has finished its steps; raise an error if a rank is lost.
+
+        A step may be queued that has messages from a rank that is gone. On a processor a step
+        that has returned is finished.
+        """
+        if self._part.device.type == "cpu":
+            return
+        self._wait_for_device()
+        self.guard.require_nobody_lost()
+
     def close(self) -> None:
-        """Leave the other ranks and free what connects them."""
-        if self._losses is not None:
-            self._losses.close()
-        self.guard.close()
-        self._close_channels()
-        if self.ties is not None:
-            self.ties.close()
+        """Finish what the device has to do, leave the other ranks and free what connects them."""
+        try:
+            self.settle()
+        finally:
+            if self._losses is not None:
+                self._losses.close()
+            self._close_channels()
+            self.guard.close()
+            if self.ties is not None:
+                self.ties.close()
 
     def _run_phases(self, request: StepRequest, random_step: int) -> StepResult:
         log = self.guard.log

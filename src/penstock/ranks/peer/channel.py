@@ -89,10 +89,14 @@ class _End:
         self.memory = memory
         self._ring = Ring(memory.capacity, entries=self._ring.entries)
 
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The stream in which this end's messages are, if there were any."""
+        raise NotImplementedError
+
     def abort(self) -> None:
-        """End every wait of this end's device; no message can be sent or received any more."""
+        """Let no further message be sent or received, because a rank is gone."""
         self._is_aborted = True
-        self.release()
 
     def release(self) -> None:
         """Let the device continue, whatever it waits for."""
@@ -110,25 +114,41 @@ class PeerSender(_End):
         self, device: torch.device, memory: RingMemory, flags: SharedFlags, counters: Counters
     ) -> None:
         super().__init__(device, memory, flags, counters)
-        self.stream = take_stream(self.device)
+        self._side = take_stream(self.device)
+        self._is_unordered = False
         self._made = torch.cuda.Event()  # type: ignore[no-untyped-call]  # untyped upstream
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        """The stream that copies, in which nothing else is."""
+        return self._side
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> _Sent:
         """Copy a tensor into the ring as soon as it is made and there is room."""
         del peer, tag
         (tensor,) = tensors
         self._require_open()
-        source, stream, ring = tensor.data_ptr(), self.stream.cuda_stream, self.memory.address
+        source, stream, ring = tensor.data_ptr(), self._side.cuda_stream, self.memory.address
         with on_device(self.device):
             self._made.record(torch.cuda.current_stream(self.device))
-            self.stream.wait_event(self._made)
+            self._side.wait_event(self._made)
             for number, start, size, offset, after in self._ring.place(tensor.nbytes):
                 if after:
                     wait_for_value(stream, self._freed, after)
                 copy(ring + offset, source + start, size, stream)
                 write_value(stream, self._ready, number)
-            tensor.record_stream(self.stream)
+            tensor.record_stream(self._side)
+        self._is_unordered = True
         return _SENT
+
+    def order_copies(self) -> None:
+        """Let the current stream continue only when everything sent so far was copied.
+
+        Until then nothing may write to what was sent: an input that a stage passed on, a buffer.
+        """
+        if self._is_unordered:
+            torch.cuda.current_stream(self.device).wait_stream(self._side)
+            self._is_unordered = False
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
         """Refuse: messages come by the channel of the other direction."""
@@ -137,11 +157,6 @@ class PeerSender(_End):
     def release(self) -> None:
         """Let the device continue, whatever it waits for."""
         self._flags.release(self._counters.freed, self._ring.entries)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything sent so far is in the ring."""
-        return self._flags.has_reached(self._counters.ready, self._ring.entries)
 
     @property
     def entries_freed(self) -> int:
@@ -178,8 +193,12 @@ class PeerReceiver(_End):
     ) -> None:
         super().__init__(device, memory, flags, counters)
         self._arrivals: _Arrivals = deque()
-        self._taken = 0
         self._stream: torch.cuda.Stream | None = None
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The stream that took the last message."""
+        return self._stream
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
         """Refuse: messages leave by the channel of the other direction."""
@@ -217,7 +236,6 @@ class PeerReceiver(_End):
             wait_for_value(stream, self._ready, number)
             copy(target + start, ring + offset, size, stream)
             write_value(stream, self._freed, number)
-            self._taken = number
         arrival.is_taken = True
 
     def spoil(self, stream: int) -> None:
@@ -227,11 +245,6 @@ class PeerReceiver(_End):
     def release(self) -> None:
         """Let the device continue, whatever it waits for."""
         self._flags.release(self._counters.ready, self._ring.entries)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the device has taken everything that it was asked to."""
-        return self._flags.has_reached(self._counters.freed, self._taken)
 
     def forget_sender(self) -> None:
         """Free the ring without the sender, which is gone."""

@@ -3,8 +3,9 @@
 Memory that another process of this machine can map, and waits and signals in a stream that take
 no multiprocessor: the device itself compares a number in memory before it starts what follows.
 
-Addresses and streams are plain integers. The calls belong to the current device of the calling
-thread, so make the right one current before.
+Addresses, streams and contexts are plain integers. The calls belong to the current device of the
+calling thread, so make the right one current before. A thread that has not used the device yet has
+no context at all, even for the first device.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ __all__ = [
     "allocate",
     "copy",
     "create_stream",
+    "current_context",
     "export_memory",
     "fill",
     "free",
@@ -23,6 +25,7 @@ __all__ = [
     "pin_host_memory",
     "unmap_memory",
     "unpin_host_memory",
+    "use_context",
     "wait_for_value",
     "write_value",
 ]
@@ -53,6 +56,8 @@ class _Handle(ctypes.Structure):
 
 
 _ARGUMENTS = {
+    "cuCtxGetCurrent": [ctypes.POINTER(ctypes.c_void_p)],
+    "cuCtxSetCurrent": [ctypes.c_void_p],
     "cuMemAlloc_v2": [ctypes.POINTER(_Address), ctypes.c_size_t],
     "cuMemFree_v2": [_Address],
     "cuIpcGetMemHandle": [ctypes.POINTER(_Handle), _Address],
@@ -87,6 +92,18 @@ def _require(code: int, what: str) -> None:
         _load().cuGetErrorName(code, ctypes.byref(name))
         text = "unknown" if name.value is None else name.value.decode()
         raise DriverError(f"the CUDA driver could not {what}: {text} ({code})")
+
+
+def current_context() -> int:
+    """Return the context of the device that this thread uses."""
+    context = ctypes.c_void_p()
+    _require(_load().cuCtxGetCurrent(ctypes.byref(context)), "find the context of this thread")
+    return context.value or 0
+
+
+def use_context(context: int) -> None:
+    """Let this thread use the context of another one."""
+    _require(_load().cuCtxSetCurrent(context), "use the context of a device")
 
 
 def allocate(size: int) -> int:

@@ -13,10 +13,12 @@ from typing import TypeAlias
 import torch
 
 from penstock.ranks.control import GroupControl
+from penstock.ranks.faults import LinkLostError
 from penstock.ranks.peer.channel import Counters, PeerReceiver, PeerSender, RingMemory
 from penstock.ranks.peer.driver import (
     DriverError,
     allocate,
+    current_context,
     export_memory,
     free,
     map_memory,
@@ -35,9 +37,12 @@ __all__ = ["BLOCK_BYTES", "Pair", "PeerChannels", "open_peer_channels"]
 # Two ranks, source first.
 Pair: TypeAlias = tuple[int, int]
 
-# The size of a new ring, which is what the driver hands out at least: the handle of a smaller
-# piece of memory would show its neighbours too.
+# What the driver hands out at least: the handle of a smaller piece of memory would show its
+# neighbours too.
 BLOCK_BYTES = 2**21
+# The size of a ring until the first step has shown what it must hold, where memory allows. Longer
+# messages go in pieces, and a stream takes only about a thousand entries before its host waits.
+_FIRST_BYTES = 2**26
 # How long the first message of a channel may take.
 _TRIAL_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
@@ -52,9 +57,12 @@ class PeerChannels:
     receivers: dict[Pair, PeerReceiver] = field(default_factory=dict)
     refusals: dict[Pair, str] = field(default_factory=dict)
     flags: SharedFlags | None = None
-    # Nothing is in this stream until a rank is gone.
+    # For the thread that acts when a rank is gone: a stream with nothing in it, and the context.
     rescue: torch.cuda.Stream | None = None
+    context: int = 0
     is_aborted: bool = False
+    # The rank that is gone, if it is known.
+    lost: int | None = None
 
     @property
     def ends(self) -> list[PeerSender | PeerReceiver]:
@@ -69,12 +77,14 @@ def open_peer_channels(
     opening = _Opening(control, device, pairs)
     rings = opening.offer_rings()
     name = opening.share_flags()
-    opening.connect(rings, name)
-    opening.agree_on_refusals()
-    opening.try_out()
-    opening.agree_on_refusals()
-    if name is not None:
-        remove_flags_file(name)
+    try:
+        opening.connect(rings, name)
+        opening.agree_on_refusals()
+        opening.try_out()
+        opening.agree_on_refusals()
+    finally:
+        if name is not None:
+            remove_flags_file(name)
     return opening.finish()
 
 
@@ -91,18 +101,19 @@ class _Opening:
         self._memories: dict[Pair, RingMemory] = {}
         self._found = PeerChannels()
 
-    def offer_rings(self) -> list[dict[str, str]]:
-        """Return the handles of every rank's rings, by rank and then by the ring's sender."""
-        rank, handles, machine, error = self._control.rank, {}, None, ""
+    def offer_rings(self) -> list[dict[str, tuple[str, int]]]:
+        """Return handle and size of every rank's rings, by rank and then by the ring's sender."""
+        rank, offered, machine, error = self._control.rank, {}, None, ""
         try:
             for pair in self._own:
                 if pair[1] == rank:
-                    self._memories[pair] = RingMemory(allocate(BLOCK_BYTES), BLOCK_BYTES)
-                    handles[str(pair[0])] = export_memory(self._memories[pair].address).hex()
+                    memory = self._memories[pair] = _allocate_ring()
+                    handle = export_memory(memory.address).hex()
+                    offered[str(pair[0])] = handle, memory.capacity
             machine = machine_id()
         except (DriverError, OSError) as problem:
             error = str(problem)
-        offers = self._control.gather([machine, handles, error])
+        offers = self._control.gather([machine, offered, error])
         self._machines = [offer[0] for offer in offers]
         for source, destination in self._own:
             reason = offers[source][2] or offers[destination][2]
@@ -116,7 +127,8 @@ class _Opening:
         """Return the file of counters that the first rank of this machine has created."""
         mine = self._machines[self._control.rank]
         name: str | None = None
-        if self._machines.index(mine) == self._control.rank and len(self._number) > 0:
+        is_first = mine is not None and self._machines.index(mine) == self._control.rank
+        if is_first and len(self._number) > 0:
             try:
                 name = create_flags_file(_COUNTERS_PER_CHANNEL * len(self._number))
             except OSError:
@@ -124,22 +136,23 @@ class _Opening:
         names: list[str | None] = self._control.gather(name)
         return None if mine is None else names[self._machines.index(mine)]
 
-    def connect(self, rings: Sequence[Mapping[str, str]], name: str | None) -> None:
+    def connect(self, rings: Sequence[Mapping[str, tuple[str, int]]], name: str | None) -> None:
         """Map what the others offer, make both ends, and send the first message."""
         if name is None or not self._near:
             self._refuse_all("no memory can be shared on this machine")
             return
         try:
             flags = SharedFlags(name, _COUNTERS_PER_CHANNEL * len(self._number))
-        except (DriverError, OSError) as error:
+            self._found.rescue = take_stream(self._device)
+            self._found.context = current_context()
+        except (RuntimeError, OSError) as error:
             self._refuse_all(str(error))
             return
         self._found.flags = flags
-        self._found.rescue = take_stream(self._device)
         self._try_each(lambda pair: self._make_end(pair, rings, flags))
 
     def _make_end(
-        self, pair: Pair, rings: Sequence[Mapping[str, str]], flags: SharedFlags
+        self, pair: Pair, rings: Sequence[Mapping[str, tuple[str, int]]], flags: SharedFlags
     ) -> None:
         source, destination = pair
         counters = Counters.of(self._number[pair])
@@ -147,8 +160,8 @@ class _Opening:
             memory = self._memories[pair]
             self._found.receivers[pair] = PeerReceiver(self._device, memory, flags, counters)
             return
-        handle = bytes.fromhex(rings[destination][str(source)])
-        memory = RingMemory(map_memory(handle), BLOCK_BYTES)
+        handle, capacity = rings[destination][str(source)]
+        memory = RingMemory(map_memory(bytes.fromhex(handle)), capacity)
         sender = self._found.senders[pair] = PeerSender(self._device, memory, flags, counters)
         sender.send([_first_message(pair, self._device)], 0, 0)
 
@@ -200,7 +213,8 @@ class _Opening:
         for pair in tuple(self._near):
             try:
                 do(pair)
-            except (DriverError, OSError, KeyError, ValueError) as error:
+            except (RuntimeError, LinkLostError, OSError, KeyError, ValueError) as error:
+                # Whatever is wrong, memory of the device included, the other ranks must learn it.
                 self._refuse(pair, str(error))
 
     def _refuse_all(self, reason: str) -> None:
@@ -210,6 +224,18 @@ class _Opening:
     def _refuse(self, pair: Pair, reason: str) -> None:
         self._near.remove(pair)
         self._found.refusals[pair] = reason
+
+
+def _allocate_ring() -> RingMemory:
+    """Return the largest ring that there is memory for."""
+    capacity = _FIRST_BYTES
+    while True:
+        try:
+            return RingMemory(allocate(capacity), capacity)
+        except DriverError:
+            if capacity == BLOCK_BYTES:
+                raise
+            capacity //= 2
 
 
 def _first_message(pair: Pair, device: torch.device) -> torch.Tensor:

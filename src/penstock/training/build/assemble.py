@@ -96,6 +96,7 @@ class Assembly:
     transport: Transport
     control: Control
     guard: Guard
+    wait_for_device: Callable[[], None]
     close_channels: Callable[[], None]
     routes: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
@@ -109,7 +110,14 @@ def assemble(
         part = _build(request)
         warn_without_group(request.ranks, part.stages.values())
         local = LocalTransport(part.schedule.num_ranks)
-        return Assembly(part, _inject(local, fault_injection), LocalControl(), NoGuard(), _nothing)
+        return Assembly(
+            part,
+            _inject(local, fault_injection),
+            LocalControl(),
+            NoGuard(),
+            wait_for_device=_nothing,
+            close_channels=_nothing,
+        )
     control = GroupControl(group)
     with control.together(cannot(BUILDING)):
         _require_names(group, fault_injection)
@@ -120,7 +128,15 @@ def assemble(
     members = _connect(control, group, part, request.facts, fault_injection)
     guard = open_guard(members, part.schedule, timeouts)
     transport = _inject(members, fault_injection)
-    return Assembly(part, transport, control, guard, members.close, members.routes)
+    return Assembly(
+        part,
+        transport,
+        control,
+        guard,
+        wait_for_device=members.wait_for_device,
+        close_channels=members.close,
+        routes=members.routes,
+    )
 
 
 def _connect(
@@ -158,7 +174,7 @@ def _require_routes(members: GroupTransport, transport: str) -> None:
 
 
 def _nothing() -> None:
-    """Close nothing, because one process has no channels."""
+    """Wait for nothing and close nothing, because one process has no channels."""
 
 
 def _build(request: BuildRequest) -> LocalPart:
