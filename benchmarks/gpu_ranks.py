@@ -11,13 +11,16 @@ compare the columns of NCCL with each other, and peer memory with what the simul
 
 Each schedule runs in turns: torch over NCCL, Penstock over NCCL, Penstock over peer memory. No
 outputs are returned on either side. "One by one" waits for all devices after every step and takes
-the slowest rank; "back to back" queues several steps and divides. Times are medians with quartiles.
+the slowest rank; "back to back" queues several steps and divides. Times are medians with
+quartiles.
 
-Two simulated steps stand beside them. One uses costs that were measured on the first rank while the
+Two simulated steps are beside them. One uses costs that were measured on the first rank while the
 others did nothing: on a device that ranks share, these are too low, because clocks and memory are
 shared as well. The other uses the durations of the actions in recorded steps over peer memory, and
 says whether the step takes longer than its actions explain.
-Peak memory is that of torch's allocator; peer memory takes two or three messages a channel more.
+
+Peak memory is that of torch's allocator, without what the other runners of the same schedule hold;
+peer memory takes two or three messages a channel more.
 Prints its table and writes it to benchmarks/results/gpu_ranks.md.
 """
 
@@ -36,6 +39,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -107,6 +111,8 @@ class Runner:
     modules: list[nn.Module]
     close: Callable[[], None]
     record: Callable[[], ps.Timeline] | None = None
+    # Bytes that it keeps between steps: weights, and buffers for messages.
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -229,13 +235,14 @@ class Rank:
         dist.all_reduce(largest, dist.ReduceOp.MAX, self.host)
         return largest.item()
 
-    def peak(self, runner: Runner) -> float:
+    def peak(self, runner: Runner, others: int) -> float:
+        """The most MiB of any rank in a step, without the bytes that other runners hold."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         self.clear(runner)
         runner.step()
         torch.cuda.synchronize()
-        return self.slowest(torch.cuda.max_memory_allocated()) / 2**20
+        return self.slowest(torch.cuda.max_memory_allocated() - others) / 2**20
 
     def costs_alone(self) -> dict[int, ps.Costs]:
         """Costs of a stage for one and two stages per rank; the first rank measures them alone."""
@@ -263,6 +270,16 @@ class Rank:
         f, i, w, b = (2 * costs.per_stage(name, 3)[1] for name in COMPUTE)
         return f, i, w, b
 
+    def warm_up(self, make: Callable[[], Runner]) -> Runner:
+        """Build a runner, let it run, and note what it holds."""
+        before = torch.cuda.memory_allocated()
+        runner = make()
+        for _ in range(self.options.warm):
+            self.time_one(runner)
+        self.clear(runner)
+        runner.held = torch.cuda.memory_allocated() - before
+        return runner
+
     def simulate_recorded(self, runner: Runner, name: str) -> float | None:
         """The step that the durations of recorded actions make, or None for torch's."""
         if runner.record is None:
@@ -275,14 +292,13 @@ class Rank:
         """Run one schedule in every way, in turns."""
         name, kind, per_rank = schedule
         self.tell(name)
-        runners = []
+        makers: list[Callable[[], Runner]] = []
         if kind is not None and "torch" in self.options.who:
-            runners.append(self.theirs(name, kind, per_rank))
+            makers.append(partial(self.theirs, name, kind, per_rank))
         transports = [t for t in ("nccl", "peer memory") if t.split()[0] in self.options.who]
-        runners += [self.ours(name, per_rank, transport) for transport in transports]
-        for runner in runners:
-            for _ in range(self.options.warm):
-                self.time_one(runner)
+        makers += [partial(self.ours, name, per_rank, transport) for transport in transports]
+        runners = [self.warm_up(make) for make in makers]
+        held = sum(runner.held for runner in runners)
         ones: dict[str, list[float]] = {runner.who: [] for runner in runners}
         manys: dict[str, list[float]] = {runner.who: [] for runner in runners}
         for number in range(self.options.repeats):
@@ -299,7 +315,7 @@ class Rank:
                 runner.who,
                 spread_of(ones[runner.who]),
                 min(manys[runner.who]),
-                self.peak(runner),
+                self.peak(runner, held - runner.held),
                 timeline.end_time,
                 self.simulate_recorded(runner, name),
                 max(timeline.busy_seconds),
