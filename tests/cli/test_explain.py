@@ -1,4 +1,4 @@
-"""`penstock explain` on flight records: text, page and JSON."""
+"""`penstock explain` on flight records and recorded steps: text, page and JSON."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import penstock as ps
 from penstock.cli import main
 from penstock.files.flight.log import FlightRecord, Phase
 from penstock.ir.placement import Placement
 from tests.browser import Browser, Opener
 from tests.files.flight.flights import action, ended, write_file
+from tests.sim.messages import timeline_of
 
 LOOP = Placement.loop(4)
 
@@ -206,3 +208,42 @@ def test_json_has_the_same_content(killed: Path) -> None:
 def test_unusable_sources_are_rejected(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["explain", *arguments])
     assert (result.exit_code, result.stderr) == (2, f"penstock: {message}\n")
+
+
+# ---- recorded steps
+
+
+def test_recorded_step_is_explained_with_its_waits_and_compute_beside_messages(
+    tmp_path: Path,
+) -> None:
+    seconds = [0.025, 0.026, 0.024, 0.036, 0.037, 0.035]
+    pending = (0.075, 0.183)
+    step = timeline_of(seconds, [*[(0.0, 0.0)] * 5, pending], sent=0.2)
+    ps.write_timeline(step, tmp_path / "step.json")
+    lines = explain(str(tmp_path / "step.json")).splitlines()
+    assert lines[-2:] == [
+        "Compute beside messages, as recorded",
+        "F of stage 1 took 1.4x as long while receives were pending (36 ms against 25 ms)",
+    ]
+    assert "Waits, as recorded" in lines
+    found = json.loads(explain(str(tmp_path / "step.json"), "--json"))
+    (slow,) = found["slowdowns"]
+    assert {name: slow[name] for name in ("rank", "stage", "kind", "messages")} == {
+        "rank": 1,
+        "stage": 1,
+        "kind": "F",
+        "messages": "receives",
+    }
+    assert found["recorded_waits"] == []
+    # With other costs it is not that step any more.
+    text = explain(str(tmp_path / "step.json"), "--transfer", "0.1")
+    assert "as recorded" not in text
+
+
+def test_recorded_step_without_slower_compute_says_so(tmp_path: Path) -> None:
+    timeline = ps.simulate(ps.lower(ps.build("1F1B", ranks=2, microbatches=2)))
+    ps.write_timeline(timeline, tmp_path / "step.json")
+    lines = explain(str(tmp_path / "step.json")).splitlines()
+    assert lines[-1] == "nothing was notably slower beside messages"
+    start = lines.index("Waits, as recorded")
+    assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["rank", "0"]] * 2

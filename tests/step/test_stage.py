@@ -315,6 +315,33 @@ def test_a_tensor_that_goes_to_several_consumers_is_copied_for_each() -> None:
     assert first.tensors[0].data_ptr() != second.tensors[0].data_ptr()
 
 
+def test_only_the_last_use_of_a_tensor_has_its_memory() -> None:
+    stage = make(lambda layer, x: layer(x))
+    output, _ = stage.forward(0, [packet(values())], (), {})
+    first, second, last = stage.depart(0, output, range(3))
+    memory = [sent.tensors[0].untyped_storage().data_ptr() for sent in (first, second, last)]
+    assert memory[2] == output.untyped_storage().data_ptr()
+    assert len(set(memory)) == 3
+
+
+def test_a_checkpointed_stage_hands_its_input_on_as_a_copy() -> None:
+    # The next stage of the rank may write to what it gets, and the second run would start from
+    # what it has written.
+    stage = make(lambda layer, x: (x, layer(x)))
+    stage.checkpoint()
+    given = values().requires_grad_()
+    for microbatch in range(2):
+        (sent,) = send(stage, microbatch, [given])
+        with torch.no_grad():
+            sent.tensors[0].zero_()
+        ones = [torch.ones_like(tensor) for tensor in sent.tensors]
+        stage.module.zero_grad()
+        stage.backward(microbatch, [ones])
+        (weight, _) = stage.module.parameters()
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad, given.detach().sum(0).expand(WIDTH, WIDTH))
+
+
 def test_values_for_other_parts_than_the_stage_feeds_are_refused() -> None:
     stage = make(lambda layer, x: Routed({1: layer(x)}))
     output, _ = stage.forward(0, [packet(values())], (), {})

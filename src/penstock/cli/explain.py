@@ -38,7 +38,8 @@ def explain_command(
 ) -> None:
     """Say why a step takes as long as it does, or why a run did not finish.
 
-    For a schedule: critical path, idle gaps, and which lower cost would help. For the flight
+    For a schedule: critical path, idle gaps, and which lower cost would help. For a recorded step
+    also what its ranks waited for, and the compute that messages have slowed down. For the flight
     records of a run, given as their folder or as some of its files: what every rank was doing,
     which rank it was waiting for, and the last step as far as it got.
 
@@ -46,6 +47,7 @@ def explain_command(
     Examples:
       penstock explain 1F1B -r 4 -m 8 --transfer 0.5
       penstock explain mine.csv --costs costs.toml
+      penstock explain recorded-step.json
       penstock explain /tmp/penstock-flight-x1 --html last-step.html
     """
     if _are_flight_records(sources):
@@ -56,10 +58,15 @@ def explain_command(
     loaded = inputs.load_checked(sources[0], size, lowered=lowered)
     found = explain(loaded.schedule, loaded.choose_costs(costs))
     reports.write_views(found.timeline, html_file, ())
+    recorded = loaded.timeline if costs is None else None
     if as_json:
-        click.echo(reports.to_json(reports.explanation(found)))
-    else:
-        reports.make_console().print(reports.explanation_view(found))
+        values = {} if recorded is None else reports.recorded_values(recorded)
+        click.echo(reports.to_json(reports.explanation(found) | values))
+        return
+    console = reports.make_console()
+    console.print(reports.explanation_view(found))
+    if recorded is not None:
+        console.print(reports.recorded_view(recorded))
 
 
 def _are_flight_records(sources: Sequence[str]) -> bool:

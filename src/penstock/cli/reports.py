@@ -18,8 +18,10 @@ from penstock.checks.problem import Problem
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
-from penstock.sim.explain import Explanation
+from penstock.sim.explain import Explanation, Gap
+from penstock.sim.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Timeline
+from penstock.sim.waits import find_waits
 from penstock.view import Comparison, page, save
 from penstock.view.units import format_number, format_share
 
@@ -35,7 +37,10 @@ __all__ = [
     "families",
     "family_table",
     "make_console",
+    "recorded_values",
+    "recorded_view",
     "schedule",
+    "slowdown_text",
     "timeline",
     "title",
     "to_json",
@@ -166,20 +171,24 @@ def explanation(found: Explanation) -> dict[str, object]:
         ],
         "critical_seconds": found.critical_seconds,
         "idle_seconds": found.idle_seconds,
-        "gaps": [
-            {
-                "rank": gap.rank,
-                "start": gap.start,
-                "end": gap.end,
-                "action": str(gap.action),
-                "waited_for": str(gap.waited_for),
-                "waited_for_rank": gap.waited_for_rank,
-                "transfer_seconds": gap.transfer_seconds,
-            }
-            for gap in found.gaps
-        ],
+        "gaps": _gap_values(found.gaps),
         "savings": {s.cost: {"seconds": s.seconds, "share": s.share} for s in found.savings},
     }
+
+
+def _gap_values(gaps: Sequence[Gap]) -> list[dict[str, object]]:
+    return [
+        {
+            "rank": gap.rank,
+            "start": gap.start,
+            "end": gap.end,
+            "action": str(gap.action),
+            "waited_for": str(gap.waited_for),
+            "waited_for_rank": gap.waited_for_rank,
+            "transfer_seconds": gap.transfer_seconds,
+        }
+        for gap in gaps
+    ]
 
 
 def explanation_view(found: Explanation) -> RenderableType:
@@ -195,10 +204,57 @@ def explanation_view(found: Explanation) -> RenderableType:
         Text(),
         Text("Idle time", style="bold"),
         Text(f"waiting for: {_by_cause(found.idle_seconds) or 'nothing'}"),
-        _gap_table(found),
+        _gap_table(found.gaps),
         Text(),
         Text("What a 5 % lower cost would save", style="bold"),
         _saving_table(found),
+    )
+
+
+def recorded_values(recorded: Timeline) -> dict[str, object]:
+    """Return what a recorded step says of waits and messages, as plain values."""
+    return {
+        "recorded_waits": _gap_values(find_waits(recorded).awaited),
+        "slowdowns": [
+            {
+                "rank": slow.rank,
+                "stage": slow.stage,
+                "kind": slow.kind.text,
+                "messages": slow.messages,
+                "beside_seconds": slow.beside_seconds,
+                "alone_seconds": slow.alone_seconds,
+            }
+            for slow in find_slowdowns(recorded)
+        ],
+    }
+
+
+def recorded_view(recorded: Timeline) -> RenderableType:
+    """Return what a recorded step says of waits and messages, as text and a table."""
+    slowdowns = [Text(slowdown_text(slowdown)) for slowdown in find_slowdowns(recorded)]
+    return Group(
+        Text(),
+        Text("Waits, as recorded", style="bold"),
+        _gap_table(find_waits(recorded).awaited),
+        Text(),
+        Text("Compute beside messages, as recorded", style="bold"),
+        *(slowdowns or [Text("nothing was notably slower beside messages")]),
+    )
+
+
+def slowdown_text(slow: Slowdown) -> str:
+    """Return a sentence about compute that messages have slowed down.
+
+    >>> from penstock.ir.actions import Kind
+    >>> slowdown_text(Slowdown(2, 2, Kind.FULL_BACKWARD, "receives", 0.036, 0.025))
+    'B of stage 2 took 1.4x as long while receives were pending (36 ms against 25 ms)'
+    """
+    beside, alone = (
+        f"{1e3 * value:.3g} ms" for value in (slow.beside_seconds, slow.alone_seconds)
+    )
+    return (
+        f"{slow.kind.text} of stage {slow.stage} took {slow.ratio:.1f}x as long while "
+        f"{slow.messages} were pending ({beside} against {alone})"
     )
 
 
@@ -216,13 +272,13 @@ def _by_cause(seconds: Mapping[str, float]) -> str:
     )
 
 
-def _gap_table(found: Explanation) -> Table:
+def _gap_table(gaps: Sequence[Gap]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("longest gaps")
     for title in ("from", "to", "idle", "transfer"):
         table.add_column(title, justify="right")
     table.add_column("because")
-    longest = sorted(found.gaps, key=lambda gap: (-gap.seconds, gap.start))[:_MAX_GAPS]
+    longest = sorted(gaps, key=lambda gap: (-gap.seconds, gap.start))[:_MAX_GAPS]
     for gap in longest:
         table.add_row(
             f"rank {gap.rank}",

@@ -21,9 +21,10 @@ import torch.distributed as dist
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import LinkLostError
+from penstock.ranks.peer.channel import PeerSender
 from penstock.ranks.peer.memory import PeerMemory
 from penstock.ranks.private_groups import NcclWire, PrivateGroup, Wire, Work, open_gloo
-from penstock.ranks.transport import Message
+from penstock.ranks.transport import Message, NoteSent
 
 __all__ = [
     "Channels",
@@ -78,6 +79,9 @@ class Channels(Protocol):
     @property
     def routes(self) -> Mapping[tuple[int, int], str]:
         """What carries the messages of each channel of this rank."""
+
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Call `note` for what is sent from now on, if a device carries it; or stop that."""
 
     def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
         """Prepare channels for messages of this many bytes in flight; every rank calls it."""
@@ -135,6 +139,9 @@ class TaggedChannels:
         del message
         return 0
 
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Do nothing, because the sender does not see when gloo's messages arrive."""
+
     def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
         """Do nothing, because gloo takes any message."""
 
@@ -166,6 +173,7 @@ class OrderedChannels:
         self._are_groups_aborted = False
         self._sent: Counter[int] = Counter()
         self._received: Counter[int] = Counter()
+        self._note_sent: NoteSent | None = None
         self.has_tags = False
         self.device = device
 
@@ -216,9 +224,12 @@ class OrderedChannels:
         self._sent[message.destination] += 1
         wire = self._wires[message.source, message.destination]
         try:
-            return wire.send([_as_bytes(tensor)], _RECEIVER, _NO_TAG)
+            work = wire.send([_as_bytes(tensor)], _RECEIVER, _NO_TAG)
+            if self._note_sent is not None:
+                self._note_sent(message, wire.stream if isinstance(wire, PeerSender) else work)
         except RuntimeError as error:
             raise LinkLostError(str(error)) from error
+        return work
 
     def receive(self, message: Message, tensor: torch.Tensor) -> Work:
         """Start to receive a tensor, the next one of its channel."""
@@ -236,6 +247,10 @@ class OrderedChannels:
     def number_to_receive(self, message: Message) -> int:
         """Return how many receives were started on this message's channel since it was opened."""
         return self._received[message.source]
+
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Call `note` for what is sent from now on, if a device carries it; or stop that."""
+        self._note_sent = None if self.device.type == "cpu" else note
 
     def make_room(self, sizes: Mapping[tuple[int, int], int]) -> None:
         """Enlarge peer memory where messages of this many bytes are in flight."""

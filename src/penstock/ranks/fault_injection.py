@@ -19,7 +19,7 @@ from time import sleep
 from typing import Literal, TypeAlias
 
 from penstock.errors import ArgumentError
-from penstock.ranks.transport import Message, Transport
+from penstock.ranks.transport import Message, NoteSent, Transport
 from penstock.tensors.packet import Packet
 
 __all__ = ["Drop", "FaultInjectingTransport", "FaultInjection"]
@@ -162,6 +162,10 @@ class FaultInjectingTransport:
         """Send what is held back, and end the step."""
         self._release()
         self._transport.end_step()
+
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Watch the sends of the other transport, which are when messages leave."""
+        self._transport.watch_sends(note)
 
     def remember_shapes(self) -> None:
         """Leave the shapes to the transport."""

@@ -42,7 +42,7 @@ from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_for
 from penstock.ranks.private_groups import Work
 from penstock.ranks.sends_in_flight import SendsInFlight, wait_for
 from penstock.ranks.shape_memory import ShapeMemory, answered_by, bytes_in_flight
-from penstock.ranks.transport import Message
+from penstock.ranks.transport import Message, NoteSent
 from penstock.tensors.packet import Packet
 from penstock.tensors.plain import dense_value
 from penstock.tensors.wire_format import Format, describe
@@ -258,6 +258,10 @@ class GroupTransport:
         """Wait for all sends, on a device by letting the current stream wait."""
         self._outgoing.wait_for_all()
         self._channels.end_step()
+
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Call `note` for what is sent from now on, if a device carries it; or stop that."""
+        self._channels.watch_sends(note)
 
     def remember_shapes(self) -> None:
         """Send no headers with this signature any more; called by all ranks or by none."""

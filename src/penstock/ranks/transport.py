@@ -4,14 +4,16 @@ A transport carries the packets (activations) and gradients of a step, each name
 Small values that ranks exchange beside them travel by `ranks/control.py`.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from penstock.ranks.private_groups import Work
 from penstock.tensors.packet import Packet
 from penstock.tensors.plain import plain_value
 
-__all__ = ["LocalTransport", "Message", "Transport"]
+__all__ = ["Carrier", "LocalTransport", "Message", "NoteSent", "Transport"]
 
 
 class Message(NamedTuple):
@@ -22,6 +24,12 @@ class Message(NamedTuple):
     microbatch: int
     source: int
     destination: int
+
+
+# What carries a tensor that was handed over: a stream that copies it, a send that can be waited
+# for, or nothing, if it was copied in the current stream.
+Carrier: TypeAlias = torch.cuda.Stream | Work | None
+NoteSent: TypeAlias = Callable[[Message, Carrier], None]
 
 
 class Transport(Protocol):
@@ -60,6 +68,9 @@ class Transport(Protocol):
     def end_step(self) -> None:
         """Wait until everything has been sent."""
 
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Call `note` for what is sent from now on, if its arrival can be known; or stop that."""
+
     def remember_shapes(self) -> None:
         """Remember the shapes of this step, which has succeeded on all ranks."""
 
@@ -76,6 +87,7 @@ class LocalTransport:
         # Packets say of themselves what has hooks.
         self.has_unknown_hooks = False
         self._inbox: dict[Message, Packet] = {}
+        self._note_sent: NoteSent | None = None
 
     def begin_step(self, signature: bytes) -> None:
         """Start with an empty inbox, even if the last step failed half-way."""
@@ -86,6 +98,8 @@ class LocalTransport:
         """Copy the packet, so that no rank can write to another's memory."""
         copies = [_copy(tensor) for tensor in packet.tensors]
         self._inbox[message] = Packet(packet.structure, copies, packet.hooked)
+        if self._note_sent is not None:
+            self._note_sent(message, None)
 
     def send_failure(self, message: Message) -> None:
         """Do nothing: in one process a failure ends the step."""
@@ -103,6 +117,10 @@ class LocalTransport:
 
     def end_step(self) -> None:
         """Do nothing: messages arrive at once."""
+
+    def watch_sends(self, note: NoteSent | None) -> None:
+        """Call `note` for what is sent from now on, or stop that."""
+        self._note_sent = note
 
     def remember_shapes(self) -> None:
         """Do nothing: packets carry their structure."""

@@ -4,6 +4,7 @@ from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.engine import simulate
 from penstock.sim.explain import Explanation, Gap, Saving, explain
 from penstock.sim.review import Pair, Review, Tally, review
+from penstock.sim.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = [
@@ -12,11 +13,13 @@ __all__ = [
     "Pair",
     "Review",
     "Saving",
+    "Slowdown",
     "Span",
     "Tally",
     "Timeline",
     "costs_of",
     "explain",
+    "find_slowdowns",
     "review",
     "simulate",
 ]

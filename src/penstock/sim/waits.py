@@ -16,6 +16,7 @@ import numpy as np
 from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import ABSENT, Floats, Ints
+from penstock.sim.explain import Gap
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Idle", "Waits", "find_waits"]
@@ -86,6 +87,20 @@ class Waits:
         )
         work = {kind: float(seconds[kind]) for kind in Kind if seconds[kind] > least}
         return Idle(work, transfer, pauses, edges)
+
+    @property
+    def awaited(self) -> tuple[Gap, ...]:
+        """The idle times in which a rank waited for something, in the order of the ranks."""
+        rows, start = self.timeline.schedule.rows, self.timeline.start
+        found = []
+        for row in self.gaps[self.slot[self.gaps] != ABSENT].tolist():
+            need = int(self.graph.need[self.slot[row]])
+            begin, end = float(self.free[row]), float(start[row])
+            on_its_way = min(end, float(self.arrival[row])) - max(begin, float(self.reached[row]))
+            action, cause = rows.action(row), rows.action(need)
+            gap = Gap(rows.rank(row), begin, end, action, cause, rows.rank(need), on_its_way)
+            found.append(gap)
+        return tuple(found)
 
     def _origins(self, slots: Ints) -> Ints:
         """Return the compute rows that made what is needed, also through messages."""

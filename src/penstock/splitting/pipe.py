@@ -17,8 +17,10 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow, Routed
+from penstock.ir.schedule import Schedule
 from penstock.splitting.materialize import compute_buffers, expect_filled, give_memory
 from penstock.splitting.original import unguarded
+from penstock.splitting.placed_routes import ValueRoutes, place_values
 from penstock.splitting.signature import Signature, sign
 from penstock.tensors.packet import as_arguments
 from penstock.torch_private import tree_map_only
@@ -48,6 +50,8 @@ class Pipe:
 
     stages: tuple[nn.Module, ...]
     dataflow: Dataflow
+    # The values behind the dataflow, by which stages that share a rank share what it has.
+    routes: ValueRoutes | None = field(default=None, repr=False)
     # Every parameter that has several names, found before anything replaces it.
     shared: tuple[Tie, ...] = field(init=False)
     # The signatures when the model was split, by which ranks check that they split alike.
@@ -89,11 +93,21 @@ class Pipe:
     def with_stages(self, wrapped: Mapping[int, nn.Module]) -> "Pipe":
         """Return this pipe with some stages replaced, for example by DDP wrappers."""
         stages = [wrapped.get(index, stage) for index, stage in enumerate(self.stages)]
-        pipe = Pipe(tuple(stages), self.dataflow)
+        pipe = Pipe(tuple(stages), self.dataflow, self.routes)
         object.__setattr__(pipe, "shared", self.shared)
         object.__setattr__(pipe, "signatures", self.signatures)
         object.__setattr__(pipe, "original", self.original)
         return pipe
+
+    def dataflow_on(self, schedule: Schedule) -> Dataflow:
+        """Return the dataflow of this pipe where it runs in the order of a schedule.
+
+        A value that several stages of one rank need is sent there once: the first of them gets it
+        from another rank, and the others from the one before them on their own rank. To simulate a
+        step of this pipe, `reroute` a schedule to this dataflow.
+        """
+        placed = place_values(self.routes, self.num_stages, schedule)
+        return self.dataflow if placed is None else placed.dataflow
 
     def of_model(self, model: nn.Module) -> "Pipe":
         """Return this pipe with a reference to the model that it was split from."""

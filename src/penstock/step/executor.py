@@ -16,7 +16,7 @@ from penstock.ir.graph import build_graph
 from penstock.ir.schedule import Schedule
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.transport import Message, Transport
-from penstock.step.clocks import Clock
+from penstock.step.clocks import Clock, StepRecorder
 from penstock.step.messages import StepMessages
 from penstock.step.model_end import ModelEnd, keep_loss
 from penstock.step.stage import Stage
@@ -76,9 +76,8 @@ class Executor:
         self._held: dict[Message, Packet] = {}
         # For each message from another rank, the note while it is awaited.
         self._notes: dict[Message, Note] = {}
-        # The clock of a recorded step, and when the running action began its work.
-        self._clock: Clock | None = None
-        self._started: Any = 0.0
+        # Marks when the actions of a recorded step begin their work.
+        self._recorder: StepRecorder | None = None
         self._batch: Microbatches | None = None
         self._results = Results()
         self._program = [self._bind(row, schedule.rows.action(row), around) for row in rows]
@@ -112,28 +111,27 @@ class Executor:
 
     def record(self, batch: Microbatches, results: Results, clock: Clock) -> StepRecording:
         """Run every action once and record when; the time waiting for inputs does not count."""
-        recording = StepRecording([], [], [], [])
-        marks: list[tuple[Any, Any]] = []
-        with self._step(batch, results, clock):
-            for entry in self._program:
-                self._started = clock.mark()
-                self._call(entry)
-                marks.append((self._started, clock.mark()))
-                recording.row.append(entry.row)
-                recording.memory.append(clock.held_bytes())
-        recording.start.extend(clock.seconds(start) for start, _ in marks)
-        recording.end.extend(clock.seconds(end) for _, end in marks)
-        return recording
+        recorder = StepRecorder(clock)
+        self._transport.watch_sends(recorder.note_sent)
+        try:
+            with self._step(batch, results, recorder):
+                for entry in self._program:
+                    recorder.start()
+                    self._call(entry)
+                    recorder.end(entry.row)
+        finally:
+            self._transport.watch_sends(None)
+        return recorder.finish()
 
     @contextmanager
     def _step(
-        self, batch: Microbatches, results: Results, clock: Clock | None = None
+        self, batch: Microbatches, results: Results, recorder: StepRecorder | None = None
     ) -> Iterator[None]:
-        self._batch, self._results, self._clock = batch, results, clock
+        self._batch, self._results, self._recorder = batch, results, recorder
         try:
             yield
         finally:
-            self._batch, self._results, self._clock = None, Results(), None
+            self._batch, self._results, self._recorder = None, Results(), None
             self._held.clear()
 
     def _call(self, entry: _Entry) -> None:
@@ -245,8 +243,8 @@ class Executor:
         def forward() -> None:
             batch = self._current()
             received = [take() for take in takes]
-            if self._clock is not None:
-                self._started = self._clock.mark()
+            if self._recorder is not None:
+                self._recorder.start()
             args = () if takes else batch.args[microbatch]
             output = run(batch, stage, microbatch, received, args)
             for message, packet in zip(
@@ -262,8 +260,8 @@ class Executor:
         def forward() -> None:
             batch = self._current()
             received = [take() for take in takes]
-            if self._clock is not None:
-                self._started = self._clock.mark()
+            if self._recorder is not None:
+                self._recorder.start()
             args = () if takes else batch.args[microbatch]
             with batch.weigher.observe_stage(stage.module):
                 output = run(batch, stage, microbatch, received, args)
@@ -310,8 +308,8 @@ class Executor:
 
         def backward() -> None:
             gradients = [take().tensors for take in takes]
-            if self._clock is not None:
-                self._started = self._clock.mark()
+            if self._recorder is not None:
+                self._recorder.start()
             answers = run(microbatch, gradients)
             for message, tensors in zip(outgoing, answers, strict=True):
                 held[message] = Packet("", tensors)
@@ -339,8 +337,9 @@ class Executor:
         """Wait for a message and return its packet."""
         if message.source == message.destination:
             return self._held.pop(message)
+        recorder, receive = self._recorder, self._transport.receive
         self._log.wait(self._notes[message])
-        packet = self._transport.receive(message)
+        packet = receive(message) if recorder is None else recorder.wait(message, receive)
         self._log.arrived()
         return packet
 

@@ -1,6 +1,5 @@
 """One stage of the model: its module, and what it holds for each microbatch in flight."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -21,9 +20,10 @@ from penstock.step.crossing_hooks import InnerPasses, find_hooked
 from penstock.step.cuda_graphs import StageGraphs
 from penstock.step.gradient_marks import GradientMarks, mark_gradients
 from penstock.step.layer_random import StageRandom
-from penstock.step.stage_boundary import Flight, constant, cut_off, enter, values_for_parts
-from penstock.tensors.packet import Packet, as_arguments
+from penstock.step.stage_boundary import Flight, constant, edges_of, enter, values_for_parts
+from penstock.tensors.packet import Packet, as_arguments, cut_off, cut_off_all
 from penstock.tensors.plain import require_plain
+from penstock.tensors.rerouting import Rerouting
 from penstock.tensors.tree import Structure, flatten, unflatten
 
 __all__ = ["Stage"]
@@ -32,7 +32,8 @@ __all__ = ["Stage"]
 class Stage:
     """The module of one stage, run forward and backward microbatch by microbatch.
 
-    `call` is called instead of the module, with the same arguments.
+    `call` is called instead of the module, with the same arguments. A `rerouting` is between the
+    module and what its stage receives and sends.
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class Stage:
         replica: Replica,
         *,
         call: Callable[..., Any] | None = None,
+        rerouting: Rerouting | None = None,
     ) -> None:
         self.index = index
         self.module = module
         self.replica = replica
         self._call = module if call is None else call
+        self._rerouting = rerouting
         self.peak_flights = 0
         self._flights: dict[int, Flight] = {}
         self._waiting: dict[int, list[DeferredWork]] = {}
@@ -112,7 +115,7 @@ class Stage:
         """Run the module without keeping a graph."""
         values = [self._unpack(packet.structure, packet.tensors) for packet in received]
         with torch.no_grad(), self._draw(microbatch, is_training=False):
-            return self._call(*as_arguments(values), *args, **kwargs)
+            return self._call(*as_arguments(values, self._rerouting), *args, **kwargs)
 
     def forward(
         self,
@@ -158,7 +161,7 @@ class Stage:
             values.append(self._unpack(packet.structure, tensors, hooked))
         if is_observed:
             self.inner_passes.end_first()
-        return as_arguments(values)
+        return as_arguments(values, self._rerouting)
 
     def _unpack(
         self,
@@ -226,7 +229,9 @@ class Stage:
         A tensor that goes to several parts is copied, because one of them may write to what
         another still reads.
         """
-        if type(output) is torch.Tensor and len(parts) == 1:
+        if self._rerouting is not None:
+            output = self._rerouting.output(output)
+        elif type(output) is torch.Tensor and len(parts) == 1:
             return [self._depart_alone(microbatch, output, parts[0])]
         flat = [flatten(tree) for tree in values_for_parts(output, parts)]
         hooked = self._find_hooked(microbatch, [tensors for _, tensors in flat])
@@ -234,15 +239,9 @@ class Stage:
         for part, (_, tensors) in zip(parts, trees, strict=True):
             require_plain(tensors, self.index, part)
         if microbatch in self._flights:
-            self._flights[microbatch].edges = [
-                [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
-                for _, tensors in trees
-            ]
-        uses = Counter(id(tensor) for _, tensors in trees for tensor in tensors)
-        return [
-            Packet(structure, [cut_off(tensor, uses[id(tensor)]) for tensor in tensors], places)
-            for (structure, tensors), places in zip(trees, hooked, strict=True)
-        ]
+            self._flights[microbatch].edges = [edges_of(tensors) for _, tensors in trees]
+        # A checkpointed stage runs again from its inputs, which it may just be handing on.
+        return cut_off_all(trees, hooked, copies_all=self._checkpointed is not None)
 
     def _depart_alone(self, microbatch: int, output: torch.Tensor, part: int) -> Packet:
         """Cut an output off that is one plain tensor for one part, as most are."""
@@ -253,7 +252,7 @@ class Stage:
         if microbatch in self._flights:
             edges = [get_gradient_edge(output)] if output.requires_grad else []
             self._flights[microbatch].edges = [edges]
-        return Packet("T", [cut_off(output, 1)], hooked)
+        return Packet("T", [cut_off(output)], hooked)
 
     def _find_hooked(
         self, microbatch: int, outputs: Sequence[Sequence[torch.Tensor]]

@@ -6,14 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.errors import BoundaryError
 from penstock.ir.dataflow import Routed
 from penstock.step.backward import Root
-from penstock.tensors.plain import plain_value
 
-__all__ = ["Flight", "constant", "cut_off", "enter", "values_for_parts"]
+__all__ = ["Flight", "constant", "edges_of", "enter", "values_for_parts"]
 
 
 @dataclass(slots=True)
@@ -72,12 +71,9 @@ def values_for_parts(output: Any, parts: Sequence[int]) -> list[Any]:
     return [output.values[part] for part in parts]
 
 
-def cut_off(tensor: torch.Tensor, uses: int) -> torch.Tensor:
-    """Return a tensor without its graph, as a copy if it has several uses."""
-    cut = plain_value(tensor.detach())
-    if uses > 1:
-        cut = cut.clone()
-    return cut.requires_grad_(tensor.requires_grad)
+def edges_of(tensors: Sequence[torch.Tensor]) -> list[GradientEdge]:
+    """Return where tensors are in their graph, except those that need no gradient."""
+    return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
 
 
 @lru_cache(maxsize=256)

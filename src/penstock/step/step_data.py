@@ -43,9 +43,16 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class StepRecording:
-    """The rows that this process ran: when each started and ended, and the bytes in use then."""
+    """The rows that this process ran: when each started and ended, and the bytes in use then.
+
+    A message has a direction (forward or not), an edge of the dataflow and a microbatch. `waits`
+    has those that were waited for, from when to when, and `arrivals` those sent, and when they
+    reached their rank, as far as the sender can say.
+    """
 
     row: list[int]
     start: list[float]
     end: list[float]
     memory: list[float]
+    waits: list[tuple[bool, int, int, float, float]] = field(default_factory=list)
+    arrivals: list[tuple[bool, int, int, float]] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """The schedules of steps: built once per number of microbatches, then lowered and checked."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -76,7 +77,8 @@ class StepSchedules:
     """Builds each schedule once, and checks once what is run.
 
     `schedule` is the order of a full training step, without communication unless it was given
-    with it. `dataflow` is the one between the parts of the model, if the model has its own.
+    with it. `dataflow` is the one between the parts of the model, if the model has its own, and
+    `place` returns the one that it has where stages share ranks as in a schedule.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class StepSchedules:
         num_stages: int,
         num_ranks: int,
         dataflow: Dataflow | None = None,
+        place: Callable[[Schedule], Dataflow] | None = None,
     ) -> None:
         self._receives: Receives = "early"
         self._given = given
         self._sizes = num_stages, num_ranks
         self._dataflow = dataflow
+        self._place = place
         self.schedule = self._build(microbatches)
         self._lowered = {(microbatches, True): _lower(self.schedule, self._receives)}
 
@@ -133,11 +137,18 @@ class StepSchedules:
         return schedule
 
     def _reroute(self, schedule: Schedule) -> Schedule:
-        """Use the model's own dataflow, if the schedule has as many parts."""
+        """Use the model's own dataflow, if the schedule has as many parts.
+
+        A schedule with messages keeps them, whether or not its author knew what ranks can share.
+        """
         flow, parts = self._dataflow, schedule.dataflow.parts
         if flow is None or flow.num_stages != schedule.dataflow.num_parts:
             return schedule
-        return schedule if schedule.dataflow == flow.with_parts(parts) else reroute(schedule, flow)
+        placed = flow if self._place is None else self._place(schedule)
+        allowed = [placed, flow] if schedule.has_communication else [placed]
+        if schedule.dataflow in [one.with_parts(parts) for one in allowed]:
+            return schedule
+        return reroute(schedule, placed)
 
 
 def _stages_per_rank(num_stages: int, num_ranks: int) -> int:

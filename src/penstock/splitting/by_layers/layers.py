@@ -17,6 +17,7 @@ from penstock.modules.compiled import is_compiler_wrapper
 from penstock.splitting.by_layers.call_records import INPUTS, Value
 from penstock.splitting.by_layers.example.dependencies import find_dependencies
 from penstock.splitting.by_layers.example.value_tracker import Dependencies
+from penstock.splitting.by_layers.rerouting import LayerValues
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stage_builder import build_layer_stages
 from penstock.splitting.by_layers.units import Units, find_units
@@ -73,7 +74,7 @@ def split_layers(
         routes = _plan_by_dependencies(units, plain, dependencies)
     stages = build_layer_stages(model, units, routes)
     check_complete(model, stages)
-    return Pipe(tuple(stages), routes.dataflow())
+    return Pipe(tuple(stages), routes.dataflow(), LayerValues(routes))
 
 
 def _plan(units: Units, counts: Sequence[int]) -> LayerRoutes:

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from penstock.splitting.by_layers.call_records import CallRecord, HookRecord, Value
 
-__all__ = ["read_hook_records", "read_records", "write_records"]
+__all__ = ["read_hook_records", "read_records", "replace_sent", "write_records"]
 
 
 @lru_cache(maxsize=4096)
@@ -42,6 +42,12 @@ def write_records(
             "changed": dict(changed),
         }
     )
+
+
+@lru_cache(maxsize=4096)
+def replace_sent(text: str, sent: tuple[Value, ...]) -> str:
+    """Return a text with the same records and other values sent."""
+    return json.dumps({**json.loads(text), "sent": [_write_value(value) for value in sent]})
 
 
 def _write_value(value: Value) -> list[str | int]:

@@ -74,10 +74,14 @@ class LayerRoutes:
         is_wanted = value.path == INPUTS or (is_near and self.is_guessed)
         return stage + 1 if is_wanted and stage + 1 < self.num_stages else None
 
+    def origin(self, value: Value) -> int:
+        """Return the stage that makes a value."""
+        return 0 if value.path == INPUTS else self.stage(value.path, value.call)
+
     def dataflow(self) -> Dataflow:
         """Return the chain of stages, which records follow, and the links that skip stages."""
         links = {(stage, stage + 1) for stage in range(self.num_stages - 1)}
         for value, stages in self.needed_by.items():
-            origin = 0 if value.path == INPUTS else self.stage(value.path, value.call)
+            origin = self.origin(value)
             links.update(pairwise([origin, *(s for s in stages if s > origin)]))
         return Dataflow(self.num_stages, sorted(links))

@@ -120,7 +120,7 @@ def _assemble(traced: Capture, cut: Cut) -> Pipe:
         for index in range(last + 1)
     ]
     check_complete(traced.model, modules)
-    return Pipe(tuple(modules), cut.dataflow)
+    return Pipe(tuple(modules), cut.dataflow, cut.values)
 
 
 def make_stage(

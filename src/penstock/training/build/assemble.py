@@ -28,8 +28,10 @@ from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport, Transport
 from penstock.sim.in_flight import messages_in_flight
 from penstock.splitting.pipe import Pipe
+from penstock.splitting.placed_routes import place_values
 from penstock.splitting.signature import Signature, sign
 from penstock.step.stage import Stage
+from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap
 from penstock.training.build.device import find_device
 from penstock.training.build.membership import warn_without_group
@@ -184,9 +186,10 @@ def _build(request: BuildRequest) -> LocalPart:
     count = count_microbatches(given, request.microbatches)
     modules, dataflow = _take_apart(request.stages, given)
     num_stages, num_ranks = _count(modules, given, request)
-    schedules = StepSchedules(given, count, num_stages, num_ranks, dataflow)
+    place = None if request.pipe is None else request.pipe.dataflow_on
+    schedules = StepSchedules(given, count, num_stages, num_ranks, dataflow, place)
     own = range(num_ranks) if request.group is None else [dist.get_rank(request.group)]
-    held = _own_stages(modules, schedules.schedule, own)
+    held = _own_stages(modules, schedules.schedule, own, _reroutings(request, schedules.schedule))
     found = {index: stage.module for index, stage in held.items()}
     device = find_device(request.device, found, request.group)
     _require_graphs(request.facts, device)
@@ -203,6 +206,15 @@ def _take_apart(stages: Pipe | Modules, given: str | Schedule) -> tuple[Modules,
     if isinstance(stages, Pipe):
         return stages.stages * number_of_copies(given), stages.dataflow
     return stages, None
+
+
+def _reroutings(request: BuildRequest, schedule: Schedule) -> Mapping[int, Rerouting]:
+    """Return, by stage, how values are rerouted if stages of one rank share them."""
+    pipe, parts = request.pipe, schedule.dataflow.parts
+    placed = None if pipe is None else place_values(pipe.routes, pipe.num_stages, schedule)
+    if placed is None or schedule.dataflow != placed.dataflow.with_parts(parts):
+        return {}
+    return {stage: placed.reroutings[part] for stage, part in enumerate(parts)}
 
 
 def _count(modules: Modules, given: str | Schedule, request: BuildRequest) -> tuple[int, int]:
@@ -282,7 +294,12 @@ def _inject(transport: Transport, fault_injection: FaultInjection | None) -> Tra
     return FaultInjectingTransport(transport, fault_injection)
 
 
-def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> dict[int, Stage]:
+def _own_stages(
+    modules: Modules,
+    schedule: Schedule,
+    ranks: Sequence[int],
+    reroutings: Mapping[int, Rerouting],
+) -> dict[int, Stage]:
     own = sorted(stage for rank in ranks for stage in schedule.placement.stages(rank))
     missing = [s for s in own if isinstance(modules, Mapping) and s not in modules]
     if missing:
@@ -290,7 +307,12 @@ def _own_stages(modules: Modules, schedule: Schedule, ranks: Sequence[int]) -> d
             f"rank {ranks[0]} must be given its stages {own} ({schedule.placement.style} "
             f"placement), but {missing} are missing; add them to the mapping"
         )
-    return {index: Stage(index, modules[index], replica_of(modules[index])) for index in own}
+    return {
+        index: Stage(
+            index, modules[index], replica_of(modules[index]), rerouting=reroutings.get(index)
+        )
+        for index in own
+    }
 
 
 def _set_up(

@@ -17,6 +17,7 @@ from penstock.splitting.by_tracing.capture.regions import (
     regions_of,
 )
 from penstock.splitting.by_tracing.cut.assignment import assign_stages, is_scalar
+from penstock.splitting.by_tracing.cut.rerouting import LinkedValues
 from penstock.splitting.by_tracing.cut.routes import Routes, find_routes, find_size
 from penstock.splitting.by_tracing.cut.state_owners import StateOwners, find_owners
 from penstock.splitting.by_tracing.cut.storage import written_arguments
@@ -27,11 +28,12 @@ __all__ = ["Cut", "cut_graph", "route"]
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The graph of each stage, the owners of its state, and the dataflow."""
+    """The graph of each stage, the owners of its state, the dataflow and what it carries."""
 
     graphs: tuple[fx.Graph, ...]
     owners: StateOwners
     dataflow: Dataflow
+    values: LinkedValues
 
 
 def cut_graph(
@@ -50,7 +52,8 @@ def cut_graph(
     home = {node: routes.home[node] for node in routes.attributes}
     owners = find_owners(capture.model, graph, stages, num_stages, home)
     builders = [_Builder(stage, stages, routes, owners) for stage in range(num_stages)]
-    return Cut(tuple(b.build(graph) for b in builders), owners, routes.dataflow)
+    graphs = tuple(builder.build(graph) for builder in builders)
+    return Cut(graphs, owners, routes.dataflow, routes.values())
 
 
 def _shared_parameters(capture: Capture, stages: Mapping[fx.Node, int]) -> list[fx.Node]:

@@ -15,6 +15,7 @@ from torch import fx
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow
 from penstock.splitting.by_tracing.cut.assignment import is_scalar
+from penstock.splitting.by_tracing.cut.rerouting import LinkedValues
 from penstock.splitting.by_tracing.cut.storage import Storage, find_storages
 
 __all__ = ["Routes", "find_routes", "find_size"]
@@ -40,6 +41,16 @@ class Routes:
     def received(self, stage: int) -> list[fx.Node]:
         """Return the values that a stage is called with."""
         return [node for p in self.dataflow.producers(stage) for node in self.links[p, stage]]
+
+    def values(self) -> LinkedValues:
+        """Return what the links carry, with numbers for the values."""
+        found = {node for nodes in self.links.values() for node in nodes}
+        number = {node: n for n, node in enumerate(sorted(found))}
+        links = {link: tuple(number[n] for n in nodes) for link, nodes in self.links.items()}
+        written = {storage.base for storage in self.rebuilt.values()} & found
+        return LinkedValues(
+            self.dataflow.num_stages, links, frozenset(number[node] for node in written)
+        )
 
 
 def find_routes(
