@@ -18,13 +18,22 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.deferred.work import DeferredWork
 from penstock.torch_private import (
+    FunctionBase,
     current_graph_task_id,
     engine_run_backward,
     is_multithreading_enabled,
     set_multithreading_enabled,
 )
 
-__all__ = ["Root", "deferred_work", "pass_number", "run_backward", "run_own_pass", "work_of"]
+__all__ = [
+    "Root",
+    "deferred_work",
+    "find_edge",
+    "pass_number",
+    "run_backward",
+    "run_own_pass",
+    "work_of",
+]
 
 # Where a gradient enters a stage: an output (or loss), and the gradient for it.
 Root: TypeAlias = tuple[GradientEdge, torch.Tensor]
@@ -61,6 +70,15 @@ class _OwnPass(local):
 _own = _OwnPass()
 
 
+def find_edge(tensor: torch.Tensor) -> GradientEdge:
+    """Return the place of a tensor in its graph, as `get_gradient_edge` does, but faster."""
+    node = tensor.grad_fn
+    # A leaf has no node yet, and a node of a Python function needs an owner.
+    if node is None or isinstance(node, FunctionBase):
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
 def deferred_work() -> list[DeferredWork] | None:
     """Return the list of deferred work of the current pass, or None if it is not an own pass."""
     return work_of(pass_number())
@@ -92,16 +110,17 @@ def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[
         was_enabled = is_multithreading_enabled()
         set_multithreading_enabled(False)
         try:
-            # `torch.autograd.backward` calls this after checks that take a third of the time.
-            engine_run_backward(
-                edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
+            # `torch.autograd.backward` calls this after checks that take a third of the time; the
+            # last two arguments let roots reach nothing, and gradients be added to leaves.
+            engine_run_backward(edges, gradients, False, False, (), True, True)
         finally:
             set_multithreading_enabled(was_enabled)
-    found = [leaf.grad for leaf in inputs]
+    found = []
     for leaf in inputs:
-        leaf.grad = None
-    return [
-        torch.zeros_like(leaf) if gradient is None else gradient
-        for leaf, gradient in zip(inputs, found, strict=True)
-    ]
+        gradient = leaf.grad
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
+        else:
+            leaf.grad = None
+        found.append(gradient)
+    return found

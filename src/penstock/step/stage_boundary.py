@@ -28,7 +28,7 @@ class Flight:
     inputs: list[list[torch.Tensor]]
     is_replayed: bool = False
     is_observed: bool = False
-    edges: list[list[GradientEdge]] = field(default_factory=list)
+    edges: Sequence[Sequence[GradientEdge]] = ()
     roots: list[Root] = field(default_factory=list)
 
     def join_roots(self, gradients: Sequence[Sequence[torch.Tensor]]) -> list[Root]:
@@ -74,7 +74,9 @@ def values_for_parts(output: Any, parts: Sequence[int]) -> list[Any]:
 
 def cut_off(tensor: torch.Tensor, uses: int) -> torch.Tensor:
     """Return a tensor without its graph, as a copy if it has several uses."""
-    cut = plain_value(tensor.detach())
+    cut = tensor.detach()
+    if type(cut) is not torch.Tensor or cut.is_conj() or cut.is_neg():
+        cut = plain_value(cut)
     if uses > 1:
         cut = cut.clone()
     return cut.requires_grad_(tensor.requires_grad)

@@ -24,6 +24,11 @@ class Packet:
     tensors: list[torch.Tensor]
     hooked: tuple[int, ...] = ()
 
+    @property
+    def is_one_leaf(self) -> bool:
+        """Whether it is just one tensor that a gradient comes back for, without hooks."""
+        return self.structure == "T" and not self.hooked and self.tensors[0].requires_grad
+
 
 def as_arguments(outputs: Iterable[Any]) -> list[Any]:
     """Return the outputs of a stage's producers as positional arguments; a tuple is several.

@@ -2,7 +2,6 @@
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -121,8 +120,8 @@ class Weighing:
 class _MissingCounts:
     """Refuses to weigh a loss, on the rank that has one, since there is nothing to count."""
 
-    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
-        return nullcontext()
+    def observe_stage(self, module: nn.Module) -> None:  # noqa: ARG002  # Weigher's form
+        return
 
     def make_loss(
         self,
