@@ -2,6 +2,7 @@
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -95,7 +96,7 @@ class Weighing:
             case "sum":
                 return KnownWeights([1.0] * len(rows))
             case "mean":
-                return KnownWeights(weigh_rows(rows))
+                return _weigh_rows(tuple(rows))
             case "auto":
                 given = Given(
                     rows,
@@ -115,6 +116,12 @@ class Weighing:
                 if told is not None:
                     return KnownWeights(share_counts(told[Relation.SAME]))
                 return _MissingCounts()
+
+
+@lru_cache(maxsize=16)
+def _weigh_rows(rows: tuple[int, ...]) -> KnownWeights:
+    """Return weights by rows, from the cache because the batches of most steps have the same."""
+    return KnownWeights(weigh_rows(rows))
 
 
 class _MissingCounts:
