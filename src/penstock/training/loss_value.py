@@ -93,7 +93,7 @@ def copy_losses(losses: Sequence[tuple[KeptLoss, float]]) -> LossCopy:
     """Start to copy losses from a CUDA device to the host, which does not wait."""
     tensors = [loss for loss, _ in losses if isinstance(loss, torch.Tensor)]
     device = next(loss.device for loss in tensors if loss.is_cuda)
-    values = torch.stack([_move(loss, device) for loss, _ in losses])
+    values = torch.stack([_move(loss, device) for loss, _ in losses]).double()
     copies = torch.empty(values.shape, dtype=torch.float64, device="cpu", pin_memory=True)
     copies.copy_(values, non_blocking=True)
     # A thread that waits for a blocking event sleeps; for any other it would use up a core.
@@ -104,7 +104,7 @@ def copy_losses(losses: Sequence[tuple[KeptLoss, float]]) -> LossCopy:
 
 def _move(loss: KeptLoss, device: torch.device) -> torch.Tensor:
     if isinstance(loss, torch.Tensor):
-        return loss.to(device, torch.float64)
+        return loss.to(device)
     return torch.full((), loss, dtype=torch.float64, device=device)
 
 
