@@ -4,8 +4,17 @@
     python benchmarks/runtime.py --quick    fewer repeats and schedules
 
 First the overhead per action, on modules so small that little else is left; then whole steps of a
-transformer on two gloo processes. Repeats of ours and torch's take turns, and medians count.
-Prints its tables and writes them to benchmarks/results/runtime.md.
+transformer on two gloo processes. Repeats of ours and torch's take turns. Prints its tables and
+writes them to benchmarks/results/runtime.md.
+
+The overhead per action is (a step - a floor) / actions, where an action is a forward or a backward
+of one stage. The time is what the calling thread spends on the CPU, so that other programs on the
+machine count less; a step runs in that thread alone. There are two floors, both plain loops over
+the microbatches with the same modules, loss and batch:
+
+    cut      the stages are cut off from each other as in a pipeline: a stage gets a detached leaf,
+             and each has its own `torch.autograd.backward`
+    whole    one graph and one `.backward()` per microbatch
 """
 
 import argparse
@@ -14,10 +23,11 @@ import os
 import resource
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import truediv
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import torch
@@ -26,11 +36,17 @@ from torch import nn
 from torch.distributed import pipelining
 
 import penstock as ps
+from penstock.alive.guard import NoGuard
+from penstock.alive.progress_log import ProgressLog
+from penstock.alive.waker import Waker
+from penstock.files.flight.record_file import FlightWriter, flight_path
+from penstock.loss.reduction import Reduction
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.tools.launcher import Report, run_on_ranks
 
 RESULTS = Path(__file__).parent / "results" / "runtime.md"
 LIMIT_SECONDS = 900
+_REDUCTIONS: tuple[Reduction, ...] = ("mean", "auto")
 SCHEDULES = {
     "GPipe": (pipelining.ScheduleGPipe, 1, "loop"),
     "1F1B": (pipelining.Schedule1F1B, 1, "loop"),
@@ -102,49 +118,104 @@ def torch_step(
         schedule.step(*args)
 
 
-def take_turns(repeats: int, *calls: Callable[[], object]) -> list[float]:
-    """The median seconds of each call, after one round that does not count."""
+def take_turns(
+    repeats: int, *calls: Callable[[], object], clock: Callable[[], float] = perf_counter
+) -> list[list[float]]:
+    """Return the seconds of each call, repeat by repeat, after one round that does not count."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(repeats + 1):
         # Who comes first changes from round to round.
         for number, call in sorted(enumerate(calls), reverse=turn % 2 == 1, key=lambda c: c[0]):
-            times[number].append(_once(call))
-    return [statistics.median(column[1:]) for column in times]
+            times[number].append(_once(call, clock))
+    return [column[1:] for column in times]
 
 
 def overhead_table(repeats: int) -> str:
-    """Seconds per action beyond what a plain loop over the microbatches takes, on one rank."""
+    """The overhead per action on one rank, over both floors; see above."""
     address = f"file://{tempfile.mkdtemp()}/store"
     dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
     lines = [
         "## Overhead per action, one rank, Linear(8) stages",
         "",
-        "| schedule | actions | Penstock us | torch us | Penstock / torch |",
-        "|---|---|---|---|---|",
+        "Microseconds of CPU time, median (least), with the flight log on.",
+        "",
+        "| schedule | actions | floor per action | "
+        "Penstock, reduction mean | Penstock, auto | torch |",
+        "|---|---|---|---|---|---|",
     ]
-    m = 64
     for name, stages in (("1F1B", 1), ("Interleaved1F1B", 4)):
-        ours = [nn.Linear(8, 8) for _ in range(stages)]
-        theirs, plain = copy.deepcopy(ours), nn.Sequential(*copy.deepcopy(ours))
-        x, y, loss = torch.randn(m, 8), torch.randn(m, 8), nn.MSELoss()
-        pipe = ps.Pipeline(ours, name, microbatches=m, loss=loss, group=dist.group.WORLD)
-        schedule = torch_schedule(name, dict(enumerate(theirs)), stages, m, loss)
-
-        def loop(plain: nn.Module = plain, x: Any = x, y: Any = y, loss: Any = loss) -> None:
-            for part, target in zip(x.split(1), y.split(1), strict=True):
-                (loss(plain(part), target) / m).backward()
-
-        base, mine, other = take_turns(
-            repeats * 10,
-            loop,
-            partial(pipe.step, x, target=y),
-            partial(torch_step, schedule, x, y, first=True, last=True),
-        )
-        actions = 2 * m * stages
-        mine, other = ((seconds - base) / actions * 1e6 for seconds in (mine, other))
-        lines.append(f"| {name} | {actions} | {mine:.1f} | {other:.1f} | {mine / other:.2f} |")
+        lines += _measure_overhead(name, stages, 64, repeats * 50)
     dist.destroy_process_group()
     return "\n".join(lines)
+
+
+def _measure_overhead(name: str, num_stages: int, m: int, repeats: int) -> list[str]:
+    stages = [nn.Linear(8, 8) for _ in range(num_stages)]
+    x, y, loss = torch.randn(m, 8), torch.randn(m, 8), nn.MSELoss()
+    pipes = [
+        ps.Pipeline(
+            copy.deepcopy(stages),
+            name,
+            microbatches=m,
+            loss=loss,
+            reduction=reduction,
+            group=dist.group.WORLD,
+        )
+        for reduction in _REDUCTIONS
+    ]
+    for pipe in pipes:
+        _turn_flight_log_on(pipe)
+    schedule = torch_schedule(name, dict(enumerate(copy.deepcopy(stages))), num_stages, m, loss)
+    whole = nn.Sequential(*copy.deepcopy(stages)) if num_stages > 1 else stages[0]
+    cut_times, whole_times, *steps = take_turns(
+        repeats,
+        partial(_run_cut, copy.deepcopy(stages), x, y, loss),
+        partial(_run_cut, [whole], x, y, loss),
+        *(partial(pipe.step, x, target=y) for pipe in pipes),
+        partial(torch_step, schedule, x, y, first=True, last=True),
+        clock=thread_time,
+    )
+    for pipe in pipes:
+        pipe.close()
+    actions = 2 * m * num_stages
+    lines = []
+    for floor_name, floor in (("cut", cut_times), ("whole", whole_times)):
+        cells = [_describe_overhead(column, floor, actions) for column in steps]
+        per_action = statistics.median(floor) / actions * 1e6
+        lines.append(
+            f"| {name} | {actions} | {floor_name}, {per_action:.1f} | {' | '.join(cells)} |"
+        )
+    return lines
+
+
+def _turn_flight_log_on(pipe: ps.Pipeline) -> None:
+    """Let a pipeline with one rank, which has no heartbeat, note its actions as any other does."""
+    path = flight_path(tempfile.mkdtemp(), 0)
+    writer = FlightWriter(path, rank=0, placement=pipe.schedule.placement)
+    runner = pipe._runner
+    assert runner is not None, "the pipeline is open"
+    assert isinstance(runner.guard, NoGuard), "it has one rank"
+    runner.guard.log = ProgressLog(writer, Waker())
+
+
+def _run_cut(stages: Sequence[nn.Module], x: torch.Tensor, y: torch.Tensor, loss: Any) -> None:
+    """The floor: forward and backward of each microbatch, with a cut between any two stages."""
+    rows = torch.split(x, 1)
+    for part, target in zip(rows, torch.split(y, 1), strict=True):
+        given, made = [part], [stages[0](part)]
+        for stage in stages[1:]:
+            given.append(made[-1].detach().requires_grad_())
+            made.append(stage(given[-1]))
+        (loss(made[-1], target) / len(rows)).backward()
+        for number in range(len(stages) - 1, 0, -1):
+            torch.autograd.backward(made[number - 1], given[number].grad)
+
+
+def _describe_overhead(step: Sequence[float], floor: Sequence[float], actions: int) -> str:
+    median, least = (
+        (find(step) - find(floor)) / actions * 1e6 for find in (statistics.median, min)
+    )
+    return f"{median:.1f} ({least:.1f})"
 
 
 def step_table(names: list[str], repeats: int) -> str:
@@ -153,14 +224,18 @@ def step_table(names: list[str], repeats: int) -> str:
     lines = [
         "## Steps on two gloo ranks, 8 blocks of width 256, 8 microbatches of 2 x 128 tokens",
         "",
+        "Medians; the ratio is that of the two steps of one repeat, with quartiles.",
+        "",
         "| schedule | Penstock s | torch s | Penstock / torch | simulated / recorded "
         "| first step / later, Penstock | first / later, torch |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, mine, other, simulated, my_first, other_first in rows:
+        low, middle, high = statistics.quantiles(map(truediv, mine, other), n=4)
+        my_step, other_step = statistics.median(mine), statistics.median(other)
         lines.append(
-            f"| {name} | {mine:.3f} | {other:.3f} | {mine / other:.3f} | {simulated:.3f} "
-            f"| {my_first / mine:.2f} | {other_first / other:.2f} |"
+            f"| {name} | {my_step:.3f} | {other_step:.3f} | {middle:.3f} ({low:.3f} to {high:.3f})"
+            f" | {simulated:.3f} | {my_first / my_step:.2f} | {other_first / other_step:.2f} |"
         )
     return "\n".join(lines)
 
@@ -205,7 +280,10 @@ def _measure_steps(rank: int, names: list[str], repeats: int) -> list[tuple[Any,
         mine_call = partial(pipe.step, x, target=y)
         other_call = partial(torch_step, schedule, x, y, first=0 in own, last=is_last)
         firsts = [_once(mine_call), _once(other_call)]
-        mine, other = take_turns(repeats, mine_call, other_call)
+        # A step takes as long as on the rank that is last to leave it.
+        times = torch.tensor(take_turns(repeats, mine_call, other_call))
+        dist.all_reduce(times, op=dist.ReduceOp.MAX)
+        mine, other = times.tolist()
         ratios = []
         for _ in range(3):
             timeline = pipe.step(x, target=y, record=True).timeline
@@ -232,11 +310,11 @@ def _measure_memory(rank: int, name: str, ours: bool) -> float:
     return float(peak)
 
 
-def _once(call: Callable[[], object]) -> float:
+def _once(call: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
     dist.barrier()
-    begin = perf_counter()
+    begin = clock()
     call()
-    return perf_counter() - begin
+    return clock() - begin
 
 
 def _on_two_ranks(function: Callable[..., Any], *args: Any) -> Any:

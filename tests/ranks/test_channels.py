@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from penstock.ranks.abortable_sockets import Connections
-from penstock.ranks.channels import OrderedChannels
 from penstock.ranks.faults import LinkLostError
+from penstock.ranks.ordered_channels import OrderedChannels
 from penstock.ranks.private_groups import open_gloo
 from tests.processes import Processes
 

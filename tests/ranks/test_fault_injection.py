@@ -66,6 +66,9 @@ class Notebook:
     def end_step(self) -> None:
         self.calls.append(("end", None))
 
+    def watch_sends(self, note: object) -> None:
+        self.calls.append((f"watch {note}", None))
+
     def remember_shapes(self) -> None:
         self.calls.append(("remember", None))
 

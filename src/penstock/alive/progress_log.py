@@ -45,6 +45,9 @@ class Log(Protocol):
     def start(self, note: Note) -> None:
         """Note that this begins."""
 
+    def follow(self, note: Note) -> None:
+        """Note that the current action is done and that this begins."""
+
     def wait(self, note: Note) -> None:
         """Note that the current action waits for this message."""
 
@@ -65,6 +68,9 @@ class NoLog:
         """Do nothing."""
 
     def start(self, note: Note) -> None:
+        """Do nothing."""
+
+    def follow(self, note: Note) -> None:
         """Do nothing."""
 
     def wait(self, note: Note) -> None:
@@ -125,8 +131,13 @@ class ProgressLog:
     def start(self, note: Note) -> None:
         """Note that this begins."""
         self._note = note
-        self._since = now = perf_counter()
-        self._flight.start(note.encoded, now)
+        self._since = self._flight.start(note.encoded)
+
+    def follow(self, note: Note) -> None:
+        """Note that the current action is done and that this begins."""
+        self._done += 1
+        self._note = note
+        self._since = self._flight.follow(note.encoded)
 
     def wait(self, note: Note) -> None:
         """Note that the current action waits for this message."""

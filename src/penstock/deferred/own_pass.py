@@ -18,6 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.deferred.work import DeferredWork
 from penstock.torch_private import (
+    FunctionBase,
     current_graph_task_id,
     engine_run_backward,
     is_multithreading_enabled,
@@ -25,7 +26,15 @@ from penstock.torch_private import (
     storage_use_count,
 )
 
-__all__ = ["Root", "deferred_work", "pass_number", "run_backward", "run_own_pass", "work_of"]
+__all__ = [
+    "Root",
+    "deferred_work",
+    "find_edge",
+    "pass_number",
+    "run_backward",
+    "run_own_pass",
+    "work_of",
+]
 
 # Where a gradient enters a stage: an output (or loss), and the gradient for it.
 Root: TypeAlias = tuple[GradientEdge, torch.Tensor]
@@ -64,6 +73,15 @@ class _OwnPass(local):
 _own = _OwnPass()
 
 
+def find_edge(tensor: torch.Tensor) -> GradientEdge:
+    """Return the place of a tensor in its graph, as `get_gradient_edge` does, but faster."""
+    node = tensor.grad_fn
+    # A leaf has no node yet, and a node of a Python function needs an owner.
+    if node is None or isinstance(node, FunctionBase):
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
 def deferred_work() -> list[DeferredWork] | None:
     """Return the list of deferred work of the current pass, or None if it is not an own pass."""
     return work_of(pass_number())
@@ -95,28 +113,23 @@ def run_backward(roots: Sequence[Root], inputs: Sequence[torch.Tensor]) -> list[
         was_enabled = is_multithreading_enabled()
         set_multithreading_enabled(False)
         try:
-            # `torch.autograd.backward` calls this after checks that take a third of the time.
-            engine_run_backward(
-                edges, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
-            )
+            # `torch.autograd.backward` calls this after checks that take a third of the time; the
+            # last two arguments let roots reach nothing, and gradients be added to leaves.
+            engine_run_backward(edges, gradients, False, False, (), True, True)
         finally:
             set_multithreading_enabled(was_enabled)
-    found = [leaf.grad for leaf in inputs]
+    found = []
     for leaf in inputs:
-        leaf.grad = None
-    return [
-        torch.zeros_like(leaf) if gradient is None else _own_value(gradient)
-        for leaf, gradient in zip(inputs, found, strict=True)
-    ]
-
-
-def _own_value(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient whose memory nothing else will change before it has been sent.
-
-    In `x.transpose(0, 1) + p.unsqueeze(1)` with one row, autograd gives `x` and `p` the same
-    memory for their gradients, and the next microbatch adds to that of `p` in place.
-    """
-    is_plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided
-    if is_plain and storage_use_count(gradient.untyped_storage()._cdata) > _ALONE:
-        return gradient.clone()
-    return gradient
+        gradient = leaf.grad
+        if gradient is None:
+            gradient = torch.zeros_like(leaf)
+        else:
+            leaf.grad = None
+            is_plain = type(gradient) is torch.Tensor and gradient.layout is torch.strided
+            if is_plain and storage_use_count(gradient.untyped_storage()._cdata) > _ALONE:
+                # In `x.transpose(0, 1) + p.unsqueeze(1)` with one row, autograd gives `x` and `p`
+                # the same memory for their gradients, and the next microbatch adds to that of
+                # `p` in place, while this one may still wait to be sent.
+                gradient = gradient.clone()
+        found.append(gradient)
+    return found

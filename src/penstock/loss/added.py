@@ -7,9 +7,14 @@ import torch
 from penstock.errors import PipelineError
 from penstock.loss.contract import require_number
 
-__all__ = ["add_loss", "collect_losses"]
+__all__ = ["add_loss", "begin_collecting", "collect_losses", "end_collecting"]
 
 _current: ContextVar[list[torch.Tensor] | None] = ContextVar("penstock_losses", default=None)
+
+
+# Collect in a list what `add_loss` is called with in this thread, until the end; `collect_losses`
+# does both, but takes longer.
+begin_collecting, end_collecting = _current.set, _current.reset
 
 
 def add_loss(loss: torch.Tensor) -> None:

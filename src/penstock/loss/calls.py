@@ -57,11 +57,24 @@ class Labelled:
         if target.is_floating_point():
             classes = target.shape[1] if target.dim() > 1 else target.shape[0]
             return target.numel() / max(classes, 1)
+        return self._weigh(target).sum()
+
+    def count_each(self, targets: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | float]:
+        """Return the number of each of these targets, in few operations if they are alike."""
+        forms = {(target.shape, target.dtype, target.device) for target in targets}
+        if len(forms) != 1 or targets[0].is_floating_point() or not targets[0].dim():
+            return [self.count(target) for target in targets]
+        weights = self._weigh(torch.stack(list(targets)))
+        counts: list[float] = weights.sum(tuple(range(1, weights.dim()))).tolist()
+        return counts
+
+    def _weigh(self, target: torch.Tensor) -> torch.Tensor:
+        """Return how much each label counts."""
         is_counted = self.find_counted(target)
         if self.class_weights is None:
-            return is_counted.sum()
+            return is_counted
         weights = self.class_weights.detach().double()[target.where(is_counted, 0)]
-        return weights.where(is_counted, 0).sum()
+        return weights.where(is_counted, 0)
 
     def find_counted(self, target: torch.Tensor) -> torch.Tensor:
         """Return which labels count; a label outside the classes counts as ignored."""
@@ -97,6 +110,10 @@ class Elementwise:
     def count(self, target: torch.Tensor) -> torch.Tensor | float:
         """Return the number of elements."""
         return float(target.numel())
+
+    def count_each(self, targets: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | float]:
+        """Return the number of elements of each of these targets."""
+        return [float(target.numel()) for target in targets]
 
     def is_like(self, other: "Mean") -> bool:
         """Whether both count in the same way."""

@@ -12,6 +12,9 @@ from penstock.torch_private import tree_leaves
 
 __all__ = ["require_graph", "require_number"]
 
+# What nearly every loss has.
+_USUAL_DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
+
 
 def require_number(loss: object, name: str = "the loss") -> torch.Tensor:
     """Return a loss as a tensor without dimensions, or raise if it is not one real number.
@@ -19,6 +22,14 @@ def require_number(loss: object, name: str = "the loss") -> torch.Tensor:
     >>> require_number(torch.tensor([2.0]))
     tensor(2.)
     """
+    # Every microbatch comes here, and most losses are plainly right.
+    if (
+        type(loss) is torch.Tensor
+        and loss.dtype in _USUAL_DTYPES
+        and not loss.dim()
+        and loss.layout is torch.strided
+    ):
+        return loss
     advice = _find_mistake(loss)
     if advice is not None or not isinstance(loss, torch.Tensor):
         raise PipelineError(f"{name} must be one real number (got {_describe(loss)}); {advice}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -150,32 +151,46 @@ def sign_graph(loss: torch.Tensor, output: Any) -> str:
 
     Losses that are computed in different ways almost always have different signatures.
     """
-    ends = [output] if isinstance(output, torch.Tensor) else tree_leaves(output)
-    outputs = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
+    if isinstance(output, torch.Tensor):
+        outputs = {output.grad_fn}
+    else:
+        ends = tree_leaves(output)
+        outputs = {end.grad_fn for end in ends if isinstance(end, torch.Tensor)}
     names: list[str] = []
     nodes = [loss.grad_fn]
-    while nodes and len(names) < _SIGNED:
-        node = nodes.pop(0)
+    # The list grows meanwhile, by what lies below each node.
+    for node in nodes:
         if node is None or node in outputs:
             names.append(".")
-            continue
-        names.append(_name(node))
-        nodes.extend(inner for inner, _ in node.next_functions)
+        else:
+            names.append(_name(node))
+            nodes.extend([inner for inner, _ in node.next_functions])
+        if len(names) == _SIGNED:
+            break
     return " ".join(names)
 
 
 def _name(node: Node) -> str:
     # The same operation computes means and sums.
-    reduction = getattr(node, "_saved_reduction", None)
-    return node.name() if reduction in (None, _MEAN) else f"{node.name()} ({reduction})"
+    if _has_reduction(type(node)):
+        reduction: int = node._saved_reduction  # type: ignore[attr-defined]  # it has that
+        if reduction != _MEAN:
+            return f"{node.name()} ({reduction})"
+    return node.name()
 
 
-def read_count(loss: torch.Tensor) -> torch.Tensor | float | None:
-    """Return what the last operation of a loss counted, if it saves that."""
-    name, node = name_top(loss), loss.grad_fn
-    if name in _COUNTERS:
+@lru_cache(maxsize=1024)
+def _has_reduction(kind: type[Node]) -> bool:
+    """Whether nodes of this class say how they reduce; asking a node that does not is slow."""
+    return hasattr(kind, "_saved_reduction")
+
+
+def read_count(loss: torch.Tensor, top: str) -> torch.Tensor | float | None:
+    """Return what the last operation of a loss, named `top`, counted, if it saves that."""
+    node = loss.grad_fn
+    if top in _COUNTERS:
         counted: torch.Tensor = node._saved_total_weight  # type: ignore[union-attr]  # it has that
         return counted
-    if name in _AVERAGES:
+    if top in _AVERAGES:
         return float(node._saved_target.numel())  # type: ignore[union-attr]  # it has that
     return None

@@ -12,7 +12,7 @@ From then on it is observed in steps 2, 4, 8 and so on, but its count is checked
 """
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from penstock.loss.calls import Labelled, LossCall, LossObserver, number_alike, 
 from penstock.loss.form import LossForm, name_top, read_count, sign_graph
 from penstock.loss.labels import Source
 from penstock.loss.memory import LossMemory, Reading, Term
-from penstock.loss.rerun import LossMade
+from penstock.loss.rerun import LossMade, versions_of
 from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, read_call
 from penstock.loss.weigher import Share, make_parts
 from penstock.modules.compiled import is_compiled
@@ -46,6 +46,8 @@ class FoundWeights:
         self._given = given
         self._is_compared = is_compared
         self._weights = TermWeights(given)
+        # Whether there is one microbatch, whose loss is that of the batch.
+        self.is_alone = len(given.rows) == 1
         self._key = (given.names, given.is_training)
         self.habit = memory.begin_step(self._key)
         self._has_begun = False
@@ -54,11 +56,11 @@ class FoundWeights:
         self._inside: LossObserver | None = None
         self._outside: LossObserver | None = None
 
-    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
         """Observe the calls of loss functions in a last stage, unless its loss is known."""
         habit = self.habit
         if self.is_alone or not self._given.makes_own or not habit.is_observed:
-            return nullcontext()
+            return None
         if not habit.top:
             habit.is_opaque = any(map(is_compiled, module.modules()))
         self._inside = LossObserver(is_safe=habit.is_mixed)
@@ -74,17 +76,21 @@ class FoundWeights:
         """Call the loss function, and observe it unless the loss is computed as before."""
         if self.is_alone:
             return function(output, target)
-        call = self._call = LossMade.begin(function, output, target)
+        versions = versions_of(output, target)
         # If its stage was observed, the loss function is observed too.
-        is_observed = self.habit.is_observed or self._inside is not None
-        loss = self._observe(call) if is_observed else function(output, target)
+        if self.habit.is_observed or self._inside is not None:
+            self._call = LossMade(function, output, target, versions)
+            loss = self._observe(self._call)
+        else:
+            loss = function(output, target)
         is_first, self._has_begun = not self._has_begun, True
         if not isinstance(loss, torch.Tensor) or self._is_usual(loss, output):
             return loss
         if is_first:
             self.habit = self._memory.switch(self._key, self._signature)
         if self.habit.is_observed or not is_first:
-            return self._observe_again(call)
+            self._call = LossMade(function, output, target, versions)
+            return self._observe_again(self._call)
         self._outside = None
         return loss
 
@@ -118,11 +124,6 @@ class FoundWeights:
         self._weights.check()
 
     @property
-    def is_alone(self) -> bool:
-        """Whether there is one microbatch, whose loss is that of the batch."""
-        return self._weights.num_microbatches == 1
-
-    @property
     def is_due(self) -> bool:
         """Whether to check in this step how the loss adds up.
 
@@ -151,10 +152,11 @@ class FoundWeights:
             self._inside = self._outside = self._call = None
 
     def _weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
-        inside, outside = self._inside, self._outside
-        observers = [one for one in (inside, outside) if one is not None]
+        if self._outside is None:
+            return Share(self._repeat(microbatch, loss))
+        observers = [one for one in (self._inside, self._outside) if one is not None]
         calls = [call for observer in observers for call in observer.calls]
-        if outside is None or (self._is_hidden(loss) and not calls):
+        if not calls and self._is_hidden(loss):
             return Share(self._repeat(microbatch, loss))
         top = name_top(loss)
         is_shown = loss.requires_grad or any(
@@ -206,7 +208,7 @@ class FoundWeights:
                 f"{before} in earlier ones); repeat the step, which looks again, or {ADVICE}"
             )
         assert habit.single is not None, "weights are those of a call"
-        found = read_count(loss)
+        found = read_count(loss, top)
         if found is not None:
             self._weights.expect(habit.single, microbatch, found)
         self._weights.repeat(habit.single, weights[microbatch])

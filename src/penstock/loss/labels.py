@@ -89,11 +89,10 @@ class BatchLabels:
         """Count the labels of every microbatch, if this step has them."""
         if source.argument not in self._columns:
             return None
-        counts = []
-        for value in self._columns[source.argument]:
-            leaf = dict(_leaves(value)).get(source.place)
-            counts.append(0.0 if leaf is None else mean.count(derive(leaf, source.relation)))
-        return fetch_numbers(counts)
+        leaves = [_find_leaf(value, source.place) for value in self._columns[source.argument]]
+        derived = [derive(leaf, source.relation) for leaf in leaves if leaf is not None]
+        counts = iter(fetch_numbers(mean.count_each(derived)))
+        return [0.0 if leaf is None else next(counts) for leaf in leaves]
 
     def find_uneven(self) -> str | None:
         """Find labels of -100, or a mask in a target, that are spread unevenly.
@@ -120,6 +119,13 @@ def _leaves(value: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for path, leaf in tree_flatten_with_path(value)[0]:
             if isinstance(leaf, torch.Tensor):
                 yield keystr(path), leaf
+
+
+def _find_leaf(value: Any, place: str) -> torch.Tensor | None:
+    """Return the tensor at a path of a value, if there is one."""
+    if isinstance(value, torch.Tensor):
+        return None if place else value
+    return dict(_leaves(value)).get(place)
 
 
 def _targets(labels: torch.Tensor, relation: Relation, call: LossCall) -> Iterator[torch.Tensor]:
@@ -182,6 +188,7 @@ def fetch_numbers(counts: Sequence[torch.Tensor | float]) -> list[float]:
     tensors = [count for count in counts if isinstance(count, torch.Tensor)]
     if not tensors:
         return [float(count) for count in counts]
-    device = tensors[0].device
-    fetched = iter(torch.stack([t.to(device, torch.float64) for t in tensors]).tolist())
+    if len({(tensor.device, tensor.dtype) for tensor in tensors}) > 1:
+        tensors = [tensor.to(tensors[0].device, torch.float64) for tensor in tensors]
+    fetched = iter(torch.stack(tensors).to(torch.float64).tolist())
     return [next(fetched) if isinstance(count, torch.Tensor) else count for count in counts]

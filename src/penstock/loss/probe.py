@@ -88,7 +88,7 @@ class ComparedWeights:
         self._bytes = 0
         self._is_due = False
 
-    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
         """Observe the calls of loss functions in a last stage, unless its loss is known."""
         return self._weights.observe_stage(module)
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
 from penstock.errors import ArgumentError, BatchError
@@ -30,19 +31,21 @@ def share_counts(counts: Sequence[float]) -> list[float]:
     >>> share_counts([3, 0, 1])
     [0.75, 0.0, 0.25]
     """
-    return _share(counts, "counts")
+    return list(_share(tuple(counts), "counts"))
 
 
 def weigh_rows(rows: Sequence[float]) -> list[float]:
     """Return each microbatch's share of the rows of the batch."""
-    return _share(rows, "rows")
+    return list(_share(tuple(rows), "rows"))
 
 
-def _share(numbers: Sequence[float], name: str) -> list[float]:
+# From the cache, because most steps have the rows and counts of the step before.
+@lru_cache(maxsize=64)
+def _share(numbers: tuple[float, ...], name: str) -> tuple[float, ...]:
     if not all(0 <= number < math.inf for number in numbers) or not any(numbers):
         raise BatchError(
             f"the {name} of the microbatches must be finite, none negative and not all of them "
             f"zero (got {list(numbers)}); leave out a batch that has nothing to count"
         )
     total = math.fsum(numbers)
-    return [number / total for number in numbers]
+    return tuple([number / total for number in numbers])

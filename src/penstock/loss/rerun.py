@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from penstock.loss.contract import require_number
 from penstock.tensors.output_tree import fill, tensors_of
 from penstock.torch_private import tree_leaves, tree_map
 
-__all__ = ["LossMade", "MadeAgain", "as_leaves", "copy_tensors", "run_again"]
+__all__ = ["LossMade", "MadeAgain", "as_leaves", "copy_tensors", "run_again", "versions_of"]
 
 
 def as_leaves(output: Any) -> tuple[Any, list[torch.Tensor]]:
@@ -56,19 +56,13 @@ class MadeAgain:
     calls: list[LossCall]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossMade:
+class LossMade(NamedTuple):
     """A call of the loss function, and the versions of its tensors before the call."""
 
     function: Callable[..., Any]
     output: Any
     target: Any
     versions: list[int]
-
-    @classmethod
-    def begin(cls, function: Callable[..., Any], output: Any, target: Any) -> "LossMade":
-        """Keep the arguments of a call that is about to happen."""
-        return cls(function, output, target, _versions_of(output, target))
 
     def repeat(self) -> Any:
         """Call the loss function with these arguments."""
@@ -92,7 +86,7 @@ class LossMade:
 
     def can_be_repeated(self) -> bool:
         """Whether the first call had no side effects: nothing written, no gradients taken."""
-        if self.versions != _versions_of(self.output, self.target):
+        if self.versions != versions_of(self.output, self.target):
             return False
         try:
             tensors = tensors_of(self.output)
@@ -105,13 +99,13 @@ class LossMade:
         return True
 
 
-def _versions_of(*values: Any) -> list[int]:
-    is_plain = all(isinstance(value, torch.Tensor) for value in values)
-    return [
-        leaf._version
-        for leaf in (values if is_plain else tree_leaves(values))
-        if isinstance(leaf, torch.Tensor) and not leaf.is_inference()
-    ]
+def versions_of(output: Any, target: Any) -> list[int]:
+    """Return the versions of the tensors that a loss function is called with."""
+    is_plain = type(output) is torch.Tensor and type(target) is torch.Tensor
+    if is_plain and not (output.is_inference() or target.is_inference()):
+        return [output._version, target._version]
+    leaves = [leaf for leaf in tree_leaves((output, target)) if isinstance(leaf, torch.Tensor)]
+    return [leaf._version for leaf in leaves if not leaf.is_inference()]
 
 
 @contextmanager

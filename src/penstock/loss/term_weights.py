@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,6 +77,24 @@ class _Counted:
     weights: list[float]
 
 
+class _Check(NamedTuple):
+    """What a loss counted in a microbatch, and what the labels say; compared after the step."""
+
+    microbatch: int
+    expected: float
+    found: torch.Tensor | float
+    accuracy: float
+
+    @classmethod
+    def of(cls, microbatch: int, expected: float, found: torch.Tensor) -> "_Check":
+        """Return the check of a count, which is not fetched from a device yet."""
+        # Class weights are summed in any order; counts only lose digits.
+        eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
+        accuracy = 2 * eps if expected.is_integer() else max(_ACCURACY, 16 * eps)
+        number = found.item() if found.is_cpu else found.detach()
+        return cls(microbatch, expected, number, accuracy)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _First:
     """A term as it was found in its first microbatch.
@@ -98,15 +116,10 @@ class TermWeights:
         self._given = given
         self._rows = weigh_rows(given.rows)
         self._known: list[_Counted] = []
-        self._checks: list[tuple[int, float, torch.Tensor]] = []
+        self._checks: list[_Check] = []
         self._first: list[_First] = []
         self._weighed: list[int] = []
         self._uneven: tuple[str | None] | None = None
-
-    @property
-    def num_microbatches(self) -> int:
-        """The number of microbatches of the step."""
-        return len(self._rows)
 
     def is_even(self, weights: Sequence[float]) -> bool:
         """Whether these weights of all microbatches are their shares of the rows."""
@@ -145,7 +158,8 @@ class TermWeights:
 
     def _find_counted(self, source: Source, mean: Mean) -> "_Counted | None":
         for known in self._known:
-            if known.source == source and known.mean.is_like(mean):
+            is_same = known.source is source and known.mean is mean
+            if is_same or (known.source == source and known.mean.is_like(mean)):
                 return known
         counts = self._count(source, mean)
         if counts is None:
@@ -162,7 +176,7 @@ class TermWeights:
             return
         expected = counted.counts[microbatch]
         if isinstance(found, torch.Tensor):
-            self._checks.append((microbatch, expected, found.detach()))
+            self._checks.append(_Check.of(microbatch, expected, found))
         else:
             _require_equal(microbatch, expected, found, 0.0)
 
@@ -182,12 +196,9 @@ class TermWeights:
                 "each part of a loss must count alike in all microbatches (got one that counts "
                 f"other labels, or has other class weights, in some of them); {ADVICE}"
             )
-        actual = fetch_numbers([found for _, _, found in self._checks])
-        for (microbatch, expected, found), number in zip(self._checks, actual, strict=True):
-            # Class weights are summed in any order; counts only lose digits.
-            eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
-            accuracy = 2 * eps if expected.is_integer() else max(_ACCURACY, 16 * eps)
-            _require_equal(microbatch, expected, number, accuracy)
+        actual = fetch_numbers([check.found for check in self._checks])
+        for check, number in zip(self._checks, actual, strict=True):
+            _require_equal(check.microbatch, check.expected, number, check.accuracy)
 
     def _is_complete(self, first: "_First") -> bool:
         """Whether a term got its weights in all microbatches in which it counts."""

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -27,8 +27,7 @@ class Part:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """The weight of a microbatch's loss, and additional weights of parts of it."""
 
     weight: float
@@ -38,8 +37,8 @@ class Share:
 class Weigher(Protocol):
     """The weights of the losses of a step's microbatches, found as the losses are computed."""
 
-    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:
-        """Return a context to run a last stage in, since a model may compute its own loss."""
+    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
+        """Return a context to run a last stage in, if it computes a loss that is not known yet."""
         ...
 
     def make_loss(
@@ -61,11 +60,10 @@ class KnownWeights:
     """Weights that are known before the step."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        self._weights = weights
+        self._shares = [Share(weight) for weight in weights]
 
-    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
-        """Return a context that does nothing."""
-        return nullcontext()
+    def observe_stage(self, module: nn.Module) -> None:
+        """Observe nothing."""
 
     def make_loss(
         self,
@@ -79,7 +77,7 @@ class KnownWeights:
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:  # noqa: ARG002  # Weigher's form
         """Return the weight of the microbatch."""
-        return Share(self._weights[microbatch])
+        return self._shares[microbatch]
 
     def check(self) -> None:
         """Accept the step."""

@@ -29,16 +29,10 @@ import torch
 import torch.distributed as dist
 
 from penstock.errors import BoundaryError, PipelineError
-from penstock.ranks.channels import (
-    Channels,
-    TaggedChannels,
-    device_channels,
-    host_channels_by_order,
-    is_carried_on_device,
-)
 from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import PeerFailedError
 from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_form
+from penstock.ranks.ordered_channels import make_channels
 from penstock.ranks.private_groups import Work
 from penstock.ranks.sends_in_flight import SendsInFlight, wait_for
 from penstock.ranks.shape_memory import ShapeMemory, answered_by, bytes_in_flight
@@ -89,11 +83,9 @@ class GroupTransport:
         self.ranks = (self._rank,)
         self.connections = self.control.connections
         self._gloo = self.control.gloo
-        self._channels: Channels = TaggedChannels(self._gloo)
-        if is_carried_on_device(group, device):
-            self._channels = device_channels(group, self.control, device, uses_peer_memory)
-        elif by_order:
-            self._channels = host_channels_by_order(group, self.connections)
+        self._channels = make_channels(
+            group, self.control, device, by_order=by_order, uses_peer_memory=uses_peer_memory
+        )
         self._in_flight: Mapping[tuple[int, int], int] = {}
         self._has_tags = self._channels.has_tags
         self._labels = MessageLabels(self._gloo, has_tags=self._has_tags)

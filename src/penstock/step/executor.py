@@ -14,6 +14,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.ir.clock import run_in_order
 from penstock.ir.graph import build_graph
 from penstock.ir.schedule import Schedule
+from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.transport import Message, Transport
 from penstock.step.clocks import Clock, StepRecorder
@@ -27,6 +28,10 @@ __all__ = ["Executor", "order_for_one_process"]
 
 # Runs a stage's module forward: batch, stage, microbatch, received packets, arguments.
 _Run: TypeAlias = Callable[[Microbatches, Stage, int, Sequence[Packet], tuple[Any, ...]], Any]
+
+
+# The batch while no step is running.
+_NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +83,7 @@ class Executor:
         self._notes: dict[Message, Note] = {}
         # Marks when the actions of a recorded step begin their work.
         self._recorder: StepRecorder | None = None
-        self._batch: Microbatches | None = None
+        self._batch = _NOTHING
         self._results = Results()
         self._program = [self._bind(row, schedule.rows.action(row), around) for row in rows]
         self._work = [entry for entry in self._program if not self._is_idle(entry, around)]
@@ -86,14 +91,16 @@ class Executor:
     def run(self, batch: Microbatches, results: Results) -> None:
         """Run every action once; those that have nothing to do here are left out."""
         log = self._log
+        begin = log.start
         with self._step(batch, results):
             for entry in self._work:
-                log.start(entry.note)
+                begin(entry.note)
                 try:
                     entry.call()
                 except Exception as error:
                     self._fail(entry, error)
-                log.end()
+                begin = log.follow
+            log.end()
 
     def abandon(self) -> None:
         """Skip a step without a batch on this rank, and let the other ranks finish theirs."""
@@ -131,7 +138,7 @@ class Executor:
         try:
             yield
         finally:
-            self._batch, self._results, self._recorder = None, Results(), None
+            self._batch, self._results, self._recorder = _NOTHING, Results(), None
             self._held.clear()
 
     def _call(self, entry: _Entry) -> None:
@@ -222,7 +229,7 @@ class Executor:
             case Kind.SEND_F | Kind.SEND_B:
                 return self._bind_send(action)
             case Kind.RECV_F | Kind.RECV_B:
-                return self._bind_receive(action)
+                return partial(self._transport.post_receive, self.messages.of(action))
             case Kind.UNSHARD:
                 return stage.replica.unshard
             case Kind.RESHARD:
@@ -241,16 +248,12 @@ class Executor:
         fed = [flow.parts[consumer] for consumer in flow.consumers(index)]
 
         def forward() -> None:
-            batch = self._current()
-            received = [take() for take in takes]
+            batch, received = self._batch, [take() for take in takes]
             if self._recorder is not None:
                 self._recorder.start()
             args = () if takes else batch.args[microbatch]
             output = run(batch, stage, microbatch, received, args)
-            for message, packet in zip(
-                outgoing, stage.depart(microbatch, output, fed), strict=True
-            ):
-                held[message] = packet
+            held.update(zip(outgoing, stage.depart(microbatch, output, fed), strict=True))
 
         return forward
 
@@ -258,13 +261,16 @@ class Executor:
         self, stage: Stage, microbatch: int, takes: Sequence[Callable[[], Packet]], run: _Run
     ) -> Callable[[], None]:
         def forward() -> None:
-            batch = self._current()
-            received = [take() for take in takes]
+            batch, received = self._batch, [take() for take in takes]
             if self._recorder is not None:
                 self._recorder.start()
             args = () if takes else batch.args[microbatch]
-            with batch.weigher.observe_stage(stage.module):
+            observed = batch.weigher.observe_stage(stage.module)
+            if observed is None:
                 output = run(batch, stage, microbatch, received, args)
+            else:
+                with observed:
+                    output = run(batch, stage, microbatch, received, args)
             self._end.finish(batch, self._results, stage, microbatch, output)
 
         return forward
@@ -326,9 +332,6 @@ class Executor:
         message, held, send = self.messages.of(action), self._held, self._transport.send
         return lambda: send(message, held.pop(message))
 
-    def _bind_receive(self, action: Action) -> Callable[[], None]:
-        return partial(self._transport.post_receive, self.messages.of(action))
-
     def hold(self, message: Message, packet: Packet) -> None:
         """Keep a packet until its send, or a stage of the same rank, takes it."""
         self._held[message] = packet
@@ -342,7 +345,3 @@ class Executor:
         packet = receive(message) if recorder is None else recorder.wait(message, receive)
         self._log.arrived()
         return packet
-
-    def _current(self) -> Microbatches:
-        assert self._batch is not None, "no step is running"
-        return self._batch

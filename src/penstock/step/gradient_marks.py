@@ -46,4 +46,5 @@ def mark_gradients(
 
 
 def _gradients_of(parameters: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor | None, int]]:
-    return [(p.grad, 0 if p.grad is None else p.grad._version) for p in parameters]
+    gradients = [parameter.grad for parameter in parameters]
+    return [(gradient, 0 if gradient is None else gradient._version) for gradient in gradients]

@@ -9,7 +9,7 @@ from penstock.loss.contract import require_graph, require_number
 from penstock.loss.weigher import Share
 from penstock.step.outputs import keep_output
 from penstock.step.stage import Stage
-from penstock.step.step_data import LossFunction, Microbatches, Results
+from penstock.step.step_data import KeptLoss, LossFunction, Microbatches, Results
 
 __all__ = ["ModelEnd", "keep_loss"]
 
@@ -60,13 +60,16 @@ class ModelEnd:
             stage.add_root(microbatch, loss, share.weight * batch.gradient_scale)
         results.losses.append((keep_loss(loss), share.weight))
         for part in share.parts:
-            results.losses.append((part.value, part.weight))
+            results.losses.append((keep_loss(part.value), part.weight))
             if part.edge is not None and self.is_training:
                 weight = part.weight * batch.gradient_scale
                 stage.add_root(microbatch, part.value, weight, part.edge)
         return share
 
 
-def keep_loss(loss: torch.Tensor) -> torch.Tensor:
-    """Copy a loss, because it may be a view of a buffer as large as the output."""
-    return loss.detach().clone()
+def keep_loss(loss: torch.Tensor) -> KeptLoss:
+    """Return the number of a loss, or a copy of one on a device, which nobody waits for.
+
+    A copy, because a loss may be a view of a buffer as large as the output.
+    """
+    return loss.item() if loss.is_cpu else loss.detach().clone()

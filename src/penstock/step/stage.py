@@ -1,17 +1,17 @@
 """One stage of the model: its module, and what it holds for each microbatch in flight."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
-from penstock.deferred.own_pass import run_own_pass
+from penstock.deferred.own_pass import find_edge, run_own_pass
 from penstock.deferred.work import DeferredWork, add_weight_gradients
 from penstock.errors import ArgumentError, PipelineError
-from penstock.loss.added import collect_losses
+from penstock.loss.added import begin_collecting, end_collecting
 from penstock.parallel.dtensor import Meshes, take_local_parts
 from penstock.parallel.replica import Replica
 from penstock.step.activation_checkpointing import CheckpointedModule
@@ -22,7 +22,7 @@ from penstock.step.gradient_marks import GradientMarks, mark_gradients
 from penstock.step.layer_random import StageRandom
 from penstock.step.stage_boundary import Flight, constant, edges_of, enter, values_for_parts
 from penstock.tensors.packet import Packet, as_arguments, cut_off, cut_off_all
-from penstock.tensors.plain import require_plain
+from penstock.tensors.plain import is_plain, require_plain
 from penstock.tensors.rerouting import Rerouting
 from penstock.tensors.tree import Structure, flatten, unflatten
 
@@ -50,13 +50,16 @@ class Stage:
         self.replica = replica
         self._call = module if call is None else call
         self._rerouting = rerouting
+        # The same in a training step, unless only the inputs are kept.
+        self._call_to_train = self._call
         self.peak_flights = 0
         self._flights: dict[int, Flight] = {}
         self._waiting: dict[int, list[DeferredWork]] = {}
+        # Whether a pass through the module is nothing but that: none of the following is set.
+        self._is_plain = replica.is_alone
         self._recorder: LayerRecorder | None = None
         self._graphs: StageGraphs | None = None
         self._random: StageRandom | None = None
-        self._checkpointed: CheckpointedModule | None = None
         self.inner_passes = InnerPasses(index)
         self._hooked: list[tuple[int, ...]] = []
         self._meshes = Meshes(module)
@@ -76,7 +79,7 @@ class Stage:
 
     def prepare_split(self) -> bool:
         """Record the layers whose weight work can be deferred; return whether there are any."""
-        self._recorder = LayerRecorder()
+        self._recorder, self._is_plain = LayerRecorder(), False
         return self._recorder.observe(self.module)
 
     def undeferred_weights(self) -> list[str]:
@@ -85,15 +88,16 @@ class Stage:
 
     def checkpoint(self) -> None:
         """Keep only the inputs, and run the module again in the backward."""
-        self._checkpointed = CheckpointedModule(self.module)
+        run = CheckpointedModule(self.module).run
+        self._call_to_train = lambda *args, **kwargs: run(args, kwargs)
 
     def draw_from(self, random: StageRandom) -> None:
         """Draw random numbers from streams of the stage, which are the same for every layout."""
-        self._random = random
+        self._random, self._is_plain = random, False
 
     def capture_graphs(self) -> None:
         """Run as CUDA graphs from the second step on; call `prepare_split` before, if at all."""
-        if self._checkpointed is not None:
+        if self._call_to_train is not self._call:
             raise ArgumentError(
                 f"stage {self.index} is checkpointed, and its recomputation cannot be captured; "
                 "leave cuda_graphs out"
@@ -103,7 +107,7 @@ class Stage:
                 f"stage {self.index} is data-parallel, and its communication cannot be captured; "
                 "leave cuda_graphs out"
             )
-        self._graphs = StageGraphs(self.module, self._recorder)
+        self._graphs, self._is_plain = StageGraphs(self.module, self._recorder), False
 
     def evaluate(
         self,
@@ -114,7 +118,8 @@ class Stage:
     ) -> Any:
         """Run the module without keeping a graph."""
         values = [self._unpack(packet.structure, packet.tensors) for packet in received]
-        with torch.no_grad(), self._draw(microbatch, is_training=False):
+        random = self._random.forward(microbatch, is_training=False) if self._random else None
+        with torch.no_grad(), random or nullcontext():
             return self._call(*as_arguments(values, self._rerouting), *args, **kwargs)
 
     def forward(
@@ -125,30 +130,41 @@ class Stage:
         kwargs: dict[str, Any],
     ) -> tuple[Any, list[torch.Tensor]]:
         """Run the module, hold what its backward needs, return its output and added losses."""
-        inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
-        is_observed = any(self.inner_passes.is_due(packet.hooked) for packet in received)
-        arguments = self._enter(received, is_observed=is_observed)
+        is_observed = False
+        if not received:
+            inputs, given = [], args
+        elif self._writes is False and len(received) == 1 and received[0].is_one_leaf:
+            inputs, given = [received[0].tensors], (*received[0].tensors, *args)
+        else:
+            inputs = [[t for t in packet.tensors if t.requires_grad] for packet in received]
+            is_observed = any(self.inner_passes.is_due(packet.hooked) for packet in received)
+            given = (*self._enter(received, is_observed=is_observed), *args)
         # A graph reads its inputs from its own memory, which the module must not write to.
         if self._graphs is not None and not self._writes:
             held = len(self._flights) + len(self._waiting)
-            replayed = self._graphs.run(((*arguments, *args), kwargs), held)
+            replayed = self._graphs.run((given, kwargs), held)
             if replayed is not None:
                 self._hold(microbatch, Flight(inputs, is_replayed=True, is_observed=is_observed))
                 return replayed[0], []
-        with collect_losses() as losses:
-            if self._recorder is None and self._random is None and self.replica.is_alone:
-                output = self._call_module(received, arguments, args, kwargs)
+        losses: list[torch.Tensor] = []
+        collecting = begin_collecting(losses)
+        try:
+            if self._is_plain:
+                output = self._call_module(received, given, kwargs)
             else:
                 record = self._recorder.record() if self._recorder else nullcontext()
-                random = self._draw(microbatch, is_training=True)
-                with record, self.replica.forward_context(), random:
-                    output = self._call_module(received, arguments, args, kwargs)
-        self._hold(microbatch, Flight(inputs, is_observed=is_observed))
+                random = self._random and self._random.forward(microbatch, is_training=True)
+                with record, self.replica.forward_context(), random or nullcontext():
+                    output = self._call_module(received, given, kwargs)
+        finally:
+            end_collecting(collecting)
+        self._hold(microbatch, Flight(inputs, False, is_observed))
         return output, losses
 
     def _hold(self, microbatch: int, flight: Flight) -> None:
         self._flights[microbatch] = flight
-        self.peak_flights = max(self.peak_flights, len(self._flights))
+        if len(self._flights) > self.peak_flights:
+            self.peak_flights = len(self._flights)
 
     def _enter(self, received: Sequence[Packet], *, is_observed: bool) -> list[Any]:
         """Return what was received as arguments, which the module may write to if it does so."""
@@ -175,11 +191,7 @@ class Stage:
         return unflatten(structure, tensors)
 
     def _observe_module(
-        self,
-        received: Sequence[Packet],
-        arguments: list[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, received: Sequence[Packet], given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run the module for the first time, and find out whether it writes to its inputs.
 
@@ -188,21 +200,17 @@ class Stage:
         """
         tensors = [tensor for packet in received for tensor in packet.tensors]
         versions = [tensor._version for tensor in tensors]
-        output = self._run_module(arguments, args, kwargs)
+        output = self._call_to_train(*given, **kwargs)
         self._writes = versions != [tensor._version for tensor in tensors]
         return output
 
     def _call_module(
-        self,
-        received: Sequence[Packet],
-        arguments: list[Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, received: Sequence[Packet], given: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self._writes is None:
-            return self._observe_module(received, arguments, args, kwargs)
+            return self._observe_module(received, given, kwargs)
         try:
-            return self._run_module(arguments, args, kwargs)
+            return self._call_to_train(*given, **kwargs)
         except RuntimeError as error:
             if self._writes is False and "leaf Variable that requires grad" in str(error):
                 self._writes = True
@@ -211,17 +219,6 @@ class Stage:
                     "first microbatch; run the step again, because from now on this is allowed"
                 ) from error
             raise
-
-    def _run_module(
-        self, arguments: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if self._checkpointed is not None:
-            return self._checkpointed.run((*arguments, *args), kwargs)
-        return self._call(*arguments, *args, **kwargs)
-
-    def _draw(self, microbatch: int, *, is_training: bool) -> AbstractContextManager[None]:
-        random = self._random
-        return random.forward(microbatch, is_training=is_training) if random else nullcontext()
 
     def depart(self, microbatch: int, output: Any, parts: Sequence[int]) -> list[Packet]:
         """Cut an output off from its graph, once per part of the model that it goes to.
@@ -241,17 +238,19 @@ class Stage:
         if microbatch in self._flights:
             self._flights[microbatch].edges = [edges_of(tensors) for _, tensors in trees]
         # A checkpointed stage runs again from its inputs, which it may just be handing on.
-        return cut_off_all(trees, hooked, copies_all=self._checkpointed is not None)
+        is_checkpointed = self._call_to_train is not self._call
+        return cut_off_all(trees, hooked, copies_all=is_checkpointed)
 
     def _depart_alone(self, microbatch: int, output: torch.Tensor, part: int) -> Packet:
         """Cut an output off that is one plain tensor for one part, as most are."""
         hooked: tuple[int, ...] = ()
         if output._backward_hooks or self._graphs is not None:
             (hooked,) = self._find_hooked(microbatch, [[output]])
-        require_plain([output], self.index, part)
-        if microbatch in self._flights:
-            edges = [get_gradient_edge(output)] if output.requires_grad else []
-            self._flights[microbatch].edges = [edges]
+        if not is_plain(output):
+            require_plain([output], self.index, part)
+        flight = self._flights.get(microbatch)
+        if flight is not None:
+            flight.edges = ((find_edge(output),) if output.requires_grad else (),)
         return Packet("T", [cut_off(output)], hooked)
 
     def _find_hooked(
@@ -275,7 +274,7 @@ class Stage:
         weight zero is left out, because a mean over nothing is NaN.
         """
         if edge is None and loss.requires_grad:
-            edge = get_gradient_edge(loss)
+            edge = find_edge(loss)
         if edge is not None and weight != 0:
             self.add_gradient(microbatch, edge, constant(weight, loss.dtype, loss.device))
 
@@ -318,26 +317,27 @@ class Stage:
         """Run gradients through the graph and free it; return the weight work that is left."""
         flight = self._flights.pop(microbatch)
         roots = flight.join_roots(gradients)
-        inputs = [leaf for group in flight.inputs for leaf in group]
+        groups = flight.inputs
+        inputs = groups[0] if len(groups) == 1 else [leaf for group in groups for leaf in group]
         if self._random is None:
             found, work = self._run_backward(flight, roots, inputs)
         else:
             with self._random.backward(microbatch):
                 found, work = self._run_backward(flight, roots, inputs)
-        if len(flight.inputs) == 1:
+        if len(groups) == 1:
             return [found], work
         answer = iter(found)
-        return [[next(answer) for _ in group] for group in flight.inputs], work
+        return [[next(answer) for _ in group] for group in groups], work
 
     def _run_backward(
         self, flight: Flight, roots: Sequence[Root], inputs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[DeferredWork]]:
         work: list[DeferredWork] = []
-        if flight.is_replayed or (flight.is_observed and self._recorder is None):
+        if self._recorder is not None and not flight.is_replayed:
+            return self._recorder.run_backward(roots, inputs)
+        if flight.is_replayed or flight.is_observed:
             return run_own_pass(roots, inputs, work), work
-        if self._recorder is None:
-            return run_backward(roots, inputs), work
-        return self._recorder.run_backward(roots, inputs)
+        return run_backward(roots, inputs), work
 
     def clear(self) -> None:
         """Free everything after a failed step."""

@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
+from penstock.deferred.own_pass import find_edge
 from penstock.errors import BoundaryError
 from penstock.ir.dataflow import Routed
 from penstock.step.backward import Root
@@ -27,7 +28,7 @@ class Flight:
     inputs: list[list[torch.Tensor]]
     is_replayed: bool = False
     is_observed: bool = False
-    edges: list[list[GradientEdge]] = field(default_factory=list)
+    edges: Sequence[Sequence[GradientEdge]] = ()
     roots: list[Root] = field(default_factory=list)
 
     def join_roots(self, gradients: Sequence[Sequence[torch.Tensor]]) -> list[Root]:
@@ -73,7 +74,7 @@ def values_for_parts(output: Any, parts: Sequence[int]) -> list[Any]:
 
 def edges_of(tensors: Sequence[torch.Tensor]) -> list[GradientEdge]:
     """Return where tensors are in their graph, except those that need no gradient."""
-    return [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+    return [find_edge(tensor) for tensor in tensors if tensor.requires_grad]
 
 
 @lru_cache(maxsize=256)

@@ -10,11 +10,13 @@ from penstock.ir.actions import Action
 from penstock.loss.weigher import Weigher
 from penstock.step.outputs import KeptOutput
 
-__all__ = ["Around", "LossFunction", "Microbatches", "Results", "StepRecording"]
+__all__ = ["Around", "KeptLoss", "LossFunction", "Microbatches", "Results", "StepRecording"]
 
 # A function of the user's that wraps every action of a kind; it gets the action and its call.
 Around: TypeAlias = Callable[[Action, Callable[[], None]], None]
 LossFunction: TypeAlias = Callable[..., torch.Tensor | None]
+# The number of a loss: known to the host, or on a device that the host does not wait for.
+KeptLoss: TypeAlias = torch.Tensor | float
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Results:
     The losses are those of the microbatches and those that stages add.
     """
 
-    losses: list[tuple[torch.Tensor, float]] = field(default_factory=list)
+    losses: list[tuple[KeptLoss, float]] = field(default_factory=list)
     outputs: dict[int, KeptOutput] = field(default_factory=dict)
 
 

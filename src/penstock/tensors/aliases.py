@@ -11,8 +11,8 @@ import torch
 
 __all__ = ["Aliases"]
 
-# A microbatch, the memory that it is in, and how its values are read.
-_Key: TypeAlias = tuple[int, int, torch.dtype, bool, bool]
+# The memory that a tensor is in, and how its values are read.
+_Key: TypeAlias = tuple[int, torch.dtype, bool, bool]
 
 
 class Aliases:
@@ -23,24 +23,23 @@ class Aliases:
     """
 
     def __init__(self) -> None:
-        self._bases: dict[_Key, torch.Tensor] = {}
+        # The first parts that were made of each memory, one per microbatch.
+        self._bases: dict[_Key, list[torch.Tensor]] = {}
 
     def split(self, value: torch.Tensor, sizes: Sequence[int], dim: int) -> list[torch.Tensor]:
         """Split a tensor; the parts of one that requires a gradient are plain views."""
-        parts = list(torch.split(value, list(sizes), dim))
-        if value.requires_grad or value.is_inference() or value.layout is not torch.strided:
+        is_plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+        is_plain = is_plain and value.layout is torch.strided
+        if not is_plain or value.requires_grad or value.is_inference():
+            return list(torch.split(value, list(sizes), dim))
+        memory = value.untyped_storage()._cdata
+        key = memory, value.dtype, value.is_conj(), value.is_neg()
+        # Unlike those of `split`, these parts have version counters of their own.
+        parts = list(torch.unsafe_split_with_sizes(value, list(sizes), dim))
+        bases = self._bases.setdefault(key, parts)
+        if bases is parts:
             return parts
         return [
-            self._alias(number, part) if type(part) is torch.Tensor else part
-            for number, part in enumerate(parts)
+            base.as_strided(part.shape, part.stride(), part.storage_offset())
+            for base, part in zip(bases, parts, strict=True)
         ]
-
-    def _alias(self, microbatch: int, part: torch.Tensor) -> torch.Tensor:
-        memory = part.untyped_storage()._cdata
-        key = (microbatch, memory, part.dtype, part.is_conj(), part.is_neg())
-        base = self._bases.get(key)
-        if base is None:
-            # Unlike `detach`, `data` starts a new version counter.
-            base = self._bases[key] = part.data
-            return base
-        return base.as_strided(part.shape, part.stride(), part.storage_offset())

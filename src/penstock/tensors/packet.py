@@ -27,6 +27,11 @@ class Packet:
     tensors: list[torch.Tensor]
     hooked: tuple[int, ...] = ()
 
+    @property
+    def is_one_leaf(self) -> bool:
+        """Whether it is just one tensor that a gradient comes back for, without hooks."""
+        return self.structure == "T" and not self.hooked and self.tensors[0].requires_grad
+
 
 def as_arguments(outputs: Iterable[Any], rerouting: Rerouting | None = None) -> list[Any]:
     """Return the outputs of a stage's producers as positional arguments; a tuple is several.
@@ -42,7 +47,9 @@ def as_arguments(outputs: Iterable[Any], rerouting: Rerouting | None = None) -> 
 
 def cut_off(tensor: torch.Tensor, *, is_copied: bool = False) -> torch.Tensor:
     """Return a tensor without its graph, in its own memory or as a copy."""
-    cut = plain_value(tensor.detach())
+    cut = tensor.detach()
+    if type(cut) is not torch.Tensor or cut.is_conj() or cut.is_neg():
+        cut = plain_value(cut)
     if is_copied:
         cut = cut.clone()
     return cut.requires_grad_(tensor.requires_grad)

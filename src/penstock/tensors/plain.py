@@ -13,7 +13,7 @@ import torch
 from penstock.errors import BoundaryError
 from penstock.torch_private import AsyncCollectiveTensor
 
-__all__ = ["dense_value", "plain_value", "require_plain"]
+__all__ = ["dense_value", "is_plain", "plain_value", "require_plain"]
 
 
 def plain_value(tensor: torch.Tensor) -> torch.Tensor:
@@ -46,9 +46,20 @@ def dense_value(tensor: torch.Tensor) -> torch.Tensor:
 def require_plain(tensors: Sequence[torch.Tensor], stage: int, part: int) -> None:
     """Raise if a stage gives special tensors to a part that may be on another rank."""
     for tensor in tensors:
+        if is_plain(tensor):
+            continue
         reason = _find_reason(tensor)
         if reason is not None:
             raise BoundaryError(f"stage {stage} must give part {part} {reason}")
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether nothing at all is special about a tensor, as is nearly always so."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    )
 
 
 def _find_reason(tensor: torch.Tensor) -> str | None:

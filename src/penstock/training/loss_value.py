@@ -25,6 +25,7 @@ import torch.distributed as dist
 from penstock.alive.guard import Guard
 from penstock.errors import PipelineError
 from penstock.ranks.control import Control, GroupControl
+from penstock.step.step_data import KeptLoss
 
 __all__ = [
     "LossCopy",
@@ -60,15 +61,14 @@ class Moment(Protocol):
         """Wait until the device gets there."""
 
 
-def are_on_device(losses: Sequence[tuple[torch.Tensor, float]]) -> bool:
+def are_on_device(losses: Sequence[tuple[KeptLoss, float]]) -> bool:
     """Whether reading these losses would make the host wait for a device."""
-    return any(loss.device.type == "cuda" for loss, _ in losses)
+    return any(isinstance(loss, torch.Tensor) and loss.is_cuda for loss, _ in losses)
 
 
-def add_up(losses: Sequence[tuple[torch.Tensor, float]]) -> float:
-    """Return the sum of losses in host memory, each multiplied by its weight."""
-    values = torch.stack([loss for loss, _ in losses]).double()
-    return _weigh(values, [weight for _, weight in losses])
+def add_up(losses: Sequence[tuple[KeptLoss, float]]) -> float:
+    """Return the sum of losses that the host knows, each multiplied by its weight."""
+    return sum(float(loss) * weight for loss, weight in losses)
 
 
 def _weigh(values: torch.Tensor, weights: Sequence[float]) -> float:
@@ -89,16 +89,23 @@ class LossCopy:
         return _weigh(self.values, self.weights)
 
 
-def copy_losses(losses: Sequence[tuple[torch.Tensor, float]]) -> LossCopy:
+def copy_losses(losses: Sequence[tuple[KeptLoss, float]]) -> LossCopy:
     """Start to copy losses from a CUDA device to the host, which does not wait."""
-    device = next(loss.device for loss, _ in losses if loss.device.type == "cuda")
-    values = torch.stack([loss.to(device) for loss, _ in losses]).double()
+    tensors = [loss for loss, _ in losses if isinstance(loss, torch.Tensor)]
+    device = next(loss.device for loss in tensors if loss.is_cuda)
+    values = torch.stack([_move(loss, device) for loss, _ in losses]).double()
     copies = torch.empty(values.shape, dtype=torch.float64, device="cpu", pin_memory=True)
     copies.copy_(values, non_blocking=True)
     # A thread that waits for a blocking event sleeps; for any other it would use up a core.
     arrival = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # upstream
     arrival.record(torch.cuda.current_stream(device))
     return LossCopy(copies, [weight for _, weight in losses], arrival)
+
+
+def _move(loss: KeptLoss, device: torch.device) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor):
+        return loss.to(device)
+    return torch.full((), loss, dtype=torch.float64, device=device)
 
 
 class SharedLoss:

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NoReturn
 
-import torch
-
 from penstock.errors import PipelineError
 from penstock.ranks.control import Control
 from penstock.ranks.faults import Fault, StepFailedError
 from penstock.step.crossing_hooks import ADVICE
+from penstock.step.step_data import KeptLoss
 from penstock.training.loss_value import add_up, are_on_device
 
 __all__ = ["Outcome", "gather_outcome", "raise_first_fault", "raise_unknown_hooks"]
@@ -38,7 +37,7 @@ class Outcome:
 
 def gather_outcome(
     control: Control,
-    losses: Sequence[tuple[torch.Tensor, float]],
+    losses: Sequence[tuple[KeptLoss, float]],
     failure: StepFailedError | None,
     *,
     has_unknown_hooks: bool = False,

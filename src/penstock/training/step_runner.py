@@ -97,6 +97,9 @@ class StepRunner:
         )
         # Parameters whose gradients a step that fails must set back to None.
         self._without_gradients: list[nn.Parameter] = []
+        # The form of the last request, if it was plain, and what was said of it.
+        self._form: tuple[object, ...] | None = None
+        self._facts: BatchFacts | None = None
         self._executors: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
 
     def run(self, request: StepRequest, random_step: int) -> StepResult:
@@ -159,17 +162,24 @@ class StepRunner:
 
     def _agree(self, request: StepRequest) -> tuple[Agreed, bytes]:
         """Return what all ranks know of the batch, and a name for it."""
-        facts = request.describe(
-            needs_target=self.needs_target,
-            uses_target=self.needs_target or self._weighing.counts_target,
-        )
         return self._agreement.agree(
-            self._add_own_errors(facts, request),
+            self._add_own_errors(self._describe(request), request),
             request.values,
             request.named,
             mode=self._mode(),
             is_recorded=request.is_recorded,
         )
+
+    def _describe(self, request: StepRequest) -> BatchFacts:
+        """Describe a request; one of the same form as the last gets the very same description."""
+        form = request.form
+        if form is None or form != self._form or self._facts is None:
+            self._form = form
+            self._facts = request.describe(
+                needs_target=self.needs_target,
+                uses_target=self.needs_target or self._weighing.counts_target,
+            )
+        return self._facts
 
     def _add_own_errors(self, facts: BatchFacts, request: StepRequest) -> BatchFacts:
         """Add what this rank knows of its stages and ties, so that all ranks refuse the step."""

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import torch
@@ -96,7 +96,7 @@ class Weighing:
             case "sum":
                 return KnownWeights([1.0] * len(rows))
             case "mean":
-                return KnownWeights(weigh_rows(rows))
+                return _weigh_rows(tuple(rows))
             case "auto":
                 given = Given(
                     rows,
@@ -118,11 +118,17 @@ class Weighing:
                 return _MissingCounts()
 
 
+@lru_cache(maxsize=16)
+def _weigh_rows(rows: tuple[int, ...]) -> KnownWeights:
+    """Return weights by rows, from the cache because the batches of most steps have the same."""
+    return KnownWeights(weigh_rows(rows))
+
+
 class _MissingCounts:
     """Refuses to weigh a loss, on the rank that has one, since there is nothing to count."""
 
-    def observe_stage(self, module: nn.Module) -> AbstractContextManager[object]:  # noqa: ARG002  # Weigher's form
-        return nullcontext()
+    def observe_stage(self, module: nn.Module) -> None:  # noqa: ARG002  # Weigher's form
+        return
 
     def make_loss(
         self,

@@ -75,6 +75,16 @@ def test_the_newest_records_come_back_in_order(
     assert times == sorted(times)
 
 
+def test_an_action_that_follows_another_begins_when_that_ends(tmp_path: Path) -> None:
+    writer = writer_of(tmp_path, capacity=3)
+    writer.start(writer.encode(action("2F0")))
+    for text in ("2F1", "2B0", "2B1"):
+        writer.follow(writer.encode(action(text)))
+    first, last = read_flight(writer.path).records
+    assert (str(first.doing), str(last.doing)) == ("2B0", "2B1")
+    assert (first.end, last.end) == (last.start, None)
+
+
 def test_a_log_knows_who_wrote_it(tmp_path: Path) -> None:
     before = time.time()
     writer = writer_of(tmp_path)

@@ -26,6 +26,7 @@ __all__ = [
     "RECORD",
     "RECORD_TYPE",
     "SIGNS",
+    "START",
     "TIME",
     "VERSION",
     "WAIT",
@@ -44,6 +45,8 @@ HEADER = Struct("<8s4IQ2d64s64s")
 SIGNS = Struct("<2d")
 # step, start, action, awaited message; the wait's begin and end, the action's end; number
 RECORD = Struct("<qd16s16s3dq")
+# The same, as the start of an action writes it: what lies between it and the number in one piece.
+START = Struct("<qd16s40sq")
 # kind, stage, microbatch, peer: those of an action, or the code of a phase and nothing else
 DOING = Struct("<b3x3i")
 # What a wait writes into its record, and the offsets of it and of the two end times.

@@ -30,6 +30,7 @@ from penstock.files.flight.layout import (
     RECORD,
     RECORD_TYPE,
     SIGNS,
+    START,
     TIME,
     VERSION,
     WAIT,
@@ -41,9 +42,10 @@ from penstock.ir.rows import ABSENT
 
 __all__ = ["FlightWriter", "flight_path", "read_flight"]
 
-_NOTHING: Final = DOING.pack(ABSENT, ABSENT, ABSENT, ABSENT)
+# What a record has between its action and its number at first: no message, and no times yet.
+_NOTHING: Final = WAIT.pack(DOING.pack(ABSENT, ABSENT, ABSENT, ABSENT), 0.0, 0.0) + TIME.pack(0.0)
 # Bound once, because every action of a step calls them.
-_pack_record, _pack_wait, _pack_time = RECORD.pack_into, WAIT.pack_into, TIME.pack_into
+_pack_start, _pack_wait, _pack_time = START.pack_into, WAIT.pack_into, TIME.pack_into
 _RECORD_BYTES: Final = RECORD.size
 # The largest possible flight record; nothing beyond it is read.
 _MOST_BYTES = HEADER.size + SIGNS.size + 4 * MOST_STAGES + RECORD.size * MOST_RECORDS + 1
@@ -113,16 +115,24 @@ class FlightWriter:
         """Begin a step; later actions belong to it."""
         self._step = number
 
-    def start(self, encoded: bytes, now: float | None = None) -> None:
-        """Begin an action, now or at another time of the monotonic clock."""
-        if now is None:
-            now = perf_counter()
+    def start(self, encoded: bytes) -> float:
+        """Begin an action, and return the time of the monotonic clock."""
+        now = perf_counter()
+        self._begin(encoded, now)
+        return now
+
+    def follow(self, encoded: bytes) -> float:
+        """End an action and begin the next one at the same time, which is returned."""
+        now = perf_counter()
+        _pack_time(self._memory, self._place + END, now)
+        self._begin(encoded, now)
+        return now
+
+    def _begin(self, encoded: bytes, now: float) -> None:
         number = self._number
         self._place = place = self._first + number % self._capacity * _RECORD_BYTES
         self._number = number = number + 1
-        _pack_record(
-            self._memory, place, self._step, now, encoded, _NOTHING, 0.0, 0.0, 0.0, number
-        )
+        _pack_start(self._memory, place, self._step, now, encoded, _NOTHING, number)
 
     def wait(self, encoded: bytes) -> None:
         """Begin to wait for a message, given as its receive or its send."""

@@ -167,6 +167,7 @@ def deal_keywords(
     result: dict[int, Sequence[dict[str, Any]]] = {}
     for stage, takes in accepted.items():
         own = {name: c for name, c in columns.items() if takes.takes_all or name in takes.names}
-        rows = zip(*own.values(), strict=True) if own else [()] * microbatches
-        result[stage] = [dict(zip(own, row, strict=True)) for row in rows]
+        rows = zip(*own.values(), strict=True) if own else ()
+        dicts = [dict(zip(own, row, strict=True)) for row in rows]
+        result[stage] = dicts or [{} for _ in range(microbatches)]
     return result

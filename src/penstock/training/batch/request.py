@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from penstock.loss.labels import LABELS
 from penstock.loss.reduction import weigh_rows
 from penstock.loss.weigher import Weigher
@@ -39,6 +41,21 @@ class StepRequest:
         """Everything that the user gave, by the names that errors use."""
         positional = {f"argument {number}": value for number, value in enumerate(self.args)}
         return positional | self.kwargs | {"target": self.target}
+
+    @property
+    def form(self) -> tuple[object, ...] | None:
+        """All that its description depends on, if it was given nothing but plain tensors."""
+        forms: list[tuple[torch.Size, torch.dtype] | None] = []
+        for value in self.values:
+            if type(value) is torch.Tensor:
+                forms.append((value.shape, value.dtype))
+            elif value is None:
+                forms.append(None)
+            else:
+                return None
+        context = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        names = len(self.args), *self.kwargs
+        return tuple(forms), names, self.microbatches, self.is_training, context
 
     def describe(self, *, needs_target: bool, uses_target: bool) -> BatchFacts:
         """Describe it for the other ranks."""

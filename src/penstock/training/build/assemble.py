@@ -21,7 +21,7 @@ from penstock.loss.reduction import require_reduction
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
 from penstock.ranks.agreement import Fact, agree, agree_where_known, plain_fact
-from penstock.ranks.channels import is_carried_on_device
+from penstock.ranks.ordered_channels import is_carried_on_device
 from penstock.ranks.control import Control, GroupControl, LocalControl, cannot
 from penstock.ranks.fault_injection import FaultInjectingTransport, FaultInjection
 from penstock.ranks.group_transport import GroupTransport
