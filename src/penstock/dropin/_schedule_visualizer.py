@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from penstock.assembly import build, lower
 from penstock.dropin.names.actions import _Action, _ComputationType, to_works
-from penstock.dropin.names.lists import Order, Slots, to_actions
-from penstock.dropin.names.passes import defer_receives
-from penstock.dropin.orders.spacing import (
+from penstock.dropin.names.lists import Order, Slots, list_actions
+from penstock.dropin.names.passes import _defer_recv_ops
+from penstock.dropin.orders.slots import (
     _ComputationTypeVisual,
     action_type_to_color_mapping,
     read_timeline,
@@ -68,7 +68,7 @@ def get_schedule_ops(
     """Return every rank's actions for a schedule, by its name or its class, without stages.
 
     Schedules of one stage per rank take no other number; the others take two by default, and at
-    least two. `defer_pp_recv` puts receives late instead of early, where there are any.
+    least two. `defer_pp_recv` puts receives late by torch's rule, where there are any.
     """
     if add_spacing and with_comms:
         raise ArgumentError("spacing and communication exclude each other; ask for one of them")
@@ -114,10 +114,10 @@ class _Found:
     def lowered(self, defer_pp_recv: bool) -> list[Slots]:
         compute = [[a for a in slots if a and a.is_compute_op] for slots in self.order.values()]
         schedule = lower(self.schedule(compute))
-        order = {rank: list(to_actions(schedule.rows, rank)) for rank in self.order}
+        order = list_actions(schedule)
         if defer_pp_recv:
-            order = defer_receives(order, schedule.placement.rank_of_stage.__getitem__)
-        return [[*order[rank]] for rank in order]
+            order = _defer_recv_ops(order, schedule.placement.rank_of_stage.__getitem__)
+        return [[*actions] for actions in order.values()]
 
 
 @dataclass(slots=True)

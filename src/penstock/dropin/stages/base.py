@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from penstock.dropin._debug import map_debug_info
 from penstock.dropin.stages.boundary import StageBoundary
-from penstock.dropin.stages.by_hand import is_backward_replaced, run_by_hand
+from penstock.dropin.stages.replaced import is_backward_replaced, run_by_hand
 from penstock.dropin.stages.values import (
     StageUseError,
     as_tuple,
