@@ -22,6 +22,7 @@ from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.dropin.stages.own_stage import PipelineStage
 from penstock.dropin.stages.replaced import find_replaced
 from penstock.dropin.stages.traced_stage import _PipelineStage
+from penstock.dropin.stages.values import put_in_place
 from penstock.errors import BatchError, PipelineError
 from penstock.torch_private import get_default_group
 from penstock.training.step_schedules import Receives, receives_for
@@ -87,7 +88,8 @@ class _PipelineSchedule(ABC):
         with self._call():
             self._check_grad_mode()
             if arg_mbs is None and kwarg_mbs is None and target_mbs is None:
-                arg_mbs, kwarg_mbs, target_mbs = self._split_step(args, kwargs, target)
+                arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
+                target_mbs = None if target is None else self._split_target(target)
             elif args or kwargs or target is not None:
                 raise BatchError(
                     "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
@@ -190,12 +192,6 @@ class _PipelineSchedule(ABC):
 
     # ------------------------------------------------------------------ a batch, and its parts
 
-    def _split_step(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any
-    ) -> tuple[list[Any], list[Any], list[Any] | None]:
-        arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
-        return arg_mbs, kwarg_mbs, None if target is None else self._split_target(target)
-
     def _split_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> tuple[list[Any], list[Any]]:
@@ -261,8 +257,7 @@ class _PipelineSchedule(ABC):
         if not self._internal_losses:
             check_rows(self._runner.rows, target_mbs)
         loss = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
-        self._internal_losses.extend([None] * (mb_index + 1 - len(self._internal_losses)))
-        self._internal_losses[mb_index] = loss
+        put_in_place(self._internal_losses, mb_index, loss)
 
     def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
         """Return the loss of a microbatch on the last stage, for its backward."""

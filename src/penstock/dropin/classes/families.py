@@ -32,8 +32,10 @@ class CompiledStageError(ModelError, RuntimeError):
 class _Family(_PipelineScheduleRuntime):
     """A schedule whose order follows from the numbers of ranks, stages and microbatches."""
 
-    # Its name among our schedules.
+    # Its name among our schedules, if it splits backwards, and if it takes two stages per rank.
     _family: ClassVar[str]
+    _is_split: ClassVar = False
+    _is_v: ClassVar = False
 
     def __init__(
         self,
@@ -48,7 +50,10 @@ class _Family(_PipelineScheduleRuntime):
         defer_pp_recv: bool = False,
         **gathers: Any,
     ) -> None:
-        self._check_stages(stages)
+        if self._is_split:
+            _check_torch_compile_compatibility(stages, type(self).__name__)
+        if self._is_v and len(stages) != 2:
+            raise SizeError(f"{self._family} takes two stages per rank (got {len(stages)})")
         specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
         rest = (None, scale_grads, backward_requires_autograd)
         more = {"defer_pp_recv": defer_pp_recv, **gathers}
@@ -59,9 +64,6 @@ class _Family(_PipelineScheduleRuntime):
         self.microbatches_per_round = n_microbatches // self.number_of_rounds
         self.pipeline_order = self._build_order()
         self._prepare_schedule_with_comms(self.pipeline_order)
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        """Refuse stages that this schedule cannot run."""
 
     def _build_order(self) -> Order:
         return {
@@ -109,9 +111,7 @@ class ScheduleInterleavedZeroBubble(_Family):
     """Interleaved 1F1B with weight work in its gaps (https://arxiv.org/abs/2401.10241)."""
 
     _family = "InterleavedZeroBubble"
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        _check_torch_compile_compatibility(stages, type(self).__name__)
+    _is_split = True
 
     def _build_order(self) -> Order:
         self.pipeline_order = super()._build_order()
@@ -126,25 +126,14 @@ class ScheduleZBVZeroBubble(_Family):
     """The zero-bubble V: two stages per rank (https://arxiv.org/abs/2401.10241, section 6)."""
 
     _family = "ZBV"
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        _check_torch_compile_compatibility(stages, type(self).__name__)
-        _check_two(stages, "ZBV")
+    _is_split = _is_v = True
 
 
 class ScheduleDualPipeV(_Family):
     """The V with overlapped forwards and backwards (https://arxiv.org/abs/2412.19437)."""
 
     _family = "DualPipeV"
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        _check_torch_compile_compatibility(stages, type(self).__name__)
-        _check_two(stages, "DualPipeV")
-
-
-def _check_two(stages: Sequence[_PipelineStageBase], name: str) -> None:
-    if len(stages) != 2:
-        raise SizeError(f"{name} takes two stages per rank (got {len(stages)})")
+    _is_split = _is_v = True
 
 
 def _check_torch_compile_compatibility(

@@ -125,10 +125,7 @@ class _PipelineStageBase(StageBoundary):
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, without a reduction of gradients in its backward."""
-        replica = self.runtime.replica
-        if replica.is_alone:
-            return self.submod(*args, **kwargs)
-        with replica.forward_context():
+        with self.runtime.replica.forward_context():
             return self.submod(*args, **kwargs)
 
     def forward_one_chunk(

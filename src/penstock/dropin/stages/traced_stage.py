@@ -50,6 +50,9 @@ class _PipelineStage(_PipelineStageBase):
         # The names of the module's arguments, noted now because a trainer may wrap the module.
         placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
         self._names = [str(node.target) for node in placeholders]
+        # Each received argument: a stage, and which of its outputs.
+        self._received = self._find_received(self.node)
+        self.sources = sorted({stage for stage, _ in self._received})
         self._move_submod_to_device()
 
     def _move_submod_to_device(self) -> None:
@@ -77,9 +80,8 @@ class _PipelineStage(_PipelineStageBase):
         self.act_send_info = self._create_act_send_info()
         self.args_recv_info[0] = self._create_act_recv_info()
 
-    def _inputs(self, user: fx.Node | None = None) -> list[tuple[int, int]]:
-        """Return each received argument of a module: a stage, and which of its outputs."""
-        nodes = [node for node in (user or self.node).args if isinstance(node, fx.Node)]
+    def _find_received(self, user: fx.Node) -> list[tuple[int, int]]:
+        nodes = [node for node in user.args if isinstance(node, fx.Node)]
         return [self._origin(node) for node in nodes if not _is_root(node)]
 
     def _origin(self, node: fx.Node) -> tuple[int, int]:
@@ -103,25 +105,16 @@ class _PipelineStage(_PipelineStageBase):
             found.setdefault(number, []).extend(stages)
         return found
 
-    def find_sources(self) -> Sequence[int]:
-        """Return the stages that this one receives from."""
-        return sorted({stage for stage, _ in self._inputs()})
-
-    def find_destinations(self) -> Sequence[int]:
-        """Return the stages that this one sends to."""
-        return sorted({stage for stages in self._destinations().values() for stage in stages})
-
     def find_edges(self) -> list[tuple[int, int]]:
         """Return which stage feeds which in the whole pipe."""
         nodes = [node for node in self.pipe_info.graph.nodes if node.op == "call_module"]
         return sorted(
-            {(source, index) for index, n in enumerate(nodes) for source, _ in self._inputs(n)}
+            {(at, index) for index, node in enumerate(nodes) for at, _ in self._find_received(node)}
         )
 
     def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs = self._inputs()
-        by_origin = dict(zip(sorted(inputs), received, strict=True))
-        values = tuple(by_origin[origin] for origin in inputs)
+        by_origin = dict(zip(sorted(self._received), received, strict=True))
+        values = tuple(by_origin[origin] for origin in self._received)
         is_given = [_is_root(argument) for argument in self.node.args]
         if True not in is_given[: len(values)]:
             return values, {}
@@ -136,7 +129,7 @@ class _PipelineStage(_PipelineStageBase):
         return {number: destinations.get(number, []) for number in range(count)}
 
     def _create_act_recv_info(self) -> tuple[_RecvInfo, ...]:
-        return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._inputs())
+        return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._received)
 
     def find_dst_rank(self, user: fx.Node) -> int | None:
         """Return the stage that uses an output, if it is one."""
