@@ -12,18 +12,17 @@ from penstock.dropin.installing import install, uninstall
 from penstock.missing_torch import torch_needed_by
 
 if TYPE_CHECKING:
-    from penstock.dropin._IR import Pipe, SplitPoint, pipe_split, pipeline
-    from penstock.dropin.schedules import (
-        Schedule1F1B,
+    from penstock.dropin.classes.families import (
         ScheduleDualPipeV,
-        ScheduleGPipe,
         ScheduleInterleaved1F1B,
         ScheduleInterleavedZeroBubble,
         ScheduleLoopedBFS,
         ScheduleZBVZeroBubble,
-        _ScheduleForwardOnly,
     )
-    from penstock.dropin.stage import PipelineStage, build_stage
+    from penstock.dropin.classes.single import Schedule1F1B, ScheduleGPipe, _ScheduleForwardOnly
+    from penstock.dropin.pipe.marking import pipe_split
+    from penstock.dropin.pipe.pipe import Pipe, SplitPoint, pipeline
+    from penstock.dropin.stages.kinds import PipelineStage, build_stage
 
 __all__ = [
     "Pipe",

@@ -14,6 +14,6 @@ from penstock.dropin.orders.tables import *
 from penstock.dropin.run.step_actions import *
 from penstock.dropin.stages.base import *
 from penstock.dropin.stages.boundary import *
+from penstock.dropin.stages.kinds import *
 from penstock.dropin.stages.metadata import *
-from penstock.dropin.stages.own_stage import *
 from penstock.dropin.stages.values import *

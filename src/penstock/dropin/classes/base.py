@@ -19,9 +19,8 @@ from penstock.dropin.run.runner import StepRunner
 from penstock.dropin.run.session import Lowered
 from penstock.dropin.run.step_actions import _PipelineContext
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.own_stage import PipelineStage
+from penstock.dropin.stages.kinds import PipelineStage, _PipelineStage
 from penstock.dropin.stages.replaced import find_replaced
-from penstock.dropin.stages.traced_stage import _PipelineStage
 from penstock.dropin.stages.values import put_in_place
 from penstock.errors import BatchError, PipelineError
 from penstock.torch_private import get_default_group

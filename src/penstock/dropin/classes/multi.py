@@ -9,18 +9,7 @@ import torch
 
 from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
-from penstock.dropin.names.actions import (
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    FULL_BACKWARD,
-    OVERLAP_F_B,
-    REDUCE_GRAD,
-    RESHARD,
-    UNSHARD,
-    _Action,
-    _ComputationType,
-)
+from penstock.dropin.names.actions import KIND_OF_TYPE, OVERLAP_F_B, _Action, _ComputationType
 from penstock.dropin.names.lists import (
     Order,
     OrderError,
@@ -44,16 +33,9 @@ __all__ = ["PipelineScheduleMulti", "_PipelineScheduleRuntime"]
 _logger = logging.getLogger(__name__)
 
 Format = Literal["compute_only", "compute_comms"]
-_REPLACEABLE = (
-    FORWARD,
-    FULL_BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    OVERLAP_F_B,
-    UNSHARD,
-    RESHARD,
-    REDUCE_GRAD,
-)
+# What a function of the user's may do: everything but messages.
+_OTHERS = [kind for kind, ours in KIND_OF_TYPE.items() if not ours.is_communication]
+_REPLACEABLE = (OVERLAP_F_B, *_OTHERS)
 
 
 class UnknownFormatError(ArgumentError, NotImplementedError, AssertionError):

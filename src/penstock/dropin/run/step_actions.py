@@ -56,11 +56,11 @@ class _CustomFunctionProtocol(Protocol):
         """Do it."""
 
 
+@dataclass(frozen=True, slots=True)
 class _Awaited:
     """A receive that is under way; waiting for it gives its stage what has come."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
+    wait: Callable[[], None]
 
 
 class StepActions:
@@ -121,15 +121,15 @@ class StepActions:
         # The batch must not outlive its step, nor the schedule be held by what it holds.
         del self._owner, self._executor, self._context, self._refuse, self._loss_kwargs
         gathered = sorted(self.unshard_ops)
+        self.unshard_ops.clear()
         if has_failed:
-            self.fwd_recv_ops.clear()
-            self.bwd_recv_ops.clear()
+            for posted in (self.fwd_recv_ops, self.bwd_recv_ops):
+                posted.clear()
             self.unsharded_stages.clear()
             self._packed.clear()
-        self.unshard_ops.clear()
-        if not has_failed:
-            self.current = None
-        if gathered and not has_failed:
+            return
+        self.current = None
+        if gathered:
             raise OrderError(
                 f"stages {gathered} were gathered and not used; remove their UNSHARD, or put it "
                 "before their first action"

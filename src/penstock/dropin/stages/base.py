@@ -115,10 +115,9 @@ class _PipelineStageBase(StageBoundary):
 
     def clear_runtime_states(self) -> None:
         """Drop everything that a step has left."""
-        for held in (self.fwd_cache, self.bwd_cache, self.dw_runner, self.output_metas):
+        caches: tuple[dict[int, Any], ...] = (self.fwd_cache, self.bwd_cache, self.output_metas)
+        for held in (*caches, self.dw_runner, self.args_recv_info, self.grad_recv_info):
             held.clear()
-        self.args_recv_info.clear()
-        self.grad_recv_info.clear()
         self.output_chunks.clear()
 
     # ------------------------------------------------------------------ forward
