@@ -45,7 +45,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when first asked for: `python -m penstock.dropin` starts many processes that want none.
+    # Loaded when first asked for: `python -m penstock.dropin` starts processes that want none.
     with torch_needed_by(f"{__name__}.{name}"):
         if name in __all__:
             homes = (import_module(f"{__name__}.{home}") for home in ("stage", "schedules", "_IR"))

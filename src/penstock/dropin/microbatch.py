@@ -219,7 +219,7 @@ def _spread(part: torch.Tensor, like: DTensor, dim: int, rows: int) -> torch.Ten
     """Return the tensor that is placed like another one, with this number of rows in all."""
     sizes = list(like.shape)
     sizes[dim] = rows
-    whole = {"shape": torch.Size(sizes), "stride": like.stride()}
+    whole: Any = {"shape": torch.Size(sizes), "stride": like.stride()}
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **whole)
 
 
@@ -231,17 +231,21 @@ def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]
     if rows < num_chunks:
         raise MixedChunksError(f"a block mask has {rows} rows for {num_chunks} microbatches")
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    given = {name: getattr(block_mask, name) for name in names}
+    given: dict[str, Any] = {name: getattr(block_mask, name) for name in names}
     starts = [0, *torch.tensor(share_out(rows, num_chunks)).cumsum(0).tolist()]
     return [
         BlockMask.from_kv_blocks(
-            **{n: None if x is None else x[begin:end] for n, x in given.items()},
+            **{name: _take(blocks, begin, end) for name, blocks in given.items()},
             BLOCK_SIZE=block_mask.BLOCK_SIZE,
             mask_mod=_shift_rows(block_mask.mask_mod, begin),
             seq_lengths=block_mask.seq_lengths,
         )
         for begin, end in pairwise(starts)
     ]
+
+
+def _take(blocks: torch.Tensor | None, begin: int, end: int) -> Any:
+    return None if blocks is None else blocks[begin:end]
 
 
 def _shift_rows(mask_mod: Callable[..., torch.Tensor], start: int) -> Callable[..., torch.Tensor]:

@@ -100,7 +100,7 @@ def space(schedule: Schedule) -> list[Slots]:
     widths = [action_type_to_color_mapping[TYPE_OF_KIND[kind]].width for kind in Kind]
     opening = rows.opening_row()
     # Each member of an overlap takes the slots of all.
-    width = np.bincount(opening, weights=np.array(widths)[rows.kind])[opening]
+    width = np.bincount(opening, np.array(widths)[rows.kind])[opening].astype(np.float64)
     run = run_in_order(rows, graph, duration=width, busy=width, lag=np.zeros(len(graph.need)))
     if not run.is_finished:
         ranks = ", ".join(map(str, find_cycle(rows, run)))

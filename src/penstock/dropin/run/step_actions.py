@@ -207,7 +207,7 @@ class StepActions:
     def _count_backward(self, stage: int) -> bool:
         """Count a backward that completes the weight gradients; return whether it was the last."""
         self.backward_counter[stage] += 1
-        return self.backward_counter[stage] == self._owner._n_microbatches
+        return bool(self.backward_counter[stage] == self._owner._n_microbatches)
 
     # ------------------------------------------------------------------ messages
 

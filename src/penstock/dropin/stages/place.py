@@ -167,8 +167,8 @@ class StagePlace(ABC):
     def _create_act_send_info(self) -> dict[int, Sequence[int | None]]:
         """Return where each output goes, as far as outputs are known."""
         outputs = self._stage_meta.outputs or ()
-        following = [] if self.is_last else [self.stage_index + 1]
-        return {number: following for number in range(len(outputs))}
+        following: Sequence[int | None] = [] if self.is_last else [self.stage_index + 1]
+        return dict.fromkeys(range(len(outputs)), following)
 
     def _create_grad_send_info(self, args_recv_info: tuple[_RecvInfo, ...]) -> list[int | None]:
         return [info.source for info in args_recv_info if not info.is_root_arg]
