@@ -97,15 +97,14 @@ def split_args_kwargs_into_chunks(
     >>> split_args_kwargs_into_chunks((torch.arange(3), "a"), {}, 2)
     ([(tensor([0, 1]), 'a'), (tensor([2]), 'a')], [{}, {}])
     """
-    kwargs = kwargs or {}
-    positional = _pair_up(tuple(args), args_chunk_spec)
-    by_name = _pair_up(kwargs, kwargs_chunk_spec)
-    sizes = [_most_chunks(value, spec, chunks) for value, spec in (*positional, *by_name)]
-    num_chunks = min([chunks, *sizes])
-    return (
-        [tuple(chunk) for chunk in _split_tree(args, positional, num_chunks)],
-        _split_tree(kwargs, by_name, num_chunks),
-    )
+    tree = tuple(args), kwargs or {}
+    pairs = [*_pair_up(tree[0], args_chunk_spec), *_pair_up(tree[1], kwargs_chunk_spec)]
+    num_chunks = min([chunks, *(_most_chunks(value, spec, chunks) for value, spec in pairs)])
+    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
+    structure = tree_flatten(tree, is_leaf=_is_mask)[1]
+    rows = [[column[number] for column in columns] for number in range(num_chunks)]
+    parts = [tree_unflatten(row, structure) for row in rows]
+    return [positional for positional, _ in parts], [named for _, named in parts]
 
 
 def _shard_dict_of_args(
@@ -168,15 +167,6 @@ def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
         f"a value of type {type(value).__name__} has the chunk spec {spec!r}; tensors and block "
         "masks take TensorChunkSpec, everything takes _Replicate()"
     )
-
-
-def _split_tree(tree: Any, pairs: Sequence[tuple[Any, Any]], num_chunks: int) -> list[Any]:
-    structure = tree_flatten(tree, is_leaf=_is_mask)[1]
-    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
-    return [
-        tree_unflatten([column[number] for column in columns], structure)
-        for number in range(num_chunks)
-    ]
 
 
 def _split_leaf(value: Any, spec: Any, num_chunks: int) -> Sequence[Any]:
