@@ -148,8 +148,8 @@ class _PipelineSchedule(ABC):
 
     @property
     @abstractmethod
-    def _is_prepared(self) -> bool:
-        """Whether the stages were prepared for a step of this mode."""
+    def _initialized(self) -> tuple[bool, bool]:
+        """Whether the stages were prepared for forwards, and whether for backwards."""
 
     @abstractmethod
     def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
@@ -173,7 +173,8 @@ class _PipelineSchedule(ABC):
         if self._is_inside or not real:
             yield
             return
-        is_guarded = not (self._is_prepared and all(stage._runtime_validate for stage in real))
+        is_prepared = self._initialized == (True, self._has_backward)
+        is_guarded = not (is_prepared and all(stage._runtime_validate for stage in real))
         self._is_inside = True
         try:
             with self._runner.call(self._find_lowered, real, self.timeouts, is_guarded=is_guarded):

@@ -110,9 +110,8 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self.pipeline_order = order
 
     @property
-    def _is_prepared(self) -> bool:
-        is_trained = self._stages_backward_initialized
-        return self._stages_forward_initialized and is_trained == self._has_backward
+    def _initialized(self) -> tuple[bool, bool]:
+        return self._stages_forward_initialized, self._stages_backward_initialized
 
     @property
     def _own_stages(self) -> list[_PipelineStageBase]:
@@ -128,10 +127,10 @@ class PipelineScheduleMulti(_PipelineSchedule):
         target: Any = None,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        done = (self._stages_forward_initialized, self._stages_backward_initialized)
-        self._stages_forward_initialized, self._stages_backward_initialized = (
-            self._initialize_pp_stages(self._stages, args, kwargs, target, *done, loss_kwargs)
+        done = self._initialize_pp_stages(
+            self._stages, args, kwargs, target, *self._initialized, loss_kwargs
         )
+        self._stages_forward_initialized, self._stages_backward_initialized = done
         self._validate_adjacent_stage_communication()
 
     def _validate_adjacent_stage_communication(self) -> None:

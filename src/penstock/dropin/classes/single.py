@@ -49,9 +49,8 @@ class PipelineScheduleSingle(_PipelineSchedule):
         return None
 
     @property
-    def _is_prepared(self) -> bool:
-        is_trained = self._stage_backward_initialized
-        return self._stage_forward_initialized and is_trained == self._has_backward
+    def _initialized(self) -> tuple[bool, bool]:
+        return self._stage_forward_initialized, self._stage_backward_initialized
 
     @property
     def _own_stages(self) -> list[_PipelineStageBase]:
@@ -67,10 +66,10 @@ class PipelineScheduleSingle(_PipelineSchedule):
         target: Any = None,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        done = (self._stage_forward_initialized, self._stage_backward_initialized)
-        self._stage_forward_initialized, self._stage_backward_initialized = (
-            self._initialize_pp_stages([self._stage], args, kwargs, target, *done, loss_kwargs)
+        done = self._initialize_pp_stages(
+            [self._stage], args, kwargs, target, *self._initialized, loss_kwargs
         )
+        self._stage_forward_initialized, self._stage_backward_initialized = done
 
     def _find_lowered(self) -> Lowered:
         if self._lowered is None:
