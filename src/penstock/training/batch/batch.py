@@ -105,8 +105,8 @@ def describe_value(value: Any) -> str:
     """Return everything about a value that the shapes of a step can depend on."""
     match value:
         case torch.Tensor():
-            form = f"{tuple(value.shape)} {value.dtype} {value.requires_grad}"
-            return f"{form}{getattr(value, 'placements', '')}"
+            grad = " with gradient" if value.requires_grad else ""
+            return f"{tuple(value.shape)} {value.dtype}{grad}{getattr(value, 'placements', '')}"
         case Ready():
             return f"ready {describe_value(list(value.items))}"
         case Shared():
