@@ -327,7 +327,11 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_resolve_peer_global_rank": "the global rank that holds a stage",
         "_runtime_validate": "whether a stage checks every tensor",
     },
-    "pipelining schedule": {"_n_microbatches": "the number of microbatches of a step"},
+    "pipelining schedule": {
+        "_maybe_compute_loss": "computes the loss of a microbatch on the last stage",
+        "_maybe_get_loss": "returns that loss for the backward",
+        "_n_microbatches": "the number of microbatches of a step",
+    },
     "ProcessGroup": {"_get_backend": "its backend for a kind of device"},
     "Options": {"_timeout": "how long a backend waits"},
     "Backend": {

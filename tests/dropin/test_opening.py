@@ -1,4 +1,4 @@
-"""The agreement before a step: heard beside the first forward where nothing has changed."""
+"""The agreement before a step: what every rank was given, and who cannot begin."""
 
 from typing import Any
 
@@ -67,10 +67,10 @@ def refuse_after_steady_steps(rank: int) -> tuple[str, bool]:
     return str(caught.value).split(" (")[0].split(";")[0], schedule._runner.knows_shapes
 
 
-def test_a_rank_that_cannot_begin_is_named_though_others_have_begun(
+def test_a_rank_that_cannot_begin_is_named_after_steps_that_went_well(
     two_processes: Processes,
 ) -> None:
-    # Rank 0 has run its first forward by then, and must neither send it nor count it.
+    # The shapes are known by then, and rank 0 must neither send its first forward nor count it.
     refused = "Expecting 4 target_mbs but got 1"
     assert [text for text, _ in two_processes.run(refuse_after_steady_steps)] == [
         f"rank 1 cannot begin the step: BatchError: {refused}",
@@ -126,9 +126,7 @@ def test_another_form_on_one_rank_is_learned_by_all(
     assert found == [steps] * RANKS
 
 
-def test_a_first_forward_that_fails_before_all_are_heard_is_raised_by_all(
-    two_processes: Processes,
-) -> None:
-    # Nothing about the call has changed, so that rank 0 does not wait before it fails.
+def test_a_first_forward_that_fails_is_raised_by_all(two_processes: Processes) -> None:
+    # Nothing about the call has changed, so that the other rank counts on what it knows.
     found = two_processes.run(change_one_rank, 0, [1, 1, 0, 1, 1])
     assert found == [["learned", "known", "broken", "learned", "known"]] * RANKS

@@ -16,7 +16,6 @@ from penstock.dropin._schedule_visualizer import (
 )
 from penstock.dropin.names.actions import F, _Action, _ComputationType
 from penstock.dropin.names.lists import Order, Slots
-from penstock.dropin.names.passes import defer_receives
 from penstock.dropin.orders.tables import build_order
 from penstock.dropin.schedules import (
     ScheduleGPipe,
@@ -26,7 +25,7 @@ from penstock.dropin.schedules import (
 )
 from penstock.errors import ArgumentError, ScheduleNameError, SizeError
 from penstock.schedules.registry import FAMILIES
-from tests.dropin.incumbent import rank_of_stage, read_order
+from tests.dropin.incumbent import needs, read_order
 from tests.strategies import FAMILY_NAMES
 
 torch_visualizer: Any = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
@@ -82,13 +81,14 @@ def test_every_family_comes_plain_spaced_and_lowered(name: str) -> None:
     assert texts(lowered) == texts(list(lower(schedule).orders))
 
 
-@pytest.mark.parametrize("name", ["Interleaved1F1B", "ZBVZeroBubble"])
-def test_late_receives_are_those_of_lowering(name: str) -> None:
-    early = get_schedule_ops(name, 2, 4, with_comms=True)
-    order = dict(enumerate(without_idle(early)))
-    holder = rank_of_stage(dict(enumerate(early)))
-    expected = list(defer_receives(order, holder.__getitem__).values())
-    assert get_schedule_ops(name, 2, 4, with_comms=True, defer_pp_recv=True) == expected
+@needs("_defer_recv_ops")
+@pytest.mark.parametrize("name", TORCH_MULTI)
+def test_late_receives_are_shown_where_torch_shows_them(name: str) -> None:
+    for ranks, microbatches in ((1, 2), (2, 4), (3, 6), (4, 8)):
+        given = {"schedule": name, "pp_degree": ranks, "num_microbatches": microbatches}
+        expected = torch_visualizer.get_schedule_ops(**given, with_comms=True, defer_pp_recv=True)
+        found = get_schedule_ops(name, ranks, microbatches, with_comms=True, defer_pp_recv=True)
+        assert texts(found) == texts(expected)
 
 
 def test_late_receives_stand_right_before_their_use_on_the_last_rank() -> None:

@@ -85,7 +85,7 @@ def test_a_stage_knows_its_place_in_the_pipe() -> None:
     info = PipeInfo(pipe.graph, 4, has_loss_and_backward=False)
     stage = build_stage(pipe.get_submodule("submod_2"), 2, info, CPU)
     assert (stage.name, stage.get_stage_index_of_submod("submod_3")) == ("submod_2", 3)
-    assert (list(stage.find_sources()), list(stage.find_destinations())) == ([0, 1], [3])
+    assert (stage.sources, stage._create_act_send_info()) == ([0, 1], {0: [3]})
     with pytest.raises(PipeliningMetadataError, match="no stage runs 'other'"):
         stage.get_stage_index_of_submod("other")
     with pytest.raises(PipeliningMetadataError, match="calls 4 modules for 3 stages"):

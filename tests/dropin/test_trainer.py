@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.dropin.names.csv_files import write_order
+from penstock.dropin.names.lists import write_order
 from penstock.dropin.orders.tables import build_order
 
 SCRIPT = Path(__file__).with_name("trainer.py")

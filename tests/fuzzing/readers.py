@@ -10,7 +10,7 @@ from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
 from penstock.cli.reports import explanation, timeline, to_json
 from penstock.costs import Costs
-from penstock.dropin.names.csv_files import read_order, write_order
+from penstock.dropin.names.lists import read_order, write_order
 from penstock.files.flight.timeline import last_recorded_step
 from penstock.files.flight.waits import Flight, read_flights
 from penstock.files.timeline import read_timeline, write_timeline

@@ -7,5 +7,4 @@ from penstock.dropin.pipe.local_run import *
 from penstock.dropin.pipe.loss import *
 from penstock.dropin.pipe.marking import *
 from penstock.dropin.pipe.pipe import *
-from penstock.dropin.pipe.serialization import *
-from penstock.dropin.stages.traced_stage import *
+from penstock.dropin.stages.kinds import *

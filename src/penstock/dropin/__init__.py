@@ -5,6 +5,7 @@ whole program with `python -m penstock.dropin`.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from penstock.dropin.installing import install, uninstall
@@ -21,39 +22,7 @@ if TYPE_CHECKING:
     from penstock.dropin.classes.single import Schedule1F1B, ScheduleGPipe, _ScheduleForwardOnly
     from penstock.dropin.pipe.marking import pipe_split
     from penstock.dropin.pipe.pipe import Pipe, SplitPoint, pipeline
-    from penstock.dropin.stages.own_stage import PipelineStage
-    from penstock.dropin.stages.traced_stage import build_stage
-
-# Loaded when first asked for: `python -m penstock.dropin` starts many processes that want none.
-_HOMES = {
-    "Pipe": "_IR",
-    "PipelineStage": "stage",
-    "Schedule1F1B": "schedules",
-    "ScheduleDualPipeV": "schedules",
-    "ScheduleGPipe": "schedules",
-    "ScheduleInterleaved1F1B": "schedules",
-    "ScheduleInterleavedZeroBubble": "schedules",
-    "ScheduleLoopedBFS": "schedules",
-    "ScheduleZBVZeroBubble": "schedules",
-    "SplitPoint": "_IR",
-    "_ScheduleForwardOnly": "schedules",
-    "build_stage": "stage",
-    "pipe_split": "_IR",
-    "pipeline": "_IR",
-}
-_SUBMODULES = frozenset(
-    {
-        "_IR",
-        "_backward",
-        "_debug",
-        "_schedule_visualizer",
-        "_unflatten",
-        "_utils",
-        "microbatch",
-        "schedules",
-        "stage",
-    }
-)
+    from penstock.dropin.stages.kinds import PipelineStage, build_stage
 
 __all__ = [
     "Pipe",
@@ -76,9 +45,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    # Loaded when first asked for: `python -m penstock.dropin` starts processes that want none.
     with torch_needed_by(f"{__name__}.{name}"):
-        if name in _HOMES:
-            return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        if name in _SUBMODULES:
+        if name in __all__:
+            homes = (import_module(f"{__name__}.{home}") for home in ("stage", "schedules", "_IR"))
+            return next(getattr(home, name) for home in homes if hasattr(home, name))
+        if find_spec(f"{__name__}.{name}") is not None:
             return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

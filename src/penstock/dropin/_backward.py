@@ -1,26 +1,26 @@
 """The backward of a stage on a graph that somebody else has recorded, whole or in two halves.
 
-`stage_backward_input` makes the input gradients, and notes what arrives where the graph branches
-off to weights (see `stages.split_graph`); `stage_backward_weight` continues from there. Stages in
-our own schedules split earlier and at less cost (`penstock.step.backward`).
+    output -- n1 -- n2 -- input        n1, n2: nodes on the way to an input
+              |     |                  the cut: their edges to what leads to weights only
+              w1    w2
+
+The gradient that arrives at such a node serves both ways. So `stage_backward_input` notes it, and
+`stage_backward_weight` continues from there. Nodes that lead to a common weight form one group:
+their part of the graph is run in one pass. Stages in our own schedules split earlier and at less
+cost (`penstock.step.backward`).
 """
 
+import operator
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import Parameter
-from torch.utils.hooks import RemovableHandle
 
 from penstock.dropin._debug import map_debug_info
-from penstock.dropin.stages.split_graph import (
-    Group,
-    construct_reverse_graph,
-    find_groups,
-    get_param_groups,
-    reverse_closure,
-)
 from penstock.errors import ModelError, PipelineError
 from penstock.torch_private import FunctionBase
 
@@ -85,13 +85,9 @@ def stage_backward_input(
         if _requires_gradient(output)
     ]
     wanted = [value for value in input_values if _requires_gradient(value)]
+    trained = [_edge(weight).node for weight in weights if weight.requires_grad]
     try:
-        groups = find_groups(
-            [edge.node for edge, _ in roots],
-            [_edge(value).node for value in wanted],
-            [_edge(weight).node for weight in weights if weight.requires_grad],
-        )
-        param_groups = [_describe(group, roots) for group in groups]
+        param_groups = _find_groups(roots, [_edge(value).node for value in wanted], trained)
         found = iter(_differentiate(roots, wanted, param_groups))
     except Exception as error:
         arguments = (stage_outputs_or_loss, output_grads, input_values)
@@ -119,17 +115,14 @@ def stage_backward_weight(
         ]
         if pairs:
             edges, gradients = zip(*pairs, strict=True)
-            # What comes down from one intermediate to another has been counted there already.
-            handles = [_set_gradients(node, saved) for node, saved in noted]
-            try:
+            weights_of_group = [node.variable for node in group["params"]]
+            with ExitStack() as hooks:
+                # What comes down from one intermediate to another has been counted there already.
+                for node, saved in noted:
+                    hooks.enter_context(node.register_prehook(lambda _, saved=saved: saved))
                 torch.autograd.backward(
-                    edges,
-                    gradients,
-                    retain_graph=retain_graph,
-                    inputs=[node.variable for node in group["params"]],
+                    edges, gradients, retain_graph=retain_graph, inputs=weights_of_group
                 )
-            finally:
-                _remove(handles)
     return tuple(weight.grad for weight in weights)
 
 
@@ -168,31 +161,125 @@ def _get_grad_fn_or_grad_acc(t: torch.Tensor) -> Node | None:
     return _edge(t).node if _requires_gradient(t) else None
 
 
+def _find_groups(
+    roots: Sequence[tuple[GradientEdge, torch.Tensor]],
+    inputs: Sequence[Node],
+    weights: Sequence[Node],
+) -> list[dict[str, Any]]:
+    """Return where to cut the graph behind these roots, and what is known to arrive there.
+
+    The second half also continues from a root that leads to no input, with its own gradient.
+    """
+    nodes = [edge.node for edge, _ in roots]
+    before = construct_reverse_graph(nodes)
+    if inputs:
+        groups = _group(inputs, weights, before, set(nodes))
+    else:
+        reached = {weight for weight in weights if weight in before or weight in nodes}
+        groups = [(reached, list(dict.fromkeys(nodes)))] if reached else []
+    found = []
+    for params, intermediates in groups:
+        # A node of a Python function does not keep itself alive; what leads to it does.
+        is_python = any(isinstance(node, FunctionBase) for node in intermediates)
+        owners = [edge for edge, _ in roots] if is_python else []
+        grads = [_given_to(node, roots) for node in intermediates]
+        group = {"params": params, "intermediates": intermediates, "grads": grads}
+        found.append({**group, "owners": owners})
+    return found
+
+
+def _given_to(node: Node, roots: Sequence[tuple[GradientEdge, torch.Tensor]]) -> Gradients:
+    """Return the gradients that the backward starts from at a node."""
+    given = {edge.output_nr: grad for edge, grad in roots if edge.node is node}
+    return tuple(given.get(number) for number in range(max(given, default=-1) + 1))
+
+
+def get_param_groups(
+    inputs: list[Node], params: list[Node], reverse_edges_dict: dict[Node, list[Node]]
+) -> list[dict[str, Any]]:
+    """Return parameters together with the nodes where their ways part from those of the inputs."""
+    groups = _group(inputs, params, reverse_edges_dict, set())
+    return [{"params": weights, "intermediates": set(nodes)} for weights, nodes in groups]
+
+
+def _group(
+    inputs: Sequence[Node],
+    weights: Sequence[Node],
+    before: dict[Node, list[Node]],
+    roots: set[Node],
+) -> list[tuple[set[Node], list[Node]]]:
+    """Return weights, and the nodes from which all of their gradients come.
+
+    Nodes with a weight in common, however indirectly, are together.
+    """
+    on_the_way, _ = reverse_closure(list(inputs), set(), before)
+    starts: dict[Node, set[Node]] = {}
+    for weight in weights:
+        found, met = reverse_closure([weight], on_the_way, before)
+        for node in met | (found & roots):
+            starts.setdefault(node, set()).add(weight)
+    group_of: dict[Node, tuple[set[Node], list[Node]]] = {}
+    for node, own in starts.items():
+        joined = {id(group): group for weight in own if (group := group_of.get(weight))}.values()
+        nodes = [one for _, others in joined for one in others]
+        group = own.union(*(others for others, _ in joined)), [*nodes, node]
+        group_of.update(dict.fromkeys(group[0], group))
+    return list({id(group): group for group in group_of.values()}.values())
+
+
+def construct_reverse_graph(roots: list[Node]) -> dict[Node, list[Node]]:
+    """Return, for every node behind the roots, the nodes that lead to it."""
+    reverse: dict[Node, list[Node]] = {}
+    waiting, seen = list(roots), set(roots)
+    while waiting:
+        node = waiting.pop()
+        for after, _ in node.next_functions:
+            if after is not None:
+                reverse.setdefault(after, []).append(node)
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+    return reverse
+
+
+def reverse_closure(
+    roots: list[Node], target_nodes: set[Node], reverse_edges_dict: dict[Node, list[Node]]
+) -> tuple[set[Node], set[Node]]:
+    """Return all nodes that lead to the roots, up to target nodes, and the target nodes met."""
+    found, met = set(roots), set()
+    waiting = list(roots)
+    while waiting:
+        for before in reverse_edges_dict.get(waiting.pop(), ()):
+            if before in target_nodes:
+                met.add(before)
+            elif before not in found:
+                waiting.append(before)
+            found.add(before)
+    return found, met
+
+
 def _pair_up(output: Any, grad: Any) -> Iterable[tuple[Root, torch.Tensor | None]]:
     """Yield each differentiable value of a nested output with its gradient."""
-    match output:
-        case torch.Tensor() | GradientEdge():
-            if _requires_gradient(output):
-                if grad is not None and not isinstance(grad, torch.Tensor):
-                    raise MissingGradientError(f"a tensor has the gradient {type(grad).__name__}")
-                yield output, grad
-        case tuple() | list() if grad is not None:
-            if not isinstance(grad, tuple | list) or len(grad) != len(output):
-                raise MissingGradientError(
-                    f"{len(output)} outputs have gradients of another form: {map_debug_info(grad)}"
-                )
-            for value, part in zip(output, grad, strict=True):
-                yield from _pair_up(value, part)
-        case dict() if grad is not None:
-            if not isinstance(grad, dict) or set(grad) != set(output):
-                raise MissingGradientError(
-                    f"outputs {sorted(output)} have gradients of another form: "
-                    f"{map_debug_info(grad)}"
-                )
-            for name, value in output.items():
-                yield from _pair_up(value, grad[name])
-        case _:
-            return
+    if isinstance(output, torch.Tensor | GradientEdge):
+        if _requires_gradient(output):
+            if grad is not None and not isinstance(grad, torch.Tensor):
+                raise MissingGradientError(f"a tensor has the gradient {type(grad).__name__}")
+            yield output, grad
+    elif isinstance(output, tuple | list | dict) and grad is not None:
+        values, grads = _items(output), _items(grad)
+        if values.keys() != grads.keys():
+            raise MissingGradientError(
+                f"outputs {list(values)} have gradients of another form: {map_debug_info(grad)}"
+            )
+        for key, value in values.items():
+            yield from _pair_up(value, grads[key])
+
+
+def _items(tree: Any) -> dict[Any, Any]:
+    """Return what a dict, a tuple or a list holds, by key or place; nothing for anything else."""
+    if isinstance(tree, tuple | list):
+        return dict(enumerate(tree))
+    return tree if isinstance(tree, dict) else {}
 
 
 def _requires_gradient(value: object) -> bool:
@@ -214,24 +301,6 @@ def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:
     return torch.ones_like(output)
 
 
-def _describe(group: Group, roots: Sequence[tuple[GradientEdge, torch.Tensor]]) -> dict[str, Any]:
-    """Return a group in torch's form; a root that leads to no input gets its own gradient."""
-    grads: list[Gradients] = []
-    for node in group.nodes:
-        arrived = {edge.output_nr: grad for edge, grad in roots if edge.node is node}
-        last = max(arrived, default=-1)
-        grads.append(tuple(arrived.get(number) for number in range(last + 1)))
-    # A node of a Python function does not keep itself alive; what leads to it does.
-    is_python = any(isinstance(node, FunctionBase) for node in group.nodes)
-    owners = [edge for edge, _ in roots] if is_python else []
-    return {
-        "params": group.weights,
-        "intermediates": group.nodes,
-        "grads": grads,
-        "owners": owners,
-    }
-
-
 def _differentiate(
     roots: Sequence[tuple[GradientEdge, torch.Tensor]],
     wanted: Sequence[Root],
@@ -240,38 +309,16 @@ def _differentiate(
     """Return the gradients of the inputs, and note what arrives at the intermediates."""
     if not roots or not wanted:
         return [None] * len(wanted)
-    handles = [
-        _note_gradients(node, group["grads"], number)
-        for group in param_groups
-        for number, node in enumerate(group["intermediates"])
-    ]
     edges, gradients = zip(*roots, strict=True)
-    try:
+    with ExitStack() as hooks:
+        for group in param_groups:
+            for number, node in enumerate(group["intermediates"]):
+                note = partial(operator.setitem, group["grads"], number)
+                hooks.enter_context(node.register_prehook(note))
         found: Gradients = torch.autograd.grad(
             edges, cast(Any, wanted), gradients, retain_graph=True, allow_unused=True
         )
-        return found
-    finally:
-        _remove(handles)
-
-
-def _note_gradients(node: Node, grads: list[Gradients], number: int) -> RemovableHandle:
-    def note(arrived: Gradients) -> None:
-        grads[number] = tuple(arrived)
-
-    return node.register_prehook(note)
-
-
-def _set_gradients(node: Node, saved: Gradients) -> RemovableHandle:
-    def replace(_: object) -> Gradients:
-        return saved
-
-    return node.register_prehook(replace)
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
+    return found
 
 
 def _take_gradient(value: Any) -> torch.Tensor | None:

@@ -8,14 +8,14 @@ idle slot. Torch is not needed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from penstock.assembly import build, lower
 from penstock.dropin.names.actions import _Action, _ComputationType, to_works
-from penstock.dropin.names.lists import Order, Slots, to_actions
-from penstock.dropin.names.passes import defer_receives
-from penstock.dropin.orders.spacing import (
+from penstock.dropin.names.lists import Order, Slots, list_actions
+from penstock.dropin.names.passes import _defer_recv_ops
+from penstock.dropin.orders.slots import (
     _ComputationTypeVisual,
     action_type_to_color_mapping,
     read_timeline,
@@ -68,16 +68,26 @@ def get_schedule_ops(
     """Return every rank's actions for a schedule, by its name or its class, without stages.
 
     Schedules of one stage per rank take no other number; the others take two by default, and at
-    least two. `defer_pp_recv` puts receives late instead of early, where there are any.
+    least two. `defer_pp_recv` puts receives late by torch's rule, where there are any.
     """
     if add_spacing and with_comms:
         raise ArgumentError("spacing and communication exclude each other; ask for one of them")
-    found = _find(schedule, pp_degree, num_microbatches, num_stages_per_rank)
+    order, dataflow = _find(schedule, pp_degree, num_microbatches, num_stages_per_rank)
     if with_comms:
-        return found.lowered(defer_pp_recv)
+        return _lower(order, dataflow, defer_pp_recv)
     if add_spacing:
-        return space(found.schedule(list(found.order.values())))
-    return list(found.order.values())
+        works = map(to_works, order.values())
+        return space(Schedule.from_orders(works, dataflow=dataflow))
+    return list(order.values())
+
+
+def _lower(order: Order, dataflow: Dataflow, defer_pp_recv: bool) -> list[Slots]:
+    compute = [[a for a in slots if a and a.is_compute_op] for slots in order.values()]
+    schedule = lower(Schedule.from_orders(map(to_works, compute), dataflow=dataflow))
+    lowered = list_actions(schedule)
+    if defer_pp_recv:
+        lowered = _defer_recv_ops(lowered, schedule.placement.rank_of_stage.__getitem__)
+    return [[*actions] for actions in lowered.values()]
 
 
 def add_schedule_op_spacing(schedule: Sequence[Sequence[_Action | None]]) -> list[Slots]:
@@ -101,64 +111,37 @@ def visualize_schedule(
         save(figure, filename)
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A schedule's order, and which stage feeds which."""
-
-    order: Order
-    dataflow: Dataflow
-
-    def schedule(self, slots: Sequence[Sequence[_Action | None]]) -> Schedule:
-        return Schedule.from_orders(map(to_works, slots), dataflow=self.dataflow)
-
-    def lowered(self, defer_pp_recv: bool) -> list[Slots]:
-        compute = [[a for a in slots if a and a.is_compute_op] for slots in self.order.values()]
-        schedule = lower(self.schedule(compute))
-        order = {rank: list(to_actions(schedule.rows, rank)) for rank in self.order}
-        if defer_pp_recv:
-            order = defer_receives(order, schedule.placement.rank_of_stage.__getitem__)
-        return [[*order[rank]] for rank in order]
-
-
-@dataclass(slots=True)
-class _StandInStage:
-    """As much of a stage as a schedule's constructor reads."""
-
-    num_stages: int
-    group_size: int
-    group_rank: int = 0
-    group: None = None
-    submod: None = None
-    stage_index_to_group_rank: dict[int, int] = field(default_factory=dict)
-
-
-def _find(schedule: str | type[Any], ranks: int, microbatches: int, wanted: int | None) -> _Found:
-    """Return the order of a schedule, after checking the number of stages per rank."""
+def _find(
+    schedule: str | type[Any], ranks: int, microbatches: int, wanted: int | None
+) -> tuple[Order, Dataflow]:
+    """Return the order of a schedule and which stage feeds which, for stages that torch allows."""
     if isinstance(schedule, type) and schedule.__name__ not in _TORCH_NAMES:
         return _find_by_class(schedule, ranks, microbatches, wanted)
     family = find_family(schedule if isinstance(schedule, str) else schedule.__name__)
     stages = _choose_stages_per_rank(family.name, family.stages_per_rank, wanted)
     built = build(family.name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages)
-    return _Found(build_order(family.name, ranks, microbatches, stages), built.dataflow)
+    return build_order(family.name, ranks, microbatches, stages), built.dataflow
 
 
 def _find_by_class(
     schedule: type[Any], ranks: int, microbatches: int, wanted: int | None
-) -> _Found:
+) -> tuple[Order, Dataflow]:
     """Return the order that the constructor of a user's schedule class makes of such stages."""
     bases = {base.__name__ for base in schedule.__mro__}
     if "_PipelineSchedule" not in bases:
         raise ArgumentError(f"{schedule.__name__} is not a schedule; derive it from one")
     is_single = "PipelineScheduleSingle" in bases
     per_rank = _choose_stages_per_rank(schedule.__name__, 1 if is_single else 2, wanted)
-    stages = [_StandInStage(ranks * per_rank, ranks) for _ in range(per_rank)]
+    # As much of a stage as a schedule's constructor reads.
+    known = {"num_stages": ranks * per_rank, "group_size": ranks, "group_rank": 0}
+    stages = [SimpleNamespace(**known, group=None, submod=None) for _ in range(per_rank)]
     made = schedule(stages[0] if is_single else stages, microbatches)
     if not made.pipeline_order:
         raise ArgumentError(
             f"{schedule.__name__} sets no pipeline_order, so there is none to show"
         )
     order = {rank: list(made.pipeline_order[rank]) for rank in range(ranks)}
-    return _Found(order, Dataflow.chain(ranks * per_rank))
+    return order, Dataflow.chain(ranks * per_rank)
 
 
 def _choose_stages_per_rank(name: str, usual: int, wanted: int | None) -> int:

@@ -1,7 +1,7 @@
 """Gives a flat graph the modules back that its operations come from."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -78,10 +78,7 @@ def _child(node: fx.Node, depth: int) -> str | None:
     """Return the child that a node belongs to, or None for a node of the module itself."""
     if node.op in ("placeholder", "get_attr", "output"):
         return None
-    path = max(_paths(node), key=len, default=())
+    stack = (node.meta.get("nn_module_stack") or {}).values()
+    paths = ([atom for atom in str(path).split(".") if atom] for path, *_ in stack)
+    path = max(paths, key=len, default=[])
     return path[depth] if len(path) > depth else None
-
-
-def _paths(node: fx.Node) -> Iterator[tuple[str, ...]]:
-    for path, *_ in (node.meta.get("nn_module_stack") or {}).values():
-        yield tuple(atom for atom in str(path).split(".") if atom)

@@ -7,6 +7,7 @@ Without specs, tensors and block masks are split along dimension 0 and the rest 
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -96,15 +97,14 @@ def split_args_kwargs_into_chunks(
     >>> split_args_kwargs_into_chunks((torch.arange(3), "a"), {}, 2)
     ([(tensor([0, 1]), 'a'), (tensor([2]), 'a')], [{}, {}])
     """
-    kwargs = kwargs or {}
-    positional = _pair_up(tuple(args), args_chunk_spec)
-    by_name = _pair_up(kwargs, kwargs_chunk_spec)
-    sizes = [_most_chunks(value, spec, chunks) for value, spec in (*positional, *by_name)]
-    num_chunks = min([chunks, *sizes])
-    return (
-        [tuple(chunk) for chunk in _split_tree(args, positional, num_chunks)],
-        _split_tree(kwargs, by_name, num_chunks),
-    )
+    tree = tuple(args), kwargs or {}
+    pairs = [*_pair_up(tree[0], args_chunk_spec), *_pair_up(tree[1], kwargs_chunk_spec)]
+    num_chunks = min([chunks, *(_most_chunks(value, spec, chunks) for value, spec in pairs)])
+    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
+    structure = tree_flatten(tree, is_leaf=_is_mask)[1]
+    rows = [[column[number] for column in columns] for number in range(num_chunks)]
+    parts = [tree_unflatten(row, structure) for row in rows]
+    return [positional for positional, _ in parts], [named for _, named in parts]
 
 
 def _shard_dict_of_args(
@@ -169,15 +169,6 @@ def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
     )
 
 
-def _split_tree(tree: Any, pairs: Sequence[tuple[Any, Any]], num_chunks: int) -> list[Any]:
-    structure = tree_flatten(tree, is_leaf=_is_mask)[1]
-    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
-    return [
-        tree_unflatten([column[number] for column in columns], structure)
-        for number in range(num_chunks)
-    ]
-
-
 def _split_leaf(value: Any, spec: Any, num_chunks: int) -> Sequence[Any]:
     if _is_replicated(spec):
         return [value] * num_chunks
@@ -210,23 +201,16 @@ def _split_tensor(
 def _split_parts(tensor: DTensor, dim: int, num_chunks: int) -> list[torch.Tensor]:
     """Split each rank's part of a tensor over a mesh, without talking to the others."""
     parts = torch.tensor_split(tensor.to_local(), num_chunks, dim)
-    rows = share_out(tensor.size(dim), num_chunks)
-    return [
-        _spread(part, tensor, _with_rows(tensor.shape, dim, count))
-        for part, count in zip(parts, rows, strict=True)
-    ]
+    counts = share_out(tensor.size(dim), num_chunks)
+    return [_spread(part, tensor, dim, rows) for part, rows in zip(parts, counts, strict=True)]
 
 
-def _with_rows(shape: torch.Size, dim: int, rows: int) -> torch.Size:
-    sizes = list(shape)
+def _spread(part: torch.Tensor, like: DTensor, dim: int, rows: int) -> torch.Tensor:
+    """Return the tensor that is placed like another one, with this number of rows in all."""
+    sizes = list(like.shape)
     sizes[dim] = rows
-    return torch.Size(sizes)
-
-
-def _spread(part: torch.Tensor, like: DTensor, shape: torch.Size) -> torch.Tensor:
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=like.stride()
-    )
+    whole: Any = {"shape": torch.Size(sizes), "stride": like.stride()}
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **whole)
 
 
 def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
@@ -237,23 +221,21 @@ def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]
     if rows < num_chunks:
         raise MixedChunksError(f"a block mask has {rows} rows for {num_chunks} microbatches")
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    columns: dict[str, Any] = {
-        name: _split_blocks(getattr(block_mask, name), num_chunks) for name in names
-    }
+    given: dict[str, Any] = {name: getattr(block_mask, name) for name in names}
     starts = [0, *torch.tensor(share_out(rows, num_chunks)).cumsum(0).tolist()]
     return [
         BlockMask.from_kv_blocks(
-            **{name: columns[name][number] for name in names},
+            **{name: _take(blocks, begin, end) for name, blocks in given.items()},
             BLOCK_SIZE=block_mask.BLOCK_SIZE,
-            mask_mod=_shift_rows(block_mask.mask_mod, starts[number]),
+            mask_mod=_shift_rows(block_mask.mask_mod, begin),
             seq_lengths=block_mask.seq_lengths,
         )
-        for number in range(num_chunks)
+        for begin, end in pairwise(starts)
     ]
 
 
-def _split_blocks(blocks: torch.Tensor | None, num_chunks: int) -> Sequence[torch.Tensor | None]:
-    return [None] * num_chunks if blocks is None else torch.tensor_split(blocks, num_chunks)
+def _take(blocks: torch.Tensor | None, begin: int, end: int) -> Any:
+    return None if blocks is None else blocks[begin:end]
 
 
 def _shift_rows(mask_mod: Callable[..., torch.Tensor], start: int) -> Callable[..., torch.Tensor]:
@@ -323,5 +305,4 @@ def _concatenate(values: list[Any], dim: int) -> torch.Tensor:
                 f"{value.placements}"
             )
     whole = torch.cat([value.to_local() for value in spread], dim=dim)
-    rows = sum(value.size(dim) for value in spread)
-    return _spread(whole, first, _with_rows(first.shape, dim, rows))
+    return _spread(whole, first, dim, sum(value.size(dim) for value in spread))

@@ -108,9 +108,6 @@ class Control(Protocol):
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Return every process's data in order; all must have the same length."""
 
-    def start_gathering(self, data: bytes) -> Callable[[], list[bytes]]:
-        """Begin to gather data, and return a function that waits for it."""
-
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value in order, on every process."""
 
@@ -140,10 +137,6 @@ class LocalControl:
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Return this process's data."""
         return [data]
-
-    def start_gathering(self, data: bytes) -> Callable[[], list[bytes]]:
-        """Return a function that returns this process's data."""
-        return lambda: [data]
 
     def gather(self, value: Any) -> list[Any]:
         """Return this process's value, as it would arrive elsewhere."""
@@ -188,21 +181,15 @@ class GroupControl:
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Return every process's data, by one small collective on the host."""
-        return [data] if self.size == 1 else self.start_gathering(data)()
-
-    def start_gathering(self, data: bytes) -> Callable[[], list[bytes]]:
-        """Begin to gather data, and return a function that waits for it."""
+        if self.size == 1:
+            return [data]
         mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        with _naming_lost_ranks():
-            work = self.gloo.allgather([theirs], [mine])
-
-        def wait() -> list[bytes]:
-            with _naming_lost_ranks():
-                work.wait()
-            return [item.numpy().tobytes() for item in theirs]
-
-        return wait
+        try:
+            self.gloo.allgather([theirs], [mine]).wait()
+        except RuntimeError as error:
+            raise LinkLostError(f"a rank is gone: {error}") from error
+        return [item.numpy().tobytes() for item in theirs]
 
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value; one that cannot travel is refused by all processes."""
@@ -303,14 +290,6 @@ def open_control(group: dist.ProcessGroup | None = None) -> LocalControl | Group
     world = dist.group.WORLD if group is None else group
     assert world is not None, "there is one where torch.distributed is running"
     return GroupControl(world)
-
-
-@contextmanager
-def _naming_lost_ranks() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise LinkLostError(f"a rank is gone: {error}") from error
 
 
 def _try_encode(value: Any) -> tuple[bytes, Exception | None]:

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.utils.hooks import RemovableHandle
 
 from penstock.errors import ModelError
 
-__all__ = ["SplitPoint", "find_module", "is_mark", "mark_modules", "pipe_split"]
+__all__ = ["SplitPoint", "add_marks", "find_module", "is_mark", "mark_modules", "pipe_split"]
 
 torch.library.define("penstock::pipe_split", "() -> ()")
 
@@ -32,6 +33,10 @@ fx.node.has_side_effect(_MARK)
 
 # Torch's own marks, which models may have.
 _MARKS_OF_TORCH = ("pippy._pipe_split.default", "pippy._pipe_split")
+
+
+class NoSuchModuleError(ModelError, AttributeError):
+    """A path leads to no module; also an `AttributeError`, as from `nn.Module.get_submodule`."""
 
 
 class SplitPoint(Enum):
@@ -62,30 +67,35 @@ def find_module(model: nn.Module, path: str) -> nn.Module:
         return modules[path]
     near = difflib.get_close_matches(path, modules, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ModelError(f"the model has no module {path!r}{hint}")
+    raise NoSuchModuleError(f"the model has no module {path!r}{hint}")
 
 
 @contextmanager
 def mark_modules(model: nn.Module, at: Mapping[str, SplitPoint]) -> Iterator[None]:
     """Mark these modules while the model is being traced."""
-    handles = []
+    handles = add_marks(model, at)
     try:
-        for path, point in at.items():
-            module = find_module(model, path)
-            match point:
-                case SplitPoint.BEGINNING:
-                    handles.append(module.register_forward_pre_hook(_mark, prepend=True))
-                case SplitPoint.END:
-                    handles.append(module.register_forward_hook(_mark))
-                case _:
-                    raise ModelError(
-                        f"the split point of {path!r} must be SplitPoint.BEGINNING or "
-                        f"SplitPoint.END (got {point!r})"
-                    )
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def add_marks(model: nn.Module, at: Mapping[str, SplitPoint]) -> list[RemovableHandle]:
+    """Mark these modules until the handles are removed; if one cannot be marked, mark none."""
+    modules = [find_module(model, path) for path in at]
+    for path, point in at.items():
+        if not isinstance(point, SplitPoint):
+            raise ModelError(
+                f"the split point of {path!r} must be a SplitPoint (got {point!r}); use "
+                "SplitPoint.BEGINNING or SplitPoint.END"
+            )
+    return [
+        module.register_forward_pre_hook(_mark, prepend=True)
+        if point is SplitPoint.BEGINNING
+        else module.register_forward_hook(_mark)
+        for module, point in zip(modules, at.values(), strict=True)
+    ]
 
 
 def _mark(*_: Any) -> None:

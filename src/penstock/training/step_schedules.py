@@ -4,6 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import torch
+import torch.distributed as dist
+
 from penstock.assembly import generate, lower
 from penstock.checks.report import check
 from penstock.errors import ArgumentError, SizeError
@@ -12,6 +15,7 @@ from penstock.ir.schedule import Schedule
 from penstock.passes.reroute import reroute
 from penstock.passes.thin import thin_out
 from penstock.planner.plans import Plan
+from penstock.ranks.ordered_channels import is_carried_on_device
 from penstock.schedules.forward_only import forward_only_on
 from penstock.schedules.registry import find_family
 
@@ -22,10 +26,17 @@ __all__ = [
     "default_ranks",
     "number_of_copies",
     "read_schedule",
+    "receives_for",
 ]
 
 # Where a step starts to receive: as early as possible, or right before the use.
 Receives: TypeAlias = Literal["early", "late"]
+
+
+def receives_for(group: dist.ProcessGroup | None, device: torch.device) -> Receives:
+    """Return where receives cost least; one that waits on a device takes a part of it."""
+    is_on_device = group is not None and is_carried_on_device(group, device)
+    return "late" if is_on_device else "early"
 
 
 def read_schedule(given: str | Path | Schedule | Plan) -> str | Schedule:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from penstock.dropin.names.actions import ActionTextError
-from penstock.dropin.names.csv_files import read_order, write_order
+from penstock.dropin.names.lists import list_actions, read_order, write_order
 from penstock.dropin.names.passes import lower_order
 from penstock.dropin.orders.tables import build_order
 from penstock.ir.schedule import Schedule
@@ -23,7 +23,7 @@ def test_file_is_the_one_that_torch_writes_and_is_read_back(
         for rank, slots in order.items()
     }
     holder = rank_of_stage(order)
-    lowered = lower_order(compute, holder.__getitem__, len(holder), 7)
+    lowered = list_actions(lower_order(compute, holder, 7))
     for written in (order, compute, {rank: [*actions] for rank, actions in lowered.items()}):
         write_order(written, ours)
         with theirs.open("w", newline="") as file:

@@ -5,7 +5,6 @@ from penstock.dropin.names.actions import UNSHARD, F, _Action
 from penstock.dropin.names.lists import (
     OrderError,
     apply_to_rank,
-    fill_slots,
     from_schedule,
     members,
     read_stage_ranks,
@@ -13,6 +12,7 @@ from penstock.dropin.names.lists import (
     to_rows,
     to_schedule,
 )
+from penstock.dropin.orders.slots import fill_slots
 from penstock.errors import ScheduleError
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from penstock.assembly import build
+from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
 from penstock.dropin.names.actions import B, I, W, _Action, _ComputationType
-from penstock.dropin.names.lists import Order, OrderError
+from penstock.dropin.names.lists import Order, OrderError, list_actions, make_schedule
 from penstock.dropin.names.passes import (
     _add_reduce_grad,
     _add_send_recv,
@@ -18,7 +18,6 @@ from penstock.dropin.names.passes import (
     _defer_recv_ops,
     _merge_bw,
     _requires_reduce_grad,
-    defer_receives,
     lower_order,
 )
 from penstock.errors import SizeError
@@ -142,44 +141,35 @@ def test_lowering_is_that_of_torch(name: str, stages_per_rank: int) -> None:
             for rank, slots in to_torch(order).items()
         }
         expected = pipelining._add_send_recv(gathered, holder.__getitem__, len(holder))
-        found = lower_order(order, holder.__getitem__, len(holder), microbatches)
+        found = list_actions(lower_order(order, holder, microbatches))
         assert texts(found) == texts(expected)
 
 
-def lower_late(order: Order, microbatches: int, defer: Callable[..., Any]) -> Any:
-    holder = rank_of_stage(order)
-    lowered = lower_order(order, holder.__getitem__, len(holder), microbatches)
-    return defer(lowered, holder.__getitem__)
-
-
-def rules_broken(order: Any) -> set[str]:
-    """Return the rules that a lowered order breaks."""
-    schedule = Schedule.from_orders([map(str, order[rank]) for rank in range(len(order))])
-    return {problem.rule for problem in find_problems(schedule)}
+def rules_broken(schedule: Schedule, channels: Any = "shared") -> set[str]:
+    """Return the rules that a lowered schedule breaks."""
+    return {problem.rule for problem in find_problems(schedule, channels=channels)}
 
 
 @pytest.mark.parametrize(("name", "stages_per_rank"), FAMILIES)
-def test_messages_meet_in_one_order_after_lowering_with_late_receives(
-    name: str, stages_per_rank: int
-) -> None:
-    """Allow only the objection that sends might wait, since ours and torch's do not."""
+def test_late_receives_are_those_of_our_own_lowering(name: str, stages_per_rank: int) -> None:
+    """Late receives are safe even if sends wait for them, and if both ways share a queue."""
     for order, microbatches in orders(name, stages_per_rank):
         holder = rank_of_stage(order)
-        late = lower_order(
-            order, holder.__getitem__, len(holder), microbatches, defer_pp_recv=True
-        )
-        assert late == lower_late(order, microbatches, defer_receives)
-        assert rules_broken(late) <= {"deadlock"}
-        # Wherever torch's rule keeps the messages in order, this is torch's result.
-        exact = lower_late(order, microbatches, _defer_recv_ops)
-        assert late == exact or "channel order" in rules_broken(exact)
+        late = lower_order(order, holder, microbatches, receives="late")
+        compute = [[str(action) for action in slots if action] for slots in order.values()]
+        assert late == lower(Schedule.from_orders(compute), receives="late")
+        assert rules_broken(late) == set()
 
 
 def test_torch_mixes_up_messages_where_receives_may_overtake_one_another() -> None:
     """Rank 0 sends 0F2's output, then 3B0's gradient; rank 1 would take them the other way."""
     order = compute_order("ZBVZeroBubble", 2, 3, 2)
-    assert rules_broken(lower_late(order, 3, _defer_recv_ops)) == {"channel order"}
-    assert rules_broken(lower_late(order, 3, defer_receives)) == {"deadlock"}
+    holder = rank_of_stage(order)
+    lowered = lower_order(order, holder, 3)
+    deferred = _defer_recv_ops(list_actions(lowered), holder.__getitem__)
+    theirs = make_schedule(deferred, holder, 3)
+    assert rules_broken(theirs, "directed") == {"channel order"}
+    assert rules_broken(lower_order(order, holder, 3, receives="late")) == set()
 
 
 def test_passes_leave_their_argument_unchanged() -> None:

@@ -1,7 +1,9 @@
+from typing import Literal
+
 import pytest
 
 from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.lists import OrderError
+from penstock.dropin.names.lists import OrderError, list_actions
 from penstock.dropin.names.passes import _defer_recv_ops, lower_order
 from penstock.dropin.names.validation import _validate_schedule
 from penstock.errors import ScheduleError
@@ -13,6 +15,8 @@ from tests.dropin.incumbent import (
     read_order,
     to_torch,
 )
+
+RECEIVES: tuple[Literal["early", "late"], ...] = ("early", "late")
 
 
 @pytest.mark.parametrize(
@@ -39,10 +43,8 @@ def test_stage_map_is_that_of_torch_before_and_after_lowering(
         sizes = (ranks, ranks * stages_per_rank, microbatches)
         holder = _validate_schedule(order, *sizes)
         assert holder == pipelining._validate_schedule(to_torch(order), *sizes)
-        for late in (False, True):
-            lowered = lower_order(
-                order, holder.__getitem__, sizes[1], microbatches, defer_pp_recv=late
-            )
+        for receives in RECEIVES:
+            lowered = list_actions(lower_order(order, holder, microbatches, receives=receives))
             assert _validate_schedule(lowered, *sizes) == holder
 
 
@@ -130,7 +132,7 @@ def test_messages_that_would_be_mixed_up_are_refused() -> None:
     """Torch's own way of putting receives late does that to schedules in V shape."""
     order = compute_order("ZBVZeroBubble", 2, 3, 2)
     holder = rank_of_stage(order)
-    lowered = lower_order(order, holder.__getitem__, 4, 3)
+    lowered = list_actions(lower_order(order, holder, 3))
     with pytest.raises(AssertionError, match="rule: channel order"):
         _validate_schedule(_defer_recv_ops(lowered, holder.__getitem__), 2, 4, 3)
 

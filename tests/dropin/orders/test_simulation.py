@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.dropin.names.lists import list_actions
 from penstock.dropin.names.passes import _add_send_recv, _defer_recv_ops, lower_order
-from penstock.dropin.orders.simulation import (
+from penstock.dropin.orders.slots import (
     _dump_chrometrace,
     _format_pipeline_order,
     _simulate_comms_compute,
@@ -46,7 +47,7 @@ def test_whole_lowered_schedules_run_too(name: str, stages_per_rank: int, ranks:
     """Torch refuses UNSHARD, RESHARD, REDUCE_GRAD and overlaps, that is all that it lowers."""
     order = compute_order(name, ranks, 6, stages_per_rank)
     holder = rank_of_stage(order)
-    lowered = lower_order(order, holder.__getitem__, len(holder), 6)
+    lowered = list_actions(lower_order(order, holder, 6))
     with pytest.raises(ValueError, match="Unsupported action type"):
         pipelining._simulate_comms_compute(
             to_torch(dict(lowered)), holder.__getitem__, len(holder)

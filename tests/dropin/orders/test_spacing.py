@@ -4,7 +4,7 @@ from penstock.assembly import build
 from penstock.dropin._schedule_visualizer import add_schedule_op_spacing, get_schedule_ops
 from penstock.dropin.names.actions import FORWARD, FULL_BACKWARD, WAIT_SEND_F, _Action
 from penstock.dropin.names.lists import Slots
-from penstock.dropin.orders.spacing import read_timeline
+from penstock.dropin.orders.slots import read_timeline
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.text import parse_work

@@ -79,6 +79,8 @@ def test_rows_of_the_microbatches_follow_from_the_value(
         (3, 4),
         (True, False),
         ("a", None),
+        # Whether a batch takes a gradient decides whether the first stage's outputs do.
+        (torch.ones(4, 2), torch.ones(4, 2, requires_grad=True)),
     ],
 )
 def test_batches_whose_shapes_may_differ_have_different_facts(one: object, other: object) -> None:

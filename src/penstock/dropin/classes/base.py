@@ -3,58 +3,33 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS
-from penstock.dropin.classes.checks import check_counts, check_rows, take_loss
+from penstock.dropin.classes.checks import check_counts, check_rows, count_rows, take_loss
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
     merge_chunks,
     split_args_kwargs_into_chunks,
 )
-from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.replaced import find_replaced
-from penstock.dropin.run.facts import count_rows, describe_calls
-from penstock.dropin.run.lowered import Lowered
 from penstock.dropin.run.runner import StepRunner
-from penstock.dropin.run.step_actions import StepBatch
+from penstock.dropin.run.session import Lowered
+from penstock.dropin.run.step_actions import _PipelineContext
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.own_stage import PipelineStage
-from penstock.dropin.stages.traced_stage import _PipelineStage
+from penstock.dropin.stages.kinds import PipelineStage, _PipelineStage
+from penstock.dropin.stages.replaced import find_replaced
+from penstock.dropin.stages.values import put_in_place
 from penstock.errors import BatchError, PipelineError
-from penstock.ranks.faults import StepFailedError
+from penstock.torch_private import get_default_group
+from penstock.training.step_schedules import Receives, receives_for
 
-__all__ = [
-    "_TARGET_CHUNK_SPEC",
-    "_CustomFunctionProtocol",
-    "_PipelineContext",
-    "_PipelineSchedule",
-]
+__all__ = ["_TARGET_CHUNK_SPEC", "_PipelineSchedule"]
 
 # Targets are split by rows.
 _TARGET_CHUNK_SPEC = TensorChunkSpec(0)
-
-
-@dataclass
-class _PipelineContext:
-    """What a custom function is given besides its action."""
-
-    schedule_ref: "_PipelineSchedule"
-    arg_mbs: list[tuple[Any, ...]] | None = None
-    kwarg_mbs: list[dict[str, Any]] | None = None
-    target_mbs: list[Any] | None = None
-    losses: list[Any] | None = None
-
-
-class _CustomFunctionProtocol(Protocol):
-    """Does in the user's way what a kind of action does."""
-
-    def __call__(self, action: _Action, ctx: _PipelineContext) -> None:
-        """Do it."""
 
 
 class _PipelineSchedule(ABC):
@@ -112,7 +87,8 @@ class _PipelineSchedule(ABC):
         with self._call():
             self._check_grad_mode()
             if arg_mbs is None and kwarg_mbs is None and target_mbs is None:
-                arg_mbs, kwarg_mbs, target_mbs = self._split_step(args, kwargs, target)
+                arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
+                target_mbs = None if target is None else self._split_target(target)
             elif args or kwargs or target is not None:
                 raise BatchError(
                     "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
@@ -153,14 +129,16 @@ class _PipelineSchedule(ABC):
             args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
             target = None if target_mbs is None else target_mbs[0]
             self._prepare_stages(args[0], kwargs[0], target, loss_kwargs)
-            batch = StepBatch(args, kwargs, target_mbs, return_outputs, loss_kwargs)
-            context = _PipelineContext(self, args, kwargs, target_mbs, losses)
             if real := _real_stages(self._own_stages):
                 is_first = any(stage.is_first for stage in real)
-                rows = count_rows(args, self._args_chunk_spec) if is_first else None
-                given = "" if real[0].group_size == 1 else self._describe(batch)
-                mode = self._has_backward
-                self._runner.run(self, real, batch, context, given, rows, has_backward=mode)
+                self._runner.run(
+                    real,
+                    _PipelineContext(self, args, kwargs, target_mbs, losses),
+                    count_rows(args, self._args_chunk_spec) if is_first else None,
+                    has_backward=self._has_backward,
+                    return_outputs=return_outputs,
+                    loss_kwargs=loss_kwargs,
+                )
             self._update_losses(self._own_stages, losses)
 
     @property
@@ -170,8 +148,8 @@ class _PipelineSchedule(ABC):
 
     @property
     @abstractmethod
-    def _is_prepared(self) -> bool:
-        """Whether the stages were prepared for a step of this mode."""
+    def _initialized(self) -> tuple[bool, bool]:
+        """Whether the stages were prepared for forwards, and whether for backwards."""
 
     @abstractmethod
     def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
@@ -181,6 +159,13 @@ class _PipelineSchedule(ABC):
     def _find_lowered(self) -> Lowered:
         """Return what the ranks run; the same object as long as that stays the same."""
 
+    @property
+    def _receives(self) -> Receives:
+        """Where a step starts to receive, as in a pipeline of ours on the same devices."""
+        for stage in _real_stages(self._own_stages):
+            return receives_for(stage.group or get_default_group(), torch.device(stage.device))
+        return "early"
+
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Be around a step, once: what fails on one rank is raised by all."""
@@ -188,25 +173,15 @@ class _PipelineSchedule(ABC):
         if self._is_inside or not real:
             yield
             return
-        failure: StepFailedError | None = None
+        is_prepared = self._initialized == (True, self._has_backward)
+        is_guarded = not (is_prepared and all(stage._runtime_validate for stage in real))
         self._is_inside = True
         try:
-            session = self._runner.open(self._find_lowered, real, self.timeouts)
-            insists = all(stage._runtime_validate for stage in real)
-            with session.call(is_guarded=not (insists and self._is_prepared)):
+            with self._runner.call(self._find_lowered, real, self.timeouts, is_guarded=is_guarded):
                 yield
-        except StepFailedError as error:
-            failure = error
         finally:
             self._is_inside = False
             self._internal_losses.clear()
-        if failure is not None:
-            raise self._runner.own_error(failure)
-
-    def _describe(self, batch: StepBatch) -> str:
-        """Say what decides, on this rank, what its stages will send."""
-        args = batch.arg_mbs if any(stage.is_first for stage in self._own_stages) else ()
-        return f"{torch.is_grad_enabled()}{describe_calls(args, batch.kwarg_mbs)}"
 
     def _check_grad_mode(self) -> None:
         if self._has_backward and not torch.is_grad_enabled():
@@ -216,12 +191,6 @@ class _PipelineSchedule(ABC):
             )
 
     # ------------------------------------------------------------------ a batch, and its parts
-
-    def _split_step(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], target: Any
-    ) -> tuple[list[Any], list[Any], list[Any] | None]:
-        arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
-        return arg_mbs, kwarg_mbs, None if target is None else self._split_target(target)
 
     def _split_inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
@@ -288,8 +257,7 @@ class _PipelineSchedule(ABC):
         if not self._internal_losses:
             check_rows(self._runner.rows, target_mbs)
         loss = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
-        self._internal_losses.extend([None] * (mb_index + 1 - len(self._internal_losses)))
-        self._internal_losses[mb_index] = loss
+        put_in_place(self._internal_losses, mb_index, loss)
 
     def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
         """Return the loss of a microbatch on the last stage, for its backward."""

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from penstock.errors import BatchError, PipelineError
+from penstock.torch_private import tree_flatten
 
-__all__ = ["check_counts", "check_rows", "take_loss"]
+__all__ = ["check_counts", "check_rows", "count_rows", "take_loss"]
 
 
 class LossesTypeError(BatchError, TypeError):
@@ -25,6 +26,24 @@ def check_counts(given: Mapping[str, Any], losses: Any, microbatches: int) -> No
                 f"Expecting {microbatches} {name} but got {len(items)}; a batch has at least one "
                 "row per microbatch"
             )
+
+
+def count_rows(arg_mbs: Sequence[Any], spec: tuple[Any, ...] | None) -> int | None:
+    """Return how many rows the first tensor that is split has in all microbatches together."""
+    dims = None if spec is None else [getattr(s, "split_dim", None) for s in tree_flatten(spec)[0]]
+    total = 0
+    for args in arg_mbs:
+        leaves = tree_flatten(tuple(args))[0]
+        splits = [0] * len(leaves) if dims is None else dims
+        sizes = [
+            leaf.shape[dim]
+            for leaf, dim in zip(leaves, splits, strict=False)
+            if isinstance(leaf, torch.Tensor) and leaf.dim() > 0 and dim is not None
+        ]
+        if not sizes:
+            return None
+        total += sizes[0]
+    return total
 
 
 def check_rows(rows: int | None, target_mbs: Sequence[Any]) -> None:

@@ -5,12 +5,13 @@ from typing import Any, ClassVar
 
 import torch
 
-from penstock.dropin.classes.runtime import _PipelineScheduleRuntime
+from penstock.dropin.classes.multi import PipelineScheduleMulti, _PipelineScheduleRuntime
+from penstock.dropin.classes.single import PipelineScheduleSingle, Schedule1F1B, ScheduleGPipe
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.lists import Order, Slots
 from penstock.dropin.orders.tables import add_bubbles, order_of_rank
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.errors import ModelError, SizeError
+from penstock.errors import ModelError, ScheduleNameError, SizeError
 from penstock.torch_private import OptimizedModule
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ScheduleLoopedBFS",
     "ScheduleZBVZeroBubble",
     "_check_torch_compile_compatibility",
+    "get_schedule_class",
 ]
 
 
@@ -30,8 +32,10 @@ class CompiledStageError(ModelError, RuntimeError):
 class _Family(_PipelineScheduleRuntime):
     """A schedule whose order follows from the numbers of ranks, stages and microbatches."""
 
-    # Its name among our schedules.
+    # Its name among our schedules, if it splits backwards, and if it takes two stages per rank.
     _family: ClassVar[str]
+    _is_split: ClassVar = False
+    _is_v: ClassVar = False
 
     def __init__(
         self,
@@ -44,33 +48,22 @@ class _Family(_PipelineScheduleRuntime):
         scale_grads: bool = True,
         backward_requires_autograd: bool = True,
         defer_pp_recv: bool = False,
-        *,
-        max_active_stages: int = 3,
-        unshard_lookahead: Any = "auto",
+        **gathers: Any,
     ) -> None:
-        self._check_stages(stages)
+        if self._is_split:
+            _check_torch_compile_compatibility(stages, type(self).__name__)
+        if self._is_v and len(stages) != 2:
+            raise SizeError(f"{self._family} takes two stages per rank (got {len(stages)})")
         specs = (args_chunk_spec, kwargs_chunk_spec, output_merge_spec)
-        super().__init__(
-            stages,
-            n_microbatches,
-            loss_fn,
-            *specs,
-            None,
-            scale_grads,
-            backward_requires_autograd,
-            defer_pp_recv,
-            max_active_stages=max_active_stages,
-            unshard_lookahead=unshard_lookahead,
-        )
+        rest = (None, scale_grads, backward_requires_autograd)
+        more = {"defer_pp_recv": defer_pp_recv, **gathers}
+        super().__init__(stages, n_microbatches, loss_fn, *specs, *rest, **more)
         self.n_local_stages = len(stages)
         self.num_stages = self._num_stages
         self.number_of_rounds = max(1, n_microbatches // self.pp_group_size)
         self.microbatches_per_round = n_microbatches // self.number_of_rounds
         self.pipeline_order = self._build_order()
         self._prepare_schedule_with_comms(self.pipeline_order)
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        """Refuse stages that this schedule cannot run."""
 
     def _build_order(self) -> Order:
         return {
@@ -118,9 +111,7 @@ class ScheduleInterleavedZeroBubble(_Family):
     """Interleaved 1F1B with weight work in its gaps (https://arxiv.org/abs/2401.10241)."""
 
     _family = "InterleavedZeroBubble"
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        _check_torch_compile_compatibility(stages, type(self).__name__)
+    _is_split = True
 
     def _build_order(self) -> Order:
         self.pipeline_order = super()._build_order()
@@ -135,25 +126,14 @@ class ScheduleZBVZeroBubble(_Family):
     """The zero-bubble V: two stages per rank (https://arxiv.org/abs/2401.10241, section 6)."""
 
     _family = "ZBV"
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        _check_torch_compile_compatibility(stages, type(self).__name__)
-        _check_two(stages, "ZBV")
+    _is_split = _is_v = True
 
 
 class ScheduleDualPipeV(_Family):
     """The V with overlapped forwards and backwards (https://arxiv.org/abs/2412.19437)."""
 
     _family = "DualPipeV"
-
-    def _check_stages(self, stages: Sequence[_PipelineStageBase]) -> None:
-        _check_torch_compile_compatibility(stages, type(self).__name__)
-        _check_two(stages, "DualPipeV")
-
-
-def _check_two(stages: Sequence[_PipelineStageBase], name: str) -> None:
-    if len(stages) != 2:
-        raise SizeError(f"{name} takes two stages per rank (got {len(stages)})")
+    _is_split = _is_v = True
 
 
 def _check_torch_compile_compatibility(
@@ -169,3 +149,29 @@ def _check_torch_compile_compatibility(
                 f"{schedule_name} splits backwards, which a module compiled by torch.compile does "
                 "in one piece; use a schedule with whole backwards, such as Interleaved1F1B"
             )
+
+
+_CLASSES: dict[str, type[Any]] = {
+    schedule_class.__name__.removeprefix("Schedule"): schedule_class
+    for schedule_class in (
+        Schedule1F1B,
+        ScheduleInterleaved1F1B,
+        ScheduleGPipe,
+        ScheduleLoopedBFS,
+        ScheduleInterleavedZeroBubble,
+        PipelineScheduleSingle,
+        PipelineScheduleMulti,
+        ScheduleZBVZeroBubble,
+        ScheduleDualPipeV,
+    )
+}
+
+
+def get_schedule_class(schedule_name: str) -> type[Any]:
+    """Return the class of a schedule by its name, in upper or lower case."""
+    by_name = {name.lower(): _CLASSES[name] for name in _CLASSES}
+    if schedule_name.lower() not in by_name:
+        raise ScheduleNameError(
+            f"not a schedule: {schedule_name!r} (expected one of {', '.join(_CLASSES)})"
+        )
+    return by_name[schedule_name.lower()]

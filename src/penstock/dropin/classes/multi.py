@@ -1,4 +1,4 @@
-"""Schedules with several stages per rank, run from an order of compute."""
+"""Schedules with several stages per rank, run from an order of compute or one with messages."""
 
 import logging
 from collections.abc import Callable
@@ -9,20 +9,33 @@ import torch
 
 from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
-from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.csv_files import read_order, write_order
-from penstock.dropin.names.lists import Order, generate_stage_to_rank_mapping
+from penstock.dropin.names.actions import KIND_OF_TYPE, OVERLAP_F_B, _Action, _ComputationType
+from penstock.dropin.names.lists import (
+    Order,
+    OrderError,
+    generate_stage_to_rank_mapping,
+    list_actions,
+    make_schedule,
+    read_order,
+    write_order,
+)
 from penstock.dropin.names.passes import lower_order
 from penstock.dropin.names.validation import _validate_schedule
-from penstock.dropin.run.lowered import Lowered, read_lowered
+from penstock.dropin.orders.slots import _simulate_comms_compute
+from penstock.dropin.run.session import Lowered
+from penstock.dropin.run.step_actions import _CustomFunctionProtocol
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import ArgumentError, ScheduleError
+from penstock.ir.schedule import Schedule
 
-__all__ = ["Format", "PipelineScheduleMulti", "UnknownFormatError"]
+__all__ = ["PipelineScheduleMulti", "_PipelineScheduleRuntime"]
 
 _logger = logging.getLogger(__name__)
 
 Format = Literal["compute_only", "compute_comms"]
+# What a function of the user's may do: everything but messages.
+_OTHERS = [kind for kind, ours in KIND_OF_TYPE.items() if not ours.is_communication]
+_REPLACEABLE = (OVERLAP_F_B, *_OTHERS)
 
 
 class UnknownFormatError(ArgumentError, NotImplementedError, AssertionError):
@@ -39,6 +52,9 @@ class PipelineScheduleMulti(_PipelineSchedule):
     Gradients are divided by the number of microbatches, for losses that are means; for losses
     that are sums, set `scale_grads=False`.
     """
+
+    _defer_pp_recv = False
+    _max_active_stages = 3
 
     def __init__(
         self,
@@ -94,9 +110,8 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self.pipeline_order = order
 
     @property
-    def _is_prepared(self) -> bool:
-        is_trained = self._stages_backward_initialized
-        return self._stages_forward_initialized and is_trained == self._has_backward
+    def _initialized(self) -> tuple[bool, bool]:
+        return self._stages_forward_initialized, self._stages_backward_initialized
 
     @property
     def _own_stages(self) -> list[_PipelineStageBase]:
@@ -112,10 +127,10 @@ class PipelineScheduleMulti(_PipelineSchedule):
         target: Any = None,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        done = (self._stages_forward_initialized, self._stages_backward_initialized)
-        self._stages_forward_initialized, self._stages_backward_initialized = (
-            self._initialize_pp_stages(self._stages, args, kwargs, target, *done, loss_kwargs)
+        done = self._initialize_pp_stages(
+            self._stages, args, kwargs, target, *self._initialized, loss_kwargs
         )
+        self._stages_forward_initialized, self._stages_backward_initialized = done
         self._validate_adjacent_stage_communication()
 
     def _validate_adjacent_stage_communication(self) -> None:
@@ -137,24 +152,150 @@ class PipelineScheduleMulti(_PipelineSchedule):
             super()._check_grad_mode()
 
     def _find_lowered(self) -> Lowered:
-        """Return what this schedule runs; the order may have been set or changed at any time."""
-        return self._read(self.pipeline_order, self._lower, sends_may_wait=True)
+        return self._keep(self.pipeline_order, lambda order: Lowered(self._lower(order), True))
 
-    def _read(
-        self,
-        order: Order,
-        lower: Callable[[Order], dict[int, list[_Action]]],
-        *,
-        sends_may_wait: bool,
-    ) -> Lowered:
-        """Return what an order says, read again if it is not the one that was run before."""
+    def _keep(self, order: Any, make: Callable[[Order], Lowered]) -> Lowered:
+        """Return what an order says; it may have been set or changed since it was run before."""
         if self._lowered is None or self._lowered[0] != order:
             kept = {rank: list(actions) for rank, actions in order.items()}
-            holder, count = self.stage_index_to_group_rank, self._n_microbatches
-            lowered = read_lowered(lower(kept), holder, count, sends_may_wait=sends_may_wait)
-            self._lowered = kept, lowered
+            self._lowered = kept, make(kept)
         return self._lowered[1]
 
-    def _lower(self, order: Order) -> dict[int, list[_Action]]:
+    def _lower(self, order: Order) -> Schedule:
+        return lower_order(
+            order,
+            self.stage_index_to_group_rank,
+            self._n_microbatches,
+            receives="late" if self._defer_pp_recv else self._receives,
+            max_active_stages=self._max_active_stages,
+        )
+
+
+class _PipelineScheduleRuntime(PipelineScheduleMulti):
+    """A schedule that is run from `pipeline_order_with_comms`.
+
+    Subclass it and set that, or an order of compute through `_prepare_schedule_with_comms`; or
+    load either from a file. At most `max_active_stages` of a rank are gathered at once; how far
+    ahead gathers begin follows from that, so `unshard_lookahead` changes nothing.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        defer_pp_recv: bool = False,
+        max_active_stages: int = 3,
+        unshard_lookahead: Any = "auto",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        del unshard_lookahead
+        if max_active_stages < 1:
+            raise ArgumentError(f"max_active_stages must be 1 or more (got {max_active_stages})")
+        self._max_active_stages = max_active_stages
+        self._defer_pp_recv = defer_pp_recv
+        self.pipeline_order_with_comms: dict[int, list[_Action]] = {}
+        # An order that was lowered here, where sends may wait for their receives.
+        self._safe_order: dict[int, list[_Action]] | None = None
+        under_way = self._runner.actions
+        self.backward_counter = under_way.backward_counter
+        self.fwd_recv_ops = under_way.fwd_recv_ops
+        self.bwd_recv_ops = under_way.bwd_recv_ops
+        self.unshard_ops = under_way.unshard_ops
+        self.unsharded_stages = under_way.unsharded_stages
+        self._comp_type_to_function_map = under_way.custom_functions
+
+    def register_custom_function(
+        self, computation_type: _ComputationType, custom_function: _CustomFunctionProtocol
+    ) -> None:
+        """Let a function do what a kind of action does; it gets the action and a context.
+
+        The parts of an overlap are done as usual, unless overlaps have a function themselves.
+        """
+        if computation_type not in _REPLACEABLE:
+            known = ", ".join(kind.name for kind in _REPLACEABLE)
+            raise ArgumentError(
+                f"{computation_type} cannot be replaced; these kinds of action can: {known}"
+            )
+        if computation_type in self._comp_type_to_function_map:
+            _logger.warning("%s had a custom function already", computation_type)
+        self._comp_type_to_function_map[computation_type] = custom_function
+
+    def _prepare_schedule_with_comms(
+        self,
+        actions: Order,
+        format: Format = "compute_only",  # noqa: A002  # torch's name
+    ) -> None:
+        """Take an order: of compute, which is lowered here, or with all communication in it."""
+        match format:
+            case "compute_only":
+                _check_compute_only(actions)
+                self._validate_and_set_stage_mapping(actions)
+                self._safe_order = list_actions(self._lower(actions))
+                self.pipeline_order_with_comms = self._safe_order
+            case "compute_comms":
+                self._validate_and_set_stage_mapping(actions)
+                self.pipeline_order_with_comms = _without_idle(actions)
+            case _:
+                raise UnknownFormatError(
+                    f'an order has the format "compute_only" or "compute_comms" (got {format!r})'
+                )
+
+    def _load_csv(self, filename: Path | str, format: Format = "compute_only") -> None:  # noqa: A002  # torch's name
+        """Read an order from a file and take it."""
+        order = read_order(filename)
+        self._prepare_schedule_with_comms(order, format)
+        if format == "compute_only":
+            self.pipeline_order = order
+
+    def _dump_csv(self, filename: Path | str, format: Format = "compute_comms") -> None:  # noqa: A002  # torch's name
+        """Write the order to a file, with its communication or without."""
+        match format:
+            case "compute_only":
+                write_order(self.pipeline_order, filename)
+            case "compute_comms":
+                write_order(self.pipeline_order_with_comms, filename)
+            case _:
+                raise UnknownFormatError(f"an order has no format {format!r}")
+
+    def _simulate(self) -> Order:
+        """Return the order as it would run in slots of one action each."""
         holder = self.stage_index_to_group_rank
-        return lower_order(order, holder.__getitem__, self._num_stages, self._n_microbatches)
+        return _simulate_comms_compute(
+            self.pipeline_order_with_comms, holder.__getitem__, self._num_stages
+        )
+
+    def _assert_unsharded(self, stage: _PipelineStageBase) -> None:
+        """Wait until the parameters of a stage are gathered."""
+        self._runner.actions.assert_unsharded(stage)
+
+    def _find_lowered(self) -> Lowered:
+        if not self.pipeline_order_with_comms:
+            self._prepare_schedule_with_comms(self.pipeline_order)
+        order, holder = self.pipeline_order_with_comms, self.stage_index_to_group_rank
+        is_safe, count = order is self._safe_order, self._n_microbatches
+        return self._keep(
+            order, lambda kept: Lowered(make_schedule(kept, holder, count), sends_may_wait=is_safe)
+        )
+
+
+def _check_compute_only(actions: Order) -> None:
+    for rank, order in actions.items():
+        for position, action in enumerate(order):
+            if action is not None and not action.is_compute_op:
+                raise ScheduleError(
+                    f"rank {rank}, position {position}: {action} is not compute; leave it out "
+                    'of an order of compute only, or give format="compute_comms"'
+                )
+
+
+def _without_idle(actions: Order) -> dict[int, list[_Action]]:
+    order: dict[int, list[_Action]] = {rank: [] for rank in actions}
+    for rank, slots in actions.items():
+        for position, action in enumerate(slots):
+            if action is None:
+                raise OrderError(
+                    f"rank {rank}, position {position}: an order with communication has no idle "
+                    "slots; time is what comes out when it runs"
+                )
+            order[rank].append(action)
+    return order

@@ -9,8 +9,9 @@ from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.microbatch import TensorChunkSpec
 from penstock.dropin.names.actions import FORWARD, _Action
 from penstock.dropin.names.lists import Order
+from penstock.dropin.names.passes import lower_order
 from penstock.dropin.orders.tables import build_order
-from penstock.dropin.run.lowered import Lowered, lower_on_dataflow
+from penstock.dropin.run.session import Lowered
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.errors import PipelineError, SizeError
 
@@ -48,9 +49,8 @@ class PipelineScheduleSingle(_PipelineSchedule):
         return None
 
     @property
-    def _is_prepared(self) -> bool:
-        is_trained = self._stage_backward_initialized
-        return self._stage_forward_initialized and is_trained == self._has_backward
+    def _initialized(self) -> tuple[bool, bool]:
+        return self._stage_forward_initialized, self._stage_backward_initialized
 
     @property
     def _own_stages(self) -> list[_PipelineStageBase]:
@@ -66,10 +66,10 @@ class PipelineScheduleSingle(_PipelineSchedule):
         target: Any = None,
         loss_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        done = (self._stage_forward_initialized, self._stage_backward_initialized)
-        self._stage_forward_initialized, self._stage_backward_initialized = (
-            self._initialize_pp_stages([self._stage], args, kwargs, target, *done, loss_kwargs)
+        done = self._initialize_pp_stages(
+            [self._stage], args, kwargs, target, *self._initialized, loss_kwargs
         )
+        self._stage_forward_initialized, self._stage_backward_initialized = done
 
     def _find_lowered(self) -> Lowered:
         if self._lowered is None:
@@ -78,10 +78,10 @@ class PipelineScheduleSingle(_PipelineSchedule):
                 rank: [action for action in actions if action and action.is_compute_op]
                 for rank, actions in order.items()
             }
-            edges = self._stage.find_edges()
-            self._lowered = lower_on_dataflow(
-                compute, edges, self._num_stages, self._n_microbatches
-            )
+            holder = {stage: stage for stage in range(self._num_stages)}
+            edges, count = self._stage.find_edges(), self._n_microbatches
+            schedule = lower_order(compute, holder, count, edges=edges, receives=self._receives)
+            self._lowered = Lowered(schedule, sends_may_wait=True)
         return self._lowered
 
     def _forward_order(self) -> Order:

@@ -8,7 +8,7 @@ An order is a list of actions, where `None` is an idle slot. Torch is not needed
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -45,7 +45,6 @@ __all__ = [
     "_action_regex",
     "_get_profiler_function_name",
     "from_work",
-    "overlap",
     "to_work",
     "to_works",
 ]
@@ -162,15 +161,10 @@ def _get_profiler_function_name(action: _Action) -> str:
     return f"PP:{action}"
 
 
-def overlap(actions: Sequence[_Action]) -> _Action:
-    """Return the action that runs these together."""
-    return _Action(_NO_STAGE, OVERLAP_F_B, None, tuple(actions))
-
-
 def from_work(work: Work) -> _Action:
     """Return torch's form of one of our actions or overlaps."""
     if isinstance(work, Overlap):
-        return overlap(list(map(from_work, work.actions)))
+        return _Action(_NO_STAGE, OVERLAP_F_B, None, tuple(map(from_work, work.actions)))
     if work.peer is not None and work.peer != chain_peer(work.kind, work.stage):
         raise ActionTextError(f"'{work}' skips stages, which a chain of stages does not know")
     return _Action(work.stage, TYPE_OF_KIND[work.kind], work.microbatch)

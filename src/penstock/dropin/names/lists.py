@@ -5,34 +5,42 @@ rank gets one stage more than the model has, which nothing flows through: `num_s
 rank. An idle slot is a RESHARD of that stage, and is read back as `None`.
 """
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
-from penstock.dropin.names.actions import WAITS, _Action, from_work, to_work
-from penstock.errors import ArgumentError, ScheduleError
+from penstock.atomic_files import write_atomically
+from penstock.dropin.names.actions import WAITS, ActionTextError, _Action, from_work, to_work
+from penstock.errors import ArgumentError, ParseError, ScheduleError
 from penstock.ir.actions import Action, Kind, Work
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
-from penstock.ir.rows import Floats, Rows
+from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
+from penstock.untrusted import read_text
 
 __all__ = [
     "Order",
     "OrderError",
     "Slots",
     "apply_to_rank",
-    "fill_slots",
     "from_schedule",
     "generate_rank_to_stage_mapping",
     "generate_stage_to_rank_mapping",
+    "list_actions",
+    "make_schedule",
     "members",
+    "read_order",
     "read_stage_ranks",
     "to_actions",
     "to_rows",
     "to_schedule",
+    "write_order",
 ]
 
 Slots: TypeAlias = list[_Action | None]
@@ -86,6 +94,26 @@ def to_actions(rows: Rows, rank: int) -> Iterator[_Action]:
     return map(from_work, rows.works(rank))
 
 
+def list_actions(schedule: Schedule) -> dict[int, list[_Action]]:
+    """Return every rank's list of a schedule."""
+    return {rank: list(to_actions(schedule.rows, rank)) for rank in range(schedule.num_ranks)}
+
+
+def make_schedule(
+    order: Mapping[int, Sequence[_Action | None]],
+    holder: Mapping[int, int],
+    microbatches: int,
+    edges: Sequence[tuple[int, int]] | None = None,
+) -> Schedule:
+    """Return a whole schedule with this order, over a chain of stages unless edges are given."""
+    _check_places(order, holder)
+    rows = to_rows([order[rank] for rank in sorted(order)])
+    placement = Placement(tuple(holder[stage] for stage in sorted(holder)))
+    chain = [(stage, stage + 1) for stage in range(len(holder) - 1)]
+    flow = Dataflow(len(holder), chain if edges is None else edges)
+    return Schedule(rows, placement, flow, microbatches)
+
+
 def to_schedule(
     order: Mapping[int, Sequence[_Action | None]],
     stage_to_rank: Callable[[int], int],
@@ -109,21 +137,6 @@ def from_schedule(schedule: Schedule, ranks: Iterable[int]) -> dict[int, list[_A
     for number, rank in enumerate(sorted(ranks)):
         actions = to_actions(schedule.rows, number)
         order[rank] = [action for action in actions if action.stage_index < num_stages]
-    return order
-
-
-def fill_slots(schedule: Schedule, start: Floats, ranks: Iterable[int]) -> Order:
-    """Return the lists of a schedule with each action in its slot, and `None` between."""
-    rows, num_stages = schedule.rows, schedule.num_stages - schedule.num_ranks
-    order: Order = {}
-    for number, rank in enumerate(sorted(ranks)):
-        here = slice(int(rows.first[number]), int(rows.first[number + 1]))
-        starts = start[here][~rows.joined[here]].astype(int).tolist()
-        slots: Slots = [None] * (starts[-1] + 1 if starts else 0)
-        for slot, action in zip(starts, to_actions(rows, number), strict=True):
-            if action.stage_index < num_stages:
-                slots[slot] = action
-        order[rank] = slots
     return order
 
 
@@ -190,3 +203,32 @@ def generate_rank_to_stage_mapping(
     for stage, rank in generate_stage_to_rank_mapping(pp_size, num_stages, style).items():
         stages.setdefault(rank, []).append(stage)
     return stages
+
+
+def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | str) -> None:
+    """Write a CSV file: a row per rank, a cell per action, and an empty cell for an idle slot."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(order.values())
+    write_atomically(filename, text.getvalue())
+
+
+def read_order(filename: Path | str) -> Order:
+    """Read an order, one row per rank from rank 0; empty lines at the end are ignored."""
+    file = Path(filename)
+    try:
+        table = list(csv.reader(io.StringIO(read_text(file), newline="")))
+        while table and not table[-1]:
+            table.pop()
+        return {
+            rank: [_read_cell(cell, rank, at) for at, cell in enumerate(row)]
+            for rank, row in enumerate(table)
+        }
+    except (ParseError, csv.Error) as error:
+        raise ActionTextError(f"{file}: {error}") from error
+
+
+def _read_cell(cell: str, rank: int, position: int) -> _Action | None:
+    try:
+        return _Action.from_str(cell)
+    except ActionTextError as error:
+        raise ActionTextError(f"rank {rank}, cell {position}: {error}") from error

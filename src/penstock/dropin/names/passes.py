@@ -2,14 +2,16 @@
 
     compute only  ->  _add_unshard_reshard  ->  _add_reduce_grad  ->  _add_send_recv
 
-Each returns new lists and leaves its argument unchanged.
+Each returns new lists and leaves its argument unchanged. What is run is lowered in one go, by
+`lower_order`: that is Penstock's own lowering (`penstock.assembly`), and gives the same lists.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
+from penstock.assembly import lower
 from penstock.dropin.names.actions import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -28,11 +30,13 @@ from penstock.dropin.names.lists import (
     OrderError,
     apply_to_rank,
     from_schedule,
+    make_schedule,
     members,
     to_schedule,
 )
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Action
+from penstock.ir.schedule import Schedule
 from penstock.passes.backward import merge_backward
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.send_recv import add_send_recv
@@ -45,12 +49,29 @@ __all__ = [
     "_defer_recv_ops",
     "_merge_bw",
     "_requires_reduce_grad",
-    "defer_receives",
     "lower_order",
 ]
 
 # Which receive brings what a kind of work uses, if that comes from another rank.
 _RECEIVE_FOR = {FORWARD: RECV_F, BACKWARD_INPUT: RECV_B, FULL_BACKWARD: RECV_B}
+
+
+def lower_order(
+    order: Mapping[int, Sequence[_Action | None]],
+    holder: Mapping[int, int],
+    microbatches: int,
+    *,
+    edges: Sequence[tuple[int, int]] | None = None,
+    receives: Literal["early", "late"] = "early",
+    max_active_stages: int = 3,
+) -> Schedule:
+    """Return an order of compute with all that a runtime needs, over a chain unless edges say so.
+
+    `holder` has the rank of each stage. Late receives are safe here even if sends wait for them,
+    unlike those of `_defer_recv_ops`.
+    """
+    schedule = make_schedule(order, holder, microbatches, edges)
+    return lower(schedule, receives=receives, whole_stages=max_active_stages)
 
 
 def _merge_bw(compute_actions: Sequence[_Action | None]) -> list[_Action]:
@@ -103,104 +124,56 @@ def _add_send_recv(
         raise OrderError(str(error)) from error
 
 
-def lower_order(
-    compute_actions: Mapping[int, Sequence[_Action | None]],
-    stage_to_rank: Callable[[int], int],
-    num_stages: int,
-    n_microbatches: int,
-    *,
-    defer_pp_recv: bool = False,
-    max_active_stages: int = 3,
-) -> dict[int, list[_Action]]:
-    """Apply all passes that an order of compute needs before a runtime can run it."""
-    actions = {
-        rank: _add_reduce_grad(_add_unshard_reshard(order, max_active_stages), n_microbatches)
-        for rank, order in compute_actions.items()
-    }
-    lowered = _add_send_recv(actions, stage_to_rank, num_stages)
-    return defer_receives(lowered, stage_to_rank) if defer_pp_recv else lowered
-
-
-def defer_receives(
-    actions: Mapping[int, Sequence[_Action]], stage_to_rank: Callable[[int], int]
-) -> dict[int, list[_Action]]:
-    """Move receives down by torch's rule, but let none overtake another from the same rank."""
-    return {
-        rank: list(_Deferral(rank, stage_to_rank, keeps_order=True).run(order))
-        for rank, order in actions.items()
-    }
-
-
 def _defer_recv_ops(
     actions: Mapping[int, Sequence[_Action]], stage_to_rank: Callable[[int], int]
 ) -> dict[int, list[_Action]]:
     """Move each receive down to the work that uses it, or to a send to the same, higher rank.
 
     This is torch's rule to the letter. It assumes that sends do not wait, and it lets receives
-    overtake one another, so that messages without tags may be mixed up; `defer_receives` is the
-    same without that.
+    overtake one another, so that messages without tags may be mixed up. Nothing is run like that.
     """
     return {
-        rank: list(_Deferral(rank, stage_to_rank, keeps_order=False).run(order))
+        rank: list(_move_receives_down(rank, order, stage_to_rank))
         for rank, order in actions.items()
     }
 
 
-@dataclass(slots=True)
-class _Deferral:
-    """One rank's list while its receives are moved down; `pending` are those passed so far."""
+def _move_receives_down(
+    rank: int, order: Sequence[_Action], stage_to_rank: Callable[[int], int]
+) -> Iterator[_Action]:
+    # The receives that were passed, and wait for their use.
+    pending: list[_Action] = []
+    for action in order:
+        if action.computation_type in (RECV_F, RECV_B):
+            pending.append(action)
+            continue
+        if action.computation_type in (SEND_F, SEND_B):
+            # Of two ranks that send to one another, the lower one posts its receives first.
+            peer = _peer(action, stage_to_rank)
+            due = [r for r in pending if rank < peer == _peer(r, stage_to_rank)]
+        else:
+            due = [receive for receive in _receives_for(action) if receive in pending]
+        pending = [receive for receive in pending if receive not in due]
+        yield from (*due, action)
+    if pending:
+        raise OrderError(
+            f"rank {rank}, {pending[0]}: no work after it uses what it receives; leave it out, "
+            "or add the work"
+        )
 
-    rank: int
-    stage_to_rank: Callable[[int], int]
-    keeps_order: bool
-    pending: list[_Action] = field(default_factory=list)
 
-    def run(self, order: Sequence[_Action]) -> Iterator[_Action]:
-        """Yield the list with its receives moved down."""
-        for action in order:
-            if action.computation_type in (RECV_F, RECV_B):
-                self.pending.append(action)
-                continue
-            if action.computation_type in (SEND_F, SEND_B):
-                # Of two ranks that send to one another, the lower one posts its receives first.
-                if self.rank < (peer := self._peer(action)):
-                    yield from self._post(self._pending_from(peer))
-            else:
-                for receive in self._receives_for(action):
-                    yield from self._post(self._up_to(receive))
-            yield action
-        if self.pending:
-            raise OrderError(
-                f"rank {self.rank}, {self.pending[0]}: no work after it uses what it receives; "
-                "leave it out, or add the work"
-            )
+def _receives_for(action: _Action) -> list[_Action]:
+    """Return what an action would receive if all that it uses came from other ranks."""
+    return [
+        _Action(member.stage_index, _RECEIVE_FOR[member.computation_type], member.microbatch_index)
+        for member in members(action)
+        if member.computation_type in _RECEIVE_FOR
+    ]
 
-    def _receives_for(self, action: _Action) -> Iterator[_Action]:
-        """Yield the pending receives of what an action uses."""
-        for member in members(action):
-            kind = _RECEIVE_FOR.get(member.computation_type)
-            if kind is not None:
-                receive = _Action(member.stage_index, kind, member.microbatch_index)
-                if receive in self.pending:
-                    yield receive
 
-    def _up_to(self, receive: _Action) -> list[_Action]:
-        """Return a receive after the receives that must be posted before it."""
-        if not self.keeps_order:
-            return [receive]
-        earlier = self._pending_from(self._peer(receive))
-        return earlier[: earlier.index(receive) + 1]
-
-    def _pending_from(self, peer: int) -> list[_Action]:
-        return [receive for receive in self.pending if self._peer(receive) == peer]
-
-    def _post(self, receives: list[_Action]) -> list[_Action]:
-        self.pending = [receive for receive in self.pending if receive not in receives]
-        return receives
-
-    def _peer(self, action: _Action) -> int:
-        """Return the rank at the other end of a communication."""
-        work = to_work(action)
-        assert isinstance(work, Action)
-        assert work.peer is not None
-        return self.stage_to_rank(work.peer)
+def _peer(action: _Action, stage_to_rank: Callable[[int], int]) -> int:
+    """Return the rank at the other end of a communication."""
+    work = to_work(action)
+    assert isinstance(work, Action)
+    assert work.peer is not None
+    return stage_to_rank(work.peer)

@@ -7,10 +7,8 @@ from penstock.checks.deadlock import find_deadlock
 from penstock.checks.lowered import find_message_problems
 from penstock.checks.problem import Problem
 from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.lists import OrderError, read_stage_ranks, to_rows
+from penstock.dropin.names.lists import OrderError, make_schedule, read_stage_ranks
 from penstock.errors import DeadlockError, ScheduleError
-from penstock.ir.dataflow import Dataflow
-from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
 
@@ -31,12 +29,7 @@ def _validate_schedule(
     _check_ranks(actions, pp_group_size)
     holder = _read_stages(actions, num_stages)
     try:
-        schedule = Schedule(
-            to_rows([actions[rank] for rank in range(pp_group_size)]),
-            Placement(tuple(holder.values())),
-            Dataflow.chain(num_stages),
-            num_microbatches,
-        )
+        schedule = make_schedule(actions, holder, num_microbatches)
     except ScheduleError as error:
         raise OrderError(str(error)) from error
     if schedule.is_forward_only:

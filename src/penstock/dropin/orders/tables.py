@@ -16,11 +16,11 @@ from penstock.dropin.names.actions import _Action
 from penstock.dropin.names.lists import (
     Order,
     Slots,
-    fill_slots,
     read_stage_ranks,
     to_actions,
     to_schedule,
 )
+from penstock.dropin.orders.slots import fill_slots
 from penstock.errors import DeadlockError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import run_in_order

@@ -30,15 +30,7 @@ from penstock.splitting.by_tracing.stage.graph_stage import GraphStage
 from penstock.splitting.by_tracing.traced import make_stage
 from penstock.torch_private import pytree
 
-__all__ = ["CutForm", "give_form"]
-
-
-@dataclass(frozen=True, eq=False)
-class CutForm:
-    """The stages, and the graph that calls them."""
-
-    stages: tuple[GraphStage, ...]
-    graph: fx.Graph
+__all__ = ["give_form"]
 
 
 class _Value(NamedTuple):
@@ -131,7 +123,7 @@ class _Part:
 
 def give_form(
     traced: Capture, cut: Cut, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> CutForm:
+) -> tuple[list[GraphStage], fx.Graph]:
     """Return the stages of a cut model, and the graph that calls them with such arguments."""
     parts = [_Part(index, graph) for index, graph in enumerate(cut.graphs)]
     arguments = parts[0].inputs
@@ -149,8 +141,8 @@ def give_form(
     else:
         entries[0] = traced.entry
         start = _take_arguments(traced.entry.signature, args, kwargs)
-    stages = (make_stage(traced, cut, index, entry, None) for index, entry in enumerate(entries))
-    return CutForm(tuple(stages), _write_calls(start, parts, results))
+    stages = [make_stage(traced, cut, index, entry, None) for index, entry in enumerate(entries)]
+    return stages, _write_calls(start, parts, results)
 
 
 def _find_origins(parts: Sequence[_Part], dataflow: Dataflow) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from penstock.errors import ArgumentError, ModelError
-from penstock.splitting.marks import SplitPoint, find_module, pipe_split
+from penstock.splitting.marks import SplitPoint, add_marks, pipe_split
 
 __all__ = [
     "PipeSequential",
@@ -18,7 +17,6 @@ __all__ = [
     "_split_before_forward",
     "annotate_split_points",
     "aten_pipe_split_alias",
-    "check_split_points",
     "pipe_split",
 ]
 
@@ -33,10 +31,6 @@ class PipeSplitWrapper:
     SplitPoint = SplitPoint
 
 
-class _NoSuchModuleError(ModelError, AttributeError):
-    """A path leads to no module; also an `AttributeError`, as in torch."""
-
-
 def _split_before_forward(*_: Any) -> None:
     """Mark the place before a module runs."""
     pipe_split()
@@ -47,32 +41,12 @@ def _split_after_forward(*_: Any) -> None:
     pipe_split()
 
 
-def check_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> None:
-    """Refuse marks on modules that do not exist, and on sides that modules do not have."""
-    for path, point in spec.items():
-        if not isinstance(point, SplitPoint):
-            raise ArgumentError(
-                f"{path!r} is to be split at {point!r}; use SplitPoint.BEGINNING or SplitPoint.END"
-            )
-        try:
-            find_module(mod, path)
-        except ModelError as error:
-            raise _NoSuchModuleError(str(error)) from error
-
-
 def annotate_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> None:
     """Mark modules by their paths, for every trace of this model from now on.
 
     `pipeline(..., split_spec=...)` marks them for its own trace only.
     """
-    check_split_points(mod, spec)
-    for path, point in spec.items():
-        module = find_module(mod, path)
-        match point:
-            case SplitPoint.BEGINNING:
-                module.register_forward_pre_hook(_split_before_forward, prepend=True)
-            case SplitPoint.END:
-                module.register_forward_hook(_split_after_forward)
+    add_marks(mod, spec)
 
 
 class PipeSequential(nn.Sequential):

@@ -19,14 +19,13 @@ from penstock.dropin.pipe.cut_form import give_form
 from penstock.dropin.pipe.graphs import PP_SUBMOD_PREFIX, get_submod_name
 from penstock.dropin.pipe.local_run import DetachExecutor, _insert_stage_symbolic_backward
 from penstock.dropin.pipe.loss import _find_loss_output
-from penstock.dropin.pipe.marking import check_split_points
-from penstock.dropin.stages.traced_stage import PipeInfo, _PipelineStage, build_stage
+from penstock.dropin.stages.kinds import PipeInfo, _PipelineStage, build_stage
 from penstock.errors import ArgumentError, ModelError, PipelineError
 from penstock.splitting.by_tracing.capture.capture import Capture, capture
 from penstock.splitting.by_tracing.cut.assignment import is_scalar
 from penstock.splitting.by_tracing.cut.cut import Cut, cut_graph
 from penstock.splitting.by_tracing.stage.graph_stage import check_names
-from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
+from penstock.splitting.marks import SplitPoint, find_module, is_mark, mark_modules
 
 __all__ = ["MultiUseParamSpec", "MultiUseParameterConfig", "Pipe", "SplitPoint", "pipeline"]
 
@@ -62,7 +61,8 @@ def pipeline(
         raise ArgumentError(
             "split_spec and split_policy both say where to cut; give only one of them"
         )
-    check_split_points(module, split_spec or {})
+    for path in split_spec or ():
+        find_module(module, path)
     return Pipe.from_tracing(module, mb_args, mb_kwargs, split_policy, split_spec=split_spec)
 
 
@@ -116,15 +116,15 @@ class Pipe(nn.Module):
             traced, found = _cut_with_free_sizes(cut)
         except ModelError as error:
             raise _TracingError(str(error)) from error
-        form = give_form(traced, found, example_args, kwargs)
+        modules, graph = give_form(traced, found, example_args, kwargs)
         spec = output_loss_value_spec
         if spec is not None:
             is_tree = isinstance(spec, tuple | list | dict)
             leaves = tuple(traced.output_spec.flatten_up_to(spec)) if is_tree else spec
-            named = _add_backward(mod, form.graph, leaves)
+            named = _add_backward(mod, graph, leaves)
             spec = spec if is_tree else named
-        stages = {get_submod_name(number): stage for number, stage in enumerate(form.stages)}
-        split_gm = fx.GraphModule(stages, form.graph)
+        stages = {get_submod_name(number): stage for number, stage in enumerate(modules)}
+        split_gm = fx.GraphModule(stages, graph)
         count = Pipe._number_and_count_forward_stages(split_gm)
         return Pipe(split_gm, count, spec is not None, spec)
 

@@ -143,7 +143,7 @@ def _fill_buffers(infos: Sequence[_RecvInfo], find_operations: Any, microbatch: 
 
 def pack_gradients(stage: _PipelineStageBase, microbatch: int) -> dict[int, Packet]:
     """Return what goes back to each stage that feeds this one, of one microbatch."""
-    sent = _by_stage(stage, list(stage.find_sources()), stage.get_bwd_send_ops(microbatch))
+    sent = _by_stage(stage, stage.sources, stage.get_bwd_send_ops(microbatch))
     return {source: Packet("", tensors) for source, tensors in sent.items()}
 
 

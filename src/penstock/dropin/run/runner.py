@@ -1,29 +1,45 @@
 """Runs the steps of one schedule object: opens its session, binds its programs, cleans up."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from penstock.alive.timeouts import Timeouts
-from penstock.dropin.run.facts import describe_module
-from penstock.dropin.run.lowered import Lowered
-from penstock.dropin.run.session import Program, Session, make_program, open_session
-from penstock.dropin.run.step_actions import Owner, StepActions, StepBatch
+from penstock.dropin.names.actions import _get_profiler_function_name, from_work
+from penstock.dropin.run.session import Lowered, Session, open_session
+from penstock.dropin.run.step_actions import StepActions, _PipelineContext
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.errors import SizeError
+from penstock.ir.actions import Action, Kind
+from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import StepFailedError
 from penstock.ranks.group_transport import GroupTransport
+from penstock.step.executor import Executor
+from penstock.step.step_data import Microbatches, Results
+from penstock.torch_private import profiler_enabled
+from penstock.training.batch.batch import describe_value
 
 __all__ = ["StepRunner"]
 
+# What stages of ours would take from the executor; those here take it from their schedule.
+_NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
+
 
 class StepRunner:
-    """The session and the programs of a schedule object, as long as its order stays the same."""
+    """The session and the executors of a schedule object, as long as its order stays the same."""
 
     def __init__(self) -> None:
         self.actions = StepActions()
-        self._lowered: Lowered | None = None
         self._session: Session | None = None
-        self._programs: dict[bool, Program] = {}
+        # With backwards, and without.
+        self._executors: dict[bool, Executor] = {}
+
+    @property
+    def session(self) -> Session:
+        """The ranks of the present step."""
+        assert self._session is not None, "a step is run inside its session"
+        return self._session
 
     @property
     def rows(self) -> int | None:
@@ -33,75 +49,80 @@ class StepRunner:
     @property
     def knows_shapes(self) -> bool:
         """Whether the shapes of the last step were known before it began."""
-        transport = None if self._session is None else self._session.transport
+        transport = self.session.transport
         return isinstance(transport, GroupTransport) and transport.knows_shapes
 
-    def open(
+    @contextmanager
+    def call(
+        self,
+        find_lowered: Callable[[], Lowered],
+        stages: Sequence[_PipelineStageBase],
+        timeouts: Timeouts,
+        *,
+        is_guarded: bool,
+    ) -> Iterator[None]:
+        """Be around a step, which every rank calls; a rank that fails keeps its own error."""
+        failure: StepFailedError | None = None
+        try:
+            with self._open(find_lowered, stages, timeouts).call(is_guarded=is_guarded):
+                yield
+        except StepFailedError as error:
+            failure = error
+        if failure is not None:
+            raise self._own_error(failure)
+
+    def _open(
         self,
         find_lowered: Callable[[], Lowered],
         stages: Sequence[_PipelineStageBase],
         timeouts: Timeouts,
     ) -> Session:
-        """Return the session of the present order; every rank calls this before every step."""
-        if self._session is not None and self._find_again(find_lowered) is self._lowered:
-            return self._session
-
-        def prepare() -> Lowered:
-            lowered = find_lowered()
-            _require_own_stages(lowered, stages)
-            for stage in stages if lowered.is_split else ():
-                stage.expect_halves()
-            return lowered
-
-        self._programs.clear()
-        self._lowered, self._session = open_session(prepare, stages[0], timeouts)
+        """Return the session of the present order; if it is not found here, all ranks raise."""
+        if self._session is not None:
+            try:
+                lowered = find_lowered()
+            except Exception:
+                with self._session.call(is_guarded=True):
+                    raise
+            if lowered is self._session.lowered:
+                return self._session
+        self._executors.clear()
+        self._session = open_session(find_lowered, stages, timeouts)
         return self._session
-
-    def _find_again(self, find_lowered: Callable[[], Lowered]) -> Lowered:
-        """Return the present order; if it cannot be found here, no other rank waits for it."""
-        assert self._session is not None, "it was found before"
-        try:
-            return find_lowered()
-        except Exception:
-            with self._session.call(is_guarded=True):
-                raise
 
     def run(
         self,
-        owner: Owner,
         stages: Sequence[_PipelineStageBase],
-        batch: StepBatch,
-        context: Any,
-        given: str,
+        context: _PipelineContext,
         rows: int | None,
         *,
         has_backward: bool,
+        return_outputs: bool,
+        loss_kwargs: dict[str, Any] | None,
     ) -> None:
         """Run this rank's actions, with what must be done before and after.
 
-        `given` describes to other ranks what this one was given; `rows` is the number of rows of
-        its batch.
+        `rows` is the number of rows of the batch, if this rank knows it.
         """
-        assert self._session is not None, "a step is run inside its session"
-        held = {stage.stage_index: stage for stage in stages}
-        program = self._find_program(held, has_backward)
-        if given:
-            given += "".join(describe_module(stage.submod) for stage in stages)
-        self._session.meet(f"{has_backward}{given}", rows)
+        session, held = self.session, {stage.stage_index: stage for stage in stages}
+        executor = self._find_executor(held, has_backward)
+        session.meet(_describe(stages, context, has_backward), rows)
         self.actions.begin(
-            owner,
             held,
-            program.executor,
-            batch,
-            context=context,
-            overlaps=program.overlaps,
-            settle=self._session.settle,
-            refuse=self._session.refuse,
+            executor,
+            session.overlaps,
+            context,
+            return_outputs=return_outputs,
+            loss_kwargs=loss_kwargs,
+            refuse=session.refuse,
         )
         has_failed = True
         try:
-            self._begin(owner, stages, program, has_backward)
-            program.run()
+            self._begin(stages, executor, context.schedule_ref, has_backward)
+            if profiler_enabled():
+                executor.profile(_NOTHING, Results(), _name_for_profile)
+            else:
+                executor.run(_NOTHING, Results())
             has_failed = False
         finally:
             for stage in stages:
@@ -110,13 +131,12 @@ class StepRunner:
 
     def _begin(
         self,
-        owner: Owner,
         stages: Sequence[_PipelineStageBase],
-        program: Program,
+        executor: Executor,
+        owner: Any,
         has_backward: bool,
     ) -> None:
         """Make the stages ready; if one cannot be, let the other ranks get to the end."""
-        assert self._session is not None, "a step is run inside its session"
         factor = owner._n_microbatches if owner.scale_grads else 1
         try:
             for stage in stages:
@@ -124,41 +144,54 @@ class StepRunner:
                 if has_backward:
                     stage.begin_training(factor)
         except Exception:
-            self._session.settle()
-            program.executor.abandon()
+            executor.abandon()
             raise
 
-    def _find_program(
+    def _find_executor(
         self, stages: Mapping[int, _PipelineStageBase], has_backward: bool
-    ) -> Program:
-        assert self._session is not None, "a step is run inside its session"
-        assert self._lowered is not None, "a session is that of an order"
-        if has_backward not in self._programs:
-            lowered = self._lowered
+    ) -> Executor:
+        session = self.session
+        if has_backward not in self._executors:
+            lowered = session.lowered
             schedule = lowered.training if has_backward else lowered.evaluation
-            perform = self.actions.perform
-            self._programs[has_backward] = make_program(self._session, schedule, stages, perform)
-        return self._programs[has_backward]
+            first = schedule.rows.first
+            self._executors[has_backward] = Executor(
+                schedule,
+                range(int(first[session.rank]), int(first[session.rank + 1])),
+                {index: stage.runtime for index, stage in stages.items()},
+                session.transport,
+                loss=None,
+                around=dict.fromkeys(Kind, self.actions.perform),
+                log=session.guard.log,
+            )
+        return self._executors[has_backward]
 
-    def own_error(self, failure: StepFailedError) -> BaseException:
+    def _own_error(self, failure: StepFailedError) -> BaseException:
         """Return what has failed on this rank, with a note where that was."""
         error = failure.__cause__ or failure
         action = self.actions.current
-        if action is not None and self._session is not None:
-            rows, rank = self._session.schedule.rows, self._session.rank
+        if action is not None:
+            rows, rank = self.session.lowered.training.rows, self.session.rank
             here = range(int(rows.first[rank]), int(rows.first[rank + 1]))
             position = [rows.action(row) for row in here].index(action)
             error.add_note(f"while running {action}, at position {position} of its rank")
         return error
 
 
-def _require_own_stages(lowered: Lowered, stages: Sequence[_PipelineStageBase]) -> None:
-    """Refuse stages that are placed for another schedule."""
-    placement, rank = lowered.training.placement, stages[0].group_rank
-    held = sorted(stage.stage_index for stage in stages)
-    wanted = sorted(placement.stages(rank))
-    if held != wanted:
-        raise SizeError(
-            f"rank {rank} holds the stages {held}, but its schedule places {wanted} there; give "
-            f"each rank the stages of {placement.rank_of_stage} (by stage, the rank that holds it)"
-        )
+def _describe(
+    stages: Sequence[_PipelineStageBase], context: _PipelineContext, has_backward: bool
+) -> str:
+    """Say what decides, on this rank, what its stages will send."""
+    if stages[0].group_size == 1:
+        return ""
+    args = context.arg_mbs if any(stage.is_first for stage in stages) else ()
+    modules = [stage.submod for stage in stages]
+    trained = [bytes(p.requires_grad for p in module.parameters()) for module in modules]
+    modes = [has_backward, torch.is_grad_enabled(), *(module.training for module in modules)]
+    return f"{modes}{trained}{describe_value(args)}{describe_value(context.kwarg_mbs)}"
+
+
+def _name_for_profile(action: Action) -> str:
+    if action.kind.is_communication:
+        return f"PP:{action}"
+    return _get_profiler_function_name(from_work(action))

@@ -5,13 +5,11 @@ client has put there takes effect. Waiting, sending, failing and recording are t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol
-
-import torch
 
 from penstock.dropin.names.actions import (
     OVERLAP_F_B,
@@ -21,7 +19,6 @@ from penstock.dropin.names.actions import (
     from_work,
 )
 from penstock.dropin.names.lists import OrderError
-from penstock.dropin.run.p2p import _wait_batch_p2p
 from penstock.dropin.run.packets import (
     deliver_gradients,
     deliver_inputs,
@@ -29,46 +26,41 @@ from penstock.dropin.run.packets import (
     pack_outputs,
 )
 from penstock.dropin.stages.base import _PipelineStageBase
+from penstock.dropin.stages.boundary import _wait_batch_p2p
 from penstock.dropin.stages.meshes import PipeliningMetadataError
-from penstock.ir.actions import Action, Kind
+from penstock.ir.actions import Action, Kind, Overlap
 from penstock.step.executor import Executor
 from penstock.tensors.packet import Packet
 
-__all__ = ["Owner", "StepActions", "StepBatch"]
+__all__ = ["StepActions", "_CustomFunctionProtocol", "_PipelineContext"]
 
 # By stage and microbatch, the receives that are posted.
 _Posted = dict[tuple[int, int], list[Any]]
 
 
+@dataclass
+class _PipelineContext:
+    """What a step runs on, one item per microbatch; custom functions are given it."""
+
+    schedule_ref: Any
+    arg_mbs: Any = None
+    kwarg_mbs: Any = None
+    target_mbs: Any = None
+    losses: Any = None
+
+
+class _CustomFunctionProtocol(Protocol):
+    """Does in the user's way what a kind of action does."""
+
+    def __call__(self, action: _Action, ctx: _PipelineContext) -> None:
+        """Do it."""
+
+
 @dataclass(frozen=True, slots=True)
-class StepBatch:
-    """What a step runs on, one item per microbatch, and what it gives back."""
-
-    arg_mbs: Sequence[Any]
-    kwarg_mbs: Sequence[Any]
-    target_mbs: Sequence[Any] | None
-    return_outputs: bool
-    loss_kwargs: dict[str, Any] | None
-
-
-class Owner(Protocol):
-    """The schedule whose actions are run."""
-
-    _n_microbatches: int
-    scale_grads: bool
-
-    def _maybe_compute_loss(
-        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, loss_kwargs: Any = None
-    ) -> None: ...
-
-    def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None: ...
-
-
 class _Awaited:
     """A receive that is under way; waiting for it gives its stage what has come."""
 
-    def __init__(self, wait: Callable[[], None]) -> None:
-        self.wait = wait
+    wait: Callable[[], None]
 
 
 class StepActions:
@@ -103,42 +95,41 @@ class StepActions:
 
     def begin(
         self,
-        owner: Owner,
         stages: Mapping[int, _PipelineStageBase],
         executor: Executor,
-        batch: StepBatch,
+        overlaps: Mapping[Action, Overlap],
+        context: _PipelineContext,
         *,
-        context: Any,
-        overlaps: Mapping[Action, tuple[Action, ...]],
-        settle: Callable[[Action], None],
+        return_outputs: bool,
+        loss_kwargs: dict[str, Any] | None,
         refuse: Callable[[PipeliningMetadataError], None],
     ) -> None:
-        """Begin a step; `context` is what custom functions are given.
+        """Begin a step; `refuse` is called when something has another form than stages insist on.
 
-        `settle` is called before the first action that may need another rank, `refuse` when
-        something has another form than stages insist on.
+        `overlaps` has, for every action that is run together with others, all of them.
         """
-        self._owner, self._stages, self._executor = owner, stages, executor
-        self._batch, self._context, self._overlaps = batch, context, overlaps
-        self._refuse, self._settle, self.current = refuse, settle, None
-        self._is_settled = False
+        self._stages, self._executor, self._context = stages, executor, context
+        self._owner, self._refuse, self.current = context.schedule_ref, refuse, None
+        self._returns_outputs, self._overlaps = return_outputs, overlaps
+        # A client's own schedule may leave out what it does not use.
+        self._loss_kwargs = () if loss_kwargs is None else (loss_kwargs,)
         self._sharded = {index for index, stage in stages.items() if stage.is_sharded}
         self.backward_counter.clear()
 
     def end(self, *, has_failed: bool) -> None:
         """End a step, and let go of what a failure has left."""
         # The batch must not outlive its step, nor the schedule be held by what it holds.
-        del self._owner, self._executor, self._batch, self._context, self._refuse, self._settle
+        del self._owner, self._executor, self._context, self._refuse, self._loss_kwargs
         gathered = sorted(self.unshard_ops)
+        self.unshard_ops.clear()
         if has_failed:
-            self.fwd_recv_ops.clear()
-            self.bwd_recv_ops.clear()
+            for posted in (self.fwd_recv_ops, self.bwd_recv_ops):
+                posted.clear()
             self.unsharded_stages.clear()
             self._packed.clear()
-        self.unshard_ops.clear()
-        if not has_failed:
-            self.current = None
-        if gathered and not has_failed:
+            return
+        self.current = None
+        if gathered:
             raise OrderError(
                 f"stages {gathered} were gathered and not used; remove their UNSHARD, or put it "
                 "before their first action"
@@ -147,34 +138,25 @@ class StepActions:
     def perform(self, action: Action, run: Callable[[], None]) -> None:
         """Do what an action says, or what the user's function for it does."""
         self.current = action
-        if not self._is_settled and action.kind is not Kind.FORWARD:
-            self._settle_at(action)
         try:
             if not (self.custom_functions and self._is_custom(action)):
                 self._do[action.kind](action, run)
-        except Exception as error:
-            if not self._is_settled:
-                self._settle_at(action)
-            if isinstance(error, PipeliningMetadataError):
-                self._refuse(error)
+        except PipeliningMetadataError as error:
+            self._refuse(error)
             raise
-
-    def _settle_at(self, action: Action) -> None:
-        self._is_settled = True
-        self._settle(action)
 
     def _is_custom(self, action: Action) -> bool:
         """Call the user's function for an action, or for the overlap that it is part of."""
-        group = self._overlaps.get(action)
-        kind = TYPE_OF_KIND[action.kind] if group is None else OVERLAP_F_B
+        overlap = self._overlaps.get(action)
+        kind = TYPE_OF_KIND[action.kind] if overlap is None else OVERLAP_F_B
         custom = self.custom_functions.get(kind)
         if custom is None:
             return False
-        members = (action,) if group is None else group
+        members = (action,) if overlap is None else overlap.actions
         if action == members[0]:
             for member in members:
                 self._expect_nothing(member)
-            custom(_in_torchs_form(members), self._context)
+            custom(from_work(overlap or action), self._context)
         return True
 
     def _expect_nothing(self, action: Action) -> None:
@@ -186,20 +168,20 @@ class StepActions:
     # ------------------------------------------------------------------ compute
 
     def _forward(self, action: Action, _: Callable[[], None]) -> None:
-        stage, microbatch, batch = self._stages[action.stage], action.microbatch or 0, self._batch
-        index = action.stage
+        stage, microbatch, index = self._stages[action.stage], action.microbatch or 0, action.stage
+        context = self._context
         if index in self._sharded:
             self.assert_unsharded(stage)
         if not stage.is_first and index - 1 not in self._stages:
             self._await(self.fwd_recv_ops, action, "RECV_F")
         output = stage.forward_one_chunk(
             microbatch,
-            batch.arg_mbs[microbatch],
-            batch.kwarg_mbs[microbatch],
-            save_forward_output=batch.return_outputs,
+            context.arg_mbs[microbatch],
+            context.kwarg_mbs[microbatch],
+            save_forward_output=self._returns_outputs,
         )
-        extra = () if batch.loss_kwargs is None else (batch.loss_kwargs,)
-        self._owner._maybe_compute_loss(stage, output, batch.target_mbs, microbatch, *extra)
+        targets = context.target_mbs
+        self._owner._maybe_compute_loss(stage, output, targets, microbatch, *self._loss_kwargs)
         if index + 1 in self._stages:
             self._stages[index + 1].set_local_fwd_input(output, microbatch)
 
@@ -225,7 +207,7 @@ class StepActions:
     def _count_backward(self, stage: int) -> bool:
         """Count a backward that completes the weight gradients; return whether it was the last."""
         self.backward_counter[stage] += 1
-        return self.backward_counter[stage] == self._owner._n_microbatches
+        return bool(self.backward_counter[stage] == self._owner._n_microbatches)
 
     # ------------------------------------------------------------------ messages
 
@@ -299,8 +281,3 @@ class StepActions:
     def _reduce(self, action: Action, _: Callable[[], None]) -> None:
         factor = self._owner._n_microbatches if self._owner.scale_grads else 1
         self._stages[action.stage].perform_reduce_grad(factor)
-
-
-def _in_torchs_form(members: Sequence[Action]) -> _Action:
-    actions = tuple(map(from_work, members))
-    return actions[0] if len(actions) == 1 else _Action(-1, OVERLAP_F_B, None, actions)

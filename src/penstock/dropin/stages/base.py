@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 
 from penstock.dropin._debug import map_debug_info
 from penstock.dropin.stages.boundary import StageBoundary
-from penstock.dropin.stages.by_hand import is_backward_replaced, run_by_hand
+from penstock.dropin.stages.replaced import is_backward_replaced, run_by_hand
 from penstock.dropin.stages.values import (
     StageUseError,
     as_tuple,
@@ -115,20 +115,16 @@ class _PipelineStageBase(StageBoundary):
 
     def clear_runtime_states(self) -> None:
         """Drop everything that a step has left."""
-        for held in (self.fwd_cache, self.bwd_cache, self.dw_runner, self.output_metas):
+        caches: tuple[dict[int, Any], ...] = (self.fwd_cache, self.bwd_cache, self.output_metas)
+        for held in (*caches, self.dw_runner, self.args_recv_info, self.grad_recv_info):
             held.clear()
-        self.args_recv_info.clear()
-        self.grad_recv_info.clear()
         self.output_chunks.clear()
 
     # ------------------------------------------------------------------ forward
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, without a reduction of gradients in its backward."""
-        replica = self.runtime.replica
-        if replica.is_alone:
-            return self.submod(*args, **kwargs)
-        with replica.forward_context():
+        with self.runtime.replica.forward_context():
             return self.submod(*args, **kwargs)
 
     def forward_one_chunk(

@@ -33,7 +33,8 @@ from penstock.dropin.stages.values import (
     to_send,
 )
 
-__all__ = ["StageBoundary"]
+# Programs replace functions of `dist` in torch's module.
+__all__ = ["StageBoundary", "_batch_p2p", "_sorted_batch_p2p", "_wait_batch_p2p", "dist"]
 
 
 class StageBoundary(StagePlace):
@@ -194,3 +195,26 @@ class StageBoundary(StagePlace):
             metas = extract_tensor_metas(values, allow_none=True)
             compare_with_given(place, getattr(self._user_meta, field), metas)
             setattr(self._stage_meta, field, metas)
+
+
+def _batch_p2p(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[Any]:  # noqa: ARG001  # torch's form
+    """Start operations: each for itself if all go one way, else as one batch."""
+    kinds = {op.op for op in p2p_ops}
+    if len(kinds) > 1:
+        return list(dist.batch_isend_irecv(p2p_ops))
+    peer = "group_dst" if kinds == {dist.isend} else "group_src"
+    return [
+        op.op(op.tensor, group=op.group, tag=op.tag, **{peer: op.group_peer}) for op in p2p_ops
+    ]
+
+
+def _sorted_batch_p2p(p2p_ops: list[dist.P2POp], desc: str | None = None) -> dict[int, list[Any]]:
+    """Start operations rank by rank, in rising order of ranks; return the works of each rank."""
+    peers = sorted({op.peer for op in p2p_ops})
+    return {peer: _batch_p2p([op for op in p2p_ops if op.peer == peer], desc) for peer in peers}
+
+
+def _wait_batch_p2p(work: Sequence[Any]) -> None:
+    """Wait until operations are done."""
+    for item in work:
+        item.wait()

@@ -49,32 +49,26 @@ def key_of(mesh: DeviceMesh) -> MeshCacheKey:
     return tuple(mesh.mesh_dim_names or ()), mesh._layout
 
 
-class _MeshCache:
+class _MeshCache(dict[MeshCacheKey, DeviceMesh]):
     """The meshes that a stage has met, and a way to get others."""
 
     def __init__(self, get_mesh_cb: GetMeshCallback | None = None) -> None:
-        self._meshes: dict[MeshCacheKey, DeviceMesh] = {}
+        super().__init__()
         self._get_mesh_cb = get_mesh_cb
-
-    def __contains__(self, key: MeshCacheKey) -> bool:
-        return key in self._meshes
-
-    def __len__(self) -> int:
-        return len(self._meshes)
 
     def put(self, key: MeshCacheKey, mesh: DeviceMesh) -> None:
         """Remember a mesh."""
-        self._meshes[key] = mesh
+        self[key] = mesh
 
     def update_from_tensors(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Remember the meshes that these tensors lie over."""
         for tensor in tensors:
             if isinstance(tensor, DTensor):
-                self._meshes.setdefault(key_of(tensor.device_mesh), tensor.device_mesh)
+                self.setdefault(key_of(tensor.device_mesh), tensor.device_mesh)
 
     def get_mesh(self, key: MeshCacheKey) -> DeviceMesh:
         """Return a mesh that was met before, or what the callback gives."""
-        if key not in self._meshes:
+        if key not in self:
             ask = self._get_mesh_cb
             mesh = None if ask is None else ask(*key)
             if mesh is None:
@@ -83,8 +77,8 @@ class _MeshCache:
                     f"a DTensor over the mesh dimensions {key[0]} (layout {key[1]}) has come, "
                     f"but {fault}; give the stage a get_mesh that returns this rank's mesh"
                 )
-            self._meshes[key] = mesh
-        return self._meshes[key]
+            self[key] = mesh
+        return self[key]
 
 
 def write_mesh_layout(layout: Any) -> list[Any] | None:

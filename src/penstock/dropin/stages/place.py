@@ -41,6 +41,8 @@ class StagePlace(ABC):
             raise PipelineError(
                 f"a group of {self.group_size} ranks has {num_stages} stages; give every rank one"
             )
+        # The stages that this one receives from: the one before, in a chain.
+        self.sources: Sequence[int] = [] if self.is_first else [stage_index - 1]
         self.log_prefix = f"[Stage {stage_index}]"
         self.has_backward = False
         # The number of microbatches, set by the schedule.
@@ -90,14 +92,6 @@ class StagePlace(ABC):
     def is_last(self) -> bool:
         """Whether the loss is computed here."""
         return self.stage_index == self.num_stages - 1
-
-    def find_sources(self) -> Sequence[int]:
-        """Return the stages that this one receives from: the one before, in a chain."""
-        return [] if self.is_first else [self.stage_index - 1]
-
-    def find_destinations(self) -> Sequence[int]:
-        """Return the stages that this one sends to."""
-        return [] if self.is_last else [self.stage_index + 1]
 
     def find_edges(self) -> list[tuple[int, int]]:
         """Return which stage feeds which in the whole pipeline."""
@@ -173,7 +167,8 @@ class StagePlace(ABC):
     def _create_act_send_info(self) -> dict[int, Sequence[int | None]]:
         """Return where each output goes, as far as outputs are known."""
         outputs = self._stage_meta.outputs or ()
-        return {number: self.find_destinations() for number in range(len(outputs))}
+        following: Sequence[int | None] = [] if self.is_last else [self.stage_index + 1]
+        return dict.fromkeys(range(len(outputs)), following)
 
     def _create_grad_send_info(self, args_recv_info: tuple[_RecvInfo, ...]) -> list[int | None]:
         return [info.source for info in args_recv_info if not info.is_root_arg]

@@ -20,6 +20,7 @@ __all__ = [
     "accepted_arguments",
     "deal_keywords",
     "describe_batch",
+    "describe_value",
     "try_split",
     "unwrap",
 ]
@@ -68,7 +69,7 @@ def describe_batch(
         error = str(wrong)
     if target is not None and not uses_target:
         error = "target must be left out, since the loss takes the output alone"
-    shapes = [f"{name}: {_shape(value)}" for name, value in named.items()]
+    shapes = [f"{name}: {describe_value(value)}" for name, value in named.items()]
     return BatchFacts(
         is_training,
         claims,
@@ -100,21 +101,22 @@ def try_split(facts: BatchFacts, values: Iterable[Any]) -> BatchFacts:
     return facts
 
 
-def _shape(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return everything about a value that the shapes of a step can depend on."""
     match value:
         case torch.Tensor():
-            return f"{tuple(value.shape)} {value.dtype}"
+            grad = " with gradient" if value.requires_grad else ""
+            return f"{tuple(value.shape)} {value.dtype}{grad}{getattr(value, 'placements', '')}"
         case Ready():
-            return f"ready {_shape(list(value.items))}"
+            return f"ready {describe_value(list(value.items))}"
         case Shared():
-            return f"shared {_shape(value.value)}"
+            return f"shared {describe_value(value.value)}"
         case Along():
-            return f"along {value.dim} {_shape(value.value)}"
+            return f"along {value.dim} {describe_value(value.value)}"
         case Mapping():
-            return str({key: _shape(item) for key, item in value.items()})
+            return str({key: describe_value(item) for key, item in value.items()})
         case list() | tuple():
-            return str([_shape(item) for item in value])
+            return str([describe_value(item) for item in value])
         case int() | float() | str() | None:
             return repr(value)
         case _:

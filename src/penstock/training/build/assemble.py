@@ -21,7 +21,6 @@ from penstock.loss.reduction import require_reduction
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
 from penstock.ranks.agreement import Fact, agree, agree_where_known, plain_fact
-from penstock.ranks.ordered_channels import is_carried_on_device
 from penstock.ranks.control import Control, GroupControl, LocalControl, cannot
 from penstock.ranks.fault_injection import FaultInjectingTransport, FaultInjection
 from penstock.ranks.group_transport import GroupTransport
@@ -42,6 +41,7 @@ from penstock.training.step_schedules import (
     default_ranks,
     number_of_copies,
     read_schedule,
+    receives_for,
 )
 
 __all__ = ["BUILDING", "Assembly", "BuildRequest", "LocalPart", "Modules", "assemble"]
@@ -193,9 +193,7 @@ def _build(request: BuildRequest) -> LocalPart:
     found = {index: stage.module for index, stage in held.items()}
     device = find_device(request.device, found, request.group)
     _require_graphs(request.facts, device)
-    if request.group is not None and is_carried_on_device(request.group, device):
-        # There a receive takes a part of the device for as long as it waits.
-        schedules.place_receives("late")
+    schedules.place_receives(receives_for(request.group, device))
     checkpointed = _checkpointed_stages(request.schedule)
     _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
     return LocalPart(modules, count, schedules, held, device, checkpointed)
@@ -344,4 +342,3 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
             "which is correct, but no faster than a schedule without I and W",
             stacklevel=6,
         )
-

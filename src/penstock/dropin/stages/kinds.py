@@ -1,7 +1,7 @@
-"""Stages that were cut from a traced model; values may skip stages."""
+"""The two kinds of stages: around a user's module in a chain, and cut from a traced model."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,80 @@ import torch.distributed as dist
 from torch import fx, nn
 
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.meshes import PipeliningMetadataError
-from penstock.dropin.stages.metadata import _StageMeta
+from penstock.dropin.stages.meshes import GetMeshCallback, PipeliningMetadataError, _MeshCache
+from penstock.dropin.stages.metadata import (
+    InferenceMode,
+    _StageMeta,
+    extract_tensor_metas,
+    validate_and_normalize_to_tuple,
+    validate_static_arg_grad_correspondence,
+)
 from penstock.dropin.stages.values import _RecvInfo
 
-__all__ = ["PipeInfo", "_PipelineStage", "build_stage"]
+__all__ = ["PipeInfo", "PipelineStage", "_PipelineStage", "build_stage"]
+
+
+class PipelineStage(_PipelineStageBase):
+    """A stage around a module of the user's; stages form a chain.
+
+    What crosses its boundaries is learned in the first step, and again when it changes.
+    `input_args` and its like are compared with that. Tensors over a mesh are put on the
+    mesh that `get_mesh` gives.
+    """
+
+    # Programs that print or pickle a stage's class find it under its public name.
+    __module__ = "penstock.dropin.stage"
+
+    def __init__(
+        self,
+        submodule: nn.Module,
+        stage_index: int,
+        num_stages: int,
+        device: torch.device,
+        input_args: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+        output_args: torch.Tensor | tuple[torch.Tensor, ...] | None = None,
+        output_grads: torch.Tensor | tuple[torch.Tensor | None, ...] | None = None,
+        input_grads: torch.Tensor | tuple[torch.Tensor | None, ...] | None = None,
+        group: dist.ProcessGroup | None = None,
+        dw_builder: Callable[[], Callable[..., Any]] | None = None,
+        get_mesh: GetMeshCallback | None = None,
+    ) -> None:
+        super().__init__(submodule, stage_index, num_stages, device, group, dw_builder)
+        self._mesh_cache = _MeshCache(get_mesh_cb=get_mesh)
+        self._inference_mode: InferenceMode | None = None
+        inputs, outputs = map(validate_and_normalize_to_tuple, (input_args, output_args))
+        in_grads, out_grads = (
+            validate_and_normalize_to_tuple(given, allow_none=True)
+            for given in (input_grads, output_grads)
+        )
+        self._user_meta = _StageMeta(
+            *map(extract_tensor_metas, (inputs, outputs)),
+            *(extract_tensor_metas(grads, allow_none=True) for grads in (in_grads, out_grads)),
+        )
+        for known in (inputs, outputs, in_grads, out_grads):
+            self._mesh_cache.update_from_tensors(known or ())
+        if self._user_meta.has_dtensors():
+            for tensors, grads, is_input in (
+                (inputs, in_grads, True),
+                (outputs, out_grads, False),
+            ):
+                if tensors and grads:
+                    validate_static_arg_grad_correspondence(stage_index, tensors, grads, is_input)
+
+    def _prepare_forward_infra(
+        self,
+        num_microbatches: int,
+        args: Any,
+        kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
+        has_backward: bool = False,
+    ) -> None:
+        self.chunks = num_microbatches
+        self._stage_meta = _StageMeta()
+        self._setup_forward_recv_info(num_microbatches, has_backward)
+        needs_more = InferenceMode.needs_dynamic(self._user_meta, has_backward)
+        self._inference_mode = InferenceMode.DYNAMIC if needs_more else InferenceMode.STATIC
+        if self.is_first:
+            self.note("inputs", args)
 
 
 @dataclass(slots=True)
@@ -50,6 +119,9 @@ class _PipelineStage(_PipelineStageBase):
         # The names of the module's arguments, noted now because a trainer may wrap the module.
         placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
         self._names = [str(node.target) for node in placeholders]
+        # Each received argument: a stage, and which of its outputs.
+        self._received = self._find_received(self.node)
+        self.sources = sorted({stage for stage, _ in self._received})
         self._move_submod_to_device()
 
     def _move_submod_to_device(self) -> None:
@@ -77,9 +149,8 @@ class _PipelineStage(_PipelineStageBase):
         self.act_send_info = self._create_act_send_info()
         self.args_recv_info[0] = self._create_act_recv_info()
 
-    def _inputs(self, user: fx.Node | None = None) -> list[tuple[int, int]]:
-        """Return each received argument of a module: a stage, and which of its outputs."""
-        nodes = [node for node in (user or self.node).args if isinstance(node, fx.Node)]
+    def _find_received(self, user: fx.Node) -> list[tuple[int, int]]:
+        nodes = [node for node in user.args if isinstance(node, fx.Node)]
         return [self._origin(node) for node in nodes if not _is_root(node)]
 
     def _origin(self, node: fx.Node) -> tuple[int, int]:
@@ -103,25 +174,20 @@ class _PipelineStage(_PipelineStageBase):
             found.setdefault(number, []).extend(stages)
         return found
 
-    def find_sources(self) -> Sequence[int]:
-        """Return the stages that this one receives from."""
-        return sorted({stage for stage, _ in self._inputs()})
-
-    def find_destinations(self) -> Sequence[int]:
-        """Return the stages that this one sends to."""
-        return sorted({stage for stages in self._destinations().values() for stage in stages})
-
     def find_edges(self) -> list[tuple[int, int]]:
         """Return which stage feeds which in the whole pipe."""
         nodes = [node for node in self.pipe_info.graph.nodes if node.op == "call_module"]
         return sorted(
-            {(source, index) for index, n in enumerate(nodes) for source, _ in self._inputs(n)}
+            {
+                (at, index)
+                for index, node in enumerate(nodes)
+                for at, _ in self._find_received(node)
+            }
         )
 
     def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs = self._inputs()
-        by_origin = dict(zip(sorted(inputs), received, strict=True))
-        values = tuple(by_origin[origin] for origin in inputs)
+        by_origin = dict(zip(sorted(self._received), received, strict=True))
+        values = tuple(by_origin[origin] for origin in self._received)
         is_given = [_is_root(argument) for argument in self.node.args]
         if True not in is_given[: len(values)]:
             return values, {}
@@ -136,7 +202,7 @@ class _PipelineStage(_PipelineStageBase):
         return {number: destinations.get(number, []) for number in range(count)}
 
     def _create_act_recv_info(self) -> tuple[_RecvInfo, ...]:
-        return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._inputs())
+        return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._received)
 
     def find_dst_rank(self, user: fx.Node) -> int | None:
         """Return the stage that uses an output, if it is one."""

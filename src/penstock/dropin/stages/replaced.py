@@ -1,7 +1,12 @@
-"""Backwards by the functions of torch's module, which a client may have replaced."""
+"""What a client has put in the place of a name in one of torch's modules.
 
+Programs replace functions in torch's modules and count on torch to call theirs. Ours are defined
+elsewhere, so callers of these functions look here first.
+"""
+
+import sys
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -11,9 +16,20 @@ from penstock.dropin._backward import (
     stage_backward_input,
     stage_backward_weight,
 )
-from penstock.dropin.names.replaced import find_replaced
 
-__all__ = ["is_backward_replaced", "run_by_hand"]
+__all__ = ["find_replaced", "is_backward_replaced", "run_by_hand"]
+
+_T = TypeVar("_T")
+
+
+def find_replaced(module: str, name: str, ours: _T) -> _T:
+    """Return what a module under torch's name has under this name; ours, unless it was replaced.
+
+    >>> find_replaced("schedules", "no such name", 3)
+    3
+    """
+    found: _T = getattr(sys.modules.get(f"penstock.dropin.{module}"), name, ours)
+    return found
 
 
 def is_backward_replaced() -> bool:
