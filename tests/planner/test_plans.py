@@ -30,8 +30,8 @@ def make_plan(family: str = "ZBV", memory: float | None = 300.0) -> Plan:
 def test_plan_predicts_by_simulation() -> None:
     plan = make_plan()
     timeline = simulate(plan.schedule, COSTS)
-    assert plan.timeline.makespan == timeline.makespan
-    assert plan.gap == timeline.makespan / plan.lower_bound - 1
+    assert plan.timeline.longest_span == timeline.longest_span
+    assert plan.gap == timeline.longest_span / plan.lower_bound - 1
 
 
 def test_plan_says_whether_it_keeps_the_limit() -> None:
@@ -50,7 +50,8 @@ def test_plan_prints_as_a_few_lines() -> None:
     plan = Plan(plan.problem, plan.schedule, 18.0, Choices((2, 2, 1, 3), (1,), 4))
     assert str(plan) == (
         "ZBV: 2 ranks, 4 stages (v), 3 microbatches\n"
-        "step 19 s, bubble 5.3%, at most 5.6% above the proven bound of 18 s\n"
+        "longest span 19 s, end time 19.75 s, bubble 8.9%, "
+        "at most 5.6% above the proven bound of 18 s\n"
         "rank 0 is fullest: 240 bytes of 300\n"
         "layers per stage: 2 2 1 3; checkpointed stages: 1; microbatches of 4"
     )
@@ -85,7 +86,7 @@ def test_file_can_be_read_by_people(tmp_path: Path) -> None:
         '  "format": "penstock plan 1",',
         '  "name": "1F1B",',
         '  "predicted": {',
-        '    "makespan": 9.0,',
+        '    "longest_span": 9.0,',
         '    "end_time": 9.0,',
         '    "lower_bound": 8.0,',
         '    "gap": 0.125,',
@@ -182,6 +183,6 @@ def test_file_other_than_a_plan_is_refused(
 
 def test_repr_of_a_plan_is_one_line() -> None:
     assert repr(make_plan()) == (
-        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, makespan 19 s, "
+        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, longest span 19 s, "
         "at most 2.7% above the bound>"
     )

@@ -25,7 +25,7 @@ def test_few_microbatches_keep_the_order_of_many() -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_equal_costs_leave_no_bubble_once_the_v_is_full(ranks: int) -> None:
-    rates = [simulate(zbv(ranks, 2 * ranks + more)).bubble_rate for more in range(4)]
+    rates = [simulate(zbv(ranks, 2 * ranks + more)).papers_bubble_rate for more in range(4)]
     assert rates == [0.0] * 4
 
 
@@ -37,5 +37,5 @@ def test_published_bubble_rates_come_out_to_four_digits(row: VOrderRow) -> None:
     whole = Costs(2 * forward, 2 * backward_input, 2 * weight, transfer=row.transfer)
     plain = simulate(one_f_one_b(row.ranks, row.microbatches), whole)
     folded = simulate(zbv(row.ranks, row.microbatches), half)
-    rates = [round(timeline.bubble_rate, 4) for timeline in (plain, folded)]
+    rates = [round(timeline.papers_bubble_rate, 4) for timeline in (plain, folded)]
     assert rates == [row.one_f_one_b, row.v_order]

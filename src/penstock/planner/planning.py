@@ -42,7 +42,7 @@ def plan(
     long to look.
 
     >>> found = plan(Costs(activation_bytes=1), ranks=2, microbatches=4, memory=2, seconds=1)
-    >>> round(found.timeline.makespan, 3), round(found.gap, 3)
+    >>> round(found.timeline.longest_span, 3), round(found.gap, 3)
     (12.0, 0.0)
     """
     require_size(ranks, microbatches)
@@ -113,10 +113,10 @@ def _solve_best(
     for number in sorted(bounds, key=lambda number: bounds[number]):
         share = max(0.0, end - perf_counter()) / left
         left -= 1
-        if best is not None and bounds[number] >= best.timeline.makespan:
+        if best is not None and bounds[number] >= best.timeline.longest_span:
             continue
         found = solve(problems[number], seconds=share, progress=progress)
-        if best is None or found.timeline.makespan < best.timeline.makespan:
+        if best is None or found.timeline.longest_span < best.timeline.longest_span:
             best = found
     assert best is not None, "there is at least one problem"
     return best

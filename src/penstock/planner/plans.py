@@ -43,7 +43,7 @@ class Plan:
     def to_text(self) -> str:
         """Return what `to_file` writes."""
         predicted = {
-            "makespan": self.timeline.makespan,
+            "longest_span": self.timeline.longest_span,
             "end_time": self.timeline.end_time,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
@@ -60,7 +60,7 @@ class Plan:
     @property
     def gap(self) -> float:
         """How much slower the schedule is than the bound, as a share of the bound."""
-        return self.timeline.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+        return self.timeline.longest_span / self.lower_bound - 1 if self.lower_bound else 0.0
 
     @property
     def keeps_limit(self) -> bool:
@@ -72,7 +72,8 @@ class Plan:
         problem = self.problem
         return (
             f"<Plan {self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages, "
-            f"{problem.microbatches} microbatches, makespan {self.timeline.makespan:.4g} s, "
+            f"{problem.microbatches} microbatches, "
+            f"longest span {self.timeline.longest_span:.4g} s, "
             f"at most {max(self.gap, 0):.1%} above the bound>"
         )
 
@@ -81,7 +82,8 @@ class Plan:
         lines = [
             f"{self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages "
             f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
-            f"step {timeline.makespan:.4g} s, bubble {timeline.bubble_rate:.1%}, "
+            f"longest span {timeline.longest_span:.4g} s, end time {timeline.end_time:.4g} s, "
+            f"bubble {timeline.bubble_rate:.1%}, "
             f"at most {max(self.gap, 0):.1%} above the proven bound of {self.lower_bound:.4g} s",
         ]
         if timeline.peak_bytes:

@@ -29,8 +29,8 @@ class Revision:
     @property
     def gain(self) -> float:
         """The share of a step that the new plan is predicted to save."""
-        before = self.old.timeline.makespan
-        return 1 - self.new.timeline.makespan / before if before else 0.0
+        before = self.old.timeline.longest_span
+        return 1 - self.new.timeline.longest_span / before if before else 0.0
 
     @property
     def is_offered(self) -> bool:
@@ -45,8 +45,9 @@ class Revision:
     def __str__(self) -> str:
         advice = "run the new plan" if self.is_offered else "keep the old one"
         return (
-            f"at the recorded costs the old order takes {self.old.timeline.makespan:.4g} s and a "
-            f"new one {self.new.timeline.makespan:.4g} s, {self.gain:.1%} less: {advice}"
+            f"at the recorded costs the old order takes {self.old.timeline.longest_span:.4g} s "
+            "and a "
+            f"new one {self.new.timeline.longest_span:.4g} s, {self.gain:.1%} less: {advice}"
         )
 
 

@@ -18,8 +18,8 @@ def compare(schedules: Sequence[Schedule], costs: Costs | None = None) -> dict[s
 
     >>> from penstock.assembly import build
     >>> schedules = [build(name, ranks=4, microbatches=8) for name in ("1F1B", "ZBV")]
-    >>> {name: timeline.makespan for name, timeline in compare(schedules).items()}
-    {'1F1B': 33.0, 'ZBV': 24.0}
+    >>> {name: timeline.end_time for name, timeline in compare(schedules).items()}
+    {'1F1B': 33.0, 'ZBV': 25.5}
     """
     costs = Costs() if costs is None else costs
     timelines: dict[str, Timeline] = {}

@@ -23,7 +23,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     reached. Unit costs are used unless others are given.
 
     >>> schedule = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
-    >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).makespan
+    >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).end_time
     6.0
     """
     costs = Costs() if costs is None else costs
@@ -43,7 +43,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         _set_arrivals(schedule, graph, end, prices.lag)
     elif costs.send:
         end = run.start + prices.busy
-    return Timeline(schedule, run.start, end, held_bytes(schedule, costs))
+    return Timeline(schedule, run.start, end, held_bytes(schedule, costs), prices)
 
 
 def _set_arrivals(schedule: Schedule, graph: Graph, end: Floats, lag: Floats) -> None:

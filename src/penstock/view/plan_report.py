@@ -56,8 +56,9 @@ def _headline(plan: Plan) -> Iterable[Sequence[str]]:
         f"{problem.ranks} ranks, {problem.stages} stages "
         f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
     )
-    yield "step", f"{format_number(timeline.makespan)} s from a rank's first action to its last"
-    yield "all ranks finish after", f"{format_number(timeline.end_time)} s"
+    yield "end time", f"{format_number(timeline.end_time)} s"
+    span = format_number(timeline.longest_span)
+    yield "longest span", f"{span} s from a rank's first action to its last"
     yield "bubble", format_share(timeline.bubble_rate)
     yield (
         "proven bound",

@@ -36,7 +36,7 @@ def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = Fal
 
 
 def makespan(problem: SchedulingProblem, order: Longs) -> float:
-    return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).makespan
+    return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).longest_span
 
 
 @pytest.mark.parametrize("room", [None, 1.0, 2.0])
@@ -51,7 +51,7 @@ def test_the_best_order_on_the_way_is_allowed_and_no_slower(
         check(schedule)
         timeline = simulate(schedule, problem.costs)
         assert all(np.array(timeline.rank_peak_bytes) <= problem.memory)
-        assert timeline.makespan <= makespan(problem, first_order(problem))
+        assert timeline.longest_span <= makespan(problem, first_order(problem))
 
 
 def test_annealing_times_orders_as_the_simulator_does() -> None:

@@ -35,7 +35,7 @@ def best_family(problem: SchedulingProblem) -> float:
     """Return the makespan of the fastest family that keeps the limit, infinite if none does."""
     timelines = [simulate(schedule, problem.costs) for schedule in fixed_schedules(problem)]
     limit = np.array(problem.memory)
-    fitting = [t.makespan for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]
+    fitting = [t.longest_span for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]
     return min(fitting, default=inf)
 
 
@@ -46,7 +46,7 @@ def verify(plan: Plan) -> None:
     assert plan.schedule.placement == plan.problem.placement
     assert plan.schedule.microbatches == plan.problem.microbatches
     assert plan.gap >= 0
-    assert plan.timeline.makespan <= best_family(plan.problem)
+    assert plan.timeline.longest_span <= best_family(plan.problem)
 
 
 @pytest.mark.parametrize("room", [None, 1.0, 1.75, 4.0])
@@ -74,7 +74,7 @@ def test_costs_and_bytes_may_be_nothing(placement: Placement) -> None:
 def test_equal_costs_and_room_enough_leave_no_bubble() -> None:
     for placement in (Placement.loop(4), Placement.v(4)):
         plan = solve(SchedulingProblem.of(Costs(), placement, 12), seconds=2)
-        assert plan.timeline.bubble_rate == 0
+        assert plan.timeline.papers_bubble_rate == 0
         assert plan.gap == pytest.approx(0, abs=1e-9)
 
 
@@ -138,7 +138,7 @@ def test_uneven_models_run_a_tenth_faster_than_with_any_family(costs: Costs) -> 
     # More than families with one activation per rank need, less than those with two.
     plan = solve(SchedulingProblem.of(sized, Placement.loop(8), 16, memory=13), seconds=5)
     verify(plan)
-    assert plan.timeline.makespan * 1.1 <= best_family(plan.problem)
+    assert plan.timeline.longest_span * 1.1 <= best_family(plan.problem)
 
 
 @pytest.mark.slow

@@ -15,9 +15,9 @@ def test_reasons_are_listed_below_the_table() -> None:
     assert console.file.getvalue().splitlines() == [
         "   seconds  bubble     gap  peak bytes  microbatches  placement  layers   "
         "checkpointed  order",
-        "1     18.5   0.0 %   0.0 %        8000  6 x 4         v          2 2x3 2  "
+        "1     18.5   2.7 %   0.0 %        8000  6 x 4         v          2 2x3 2  "
         "none          ZBV  ",
-        "2       27  11.1 %  12.5 %        4000  6 x 4         loop       2x5      "
+        "2       27  22.2 %  12.5 %        4000  6 x 4         loop       2x5      "
         "0             1F1B ",
         "",
         "1: fastest",

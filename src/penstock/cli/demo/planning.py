@@ -128,7 +128,7 @@ def _plan_table(found: list[PlannedCandidate]) -> Table:
         table.add_row(
             describe_placement(one.plan.problem.placement),
             " ".join(map(str, one.sizes)),
-            f"{1e3 * timeline.makespan:.1f}",
+            f"{1e3 * timeline.longest_span:.1f}",
             format_share(timeline.bubble_rate),
             format_bytes(timeline.peak_bytes),
             format_share(max(one.plan.gap, 0.0)),
@@ -150,7 +150,7 @@ def _describe_limit(
 ) -> str:
     """Say what the limit costs, and which baseline exceeds it."""
     free_bytes = free.plan.timeline.peak_bytes
-    saved = 1 - free.plan.timeline.makespan / best.plan.timeline.makespan
+    saved = 1 - free.plan.timeline.longest_span / best.plan.timeline.longest_span
     if free_bytes > limit:
         effect = f"without it, a plan would save {format_share(max(saved, 0.0))} of a step"
         effect += f" and need {format_bytes(free_bytes)}"

@@ -69,7 +69,7 @@ def prove(
     (7.0, True)
     """
     schedule = _one_at_a_time(problem) if start is None else start
-    known = Exact(schedule, simulate(schedule, problem.costs).makespan, lower_bound(problem))
+    known = Exact(schedule, simulate(schedule, problem.costs).longest_span, lower_bound(problem))
     return known if known.is_optimal else _search(problem, known, seconds, progress)
 
 
@@ -90,8 +90,8 @@ def _search(
         schedule = read_schedule(filled, solver.value)
         timeline = simulate(schedule, problem.costs)
         fits = all(map(le, timeline.rank_peak_bytes, problem.memory))
-        if fits and timeline.makespan < known.makespan:
-            best = Exact(schedule, timeline.makespan, bound)
+        if fits and timeline.longest_span < known.makespan:
+            best = Exact(schedule, timeline.longest_span, bound)
     return replace(best, lower_bound=bound)
 
 

@@ -72,8 +72,8 @@ class BestSoFar:
         timeline = simulate(schedule, self.problem.costs)
         pairs = zip(timeline.rank_peak_bytes, self.problem.memory, strict=True)
         fits = all(peak <= limit * (1 + _ROUNDING) for peak, limit in pairs)
-        if fits and timeline.makespan < self.makespan:
-            self._best, self.makespan = schedule, timeline.makespan
+        if fits and timeline.longest_span < self.makespan:
+            self._best, self.makespan = schedule, timeline.longest_span
         self.report(trying)
 
     def report(self, trying: str, makespan: float = inf) -> None:

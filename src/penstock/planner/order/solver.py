@@ -50,7 +50,7 @@ def solve(
     >>> from penstock.ir.placement import Placement
     >>> costs = Costs(forward=(1, 1, 2), transfer=0.1, activation_bytes=1, weight_stash_bytes=0.5)
     >>> plan = solve(SchedulingProblem.of(costs, Placement.loop(3), 6, memory=4), seconds=1)
-    >>> round(plan.timeline.makespan, 3), round(plan.gap, 3)
+    >>> round(plan.timeline.longest_span, 3), round(plan.gap, 3)
     (24.0, 0.0)
     """
     found = BestSoFar(problem, lower_bound(problem), seconds, progress)

@@ -45,7 +45,7 @@ class Breakdown:
 def step_seconds(plan: Plan) -> float:
     """Return the seconds of a step: to the end of the last rank, unless ranks check afterwards."""
     is_checked_after = plan.choices is not None and plan.choices.is_checked_after
-    return plan.timeline.makespan if is_checked_after else plan.timeline.end_time
+    return plan.timeline.longest_span if is_checked_after else plan.timeline.end_time
 
 
 def break_down(plan: Plan) -> Breakdown:
@@ -56,14 +56,14 @@ def break_down(plan: Plan) -> Breakdown:
     forwards = problem.costs.per_stage("forward", problem.stages)[checkpointed]
     recompute = float(problem.microbatches * forwards.sum()) / problem.ranks
     at_once = simulate(plan.schedule, replace(problem.costs, transfer=0.0))
-    transfer = timeline.makespan - at_once.makespan
+    transfer = timeline.longest_span - at_once.longest_span
     return Breakdown(
         work=mean - recompute,
         recompute=recompute,
         imbalance=busiest - mean,
         transfer=transfer,
-        bubble=timeline.makespan - busiest - transfer,
-        waiting=step_seconds(plan) - timeline.makespan,
+        bubble=timeline.longest_span - busiest - transfer,
+        waiting=step_seconds(plan) - timeline.longest_span,
     )
 
 
