@@ -32,6 +32,7 @@ def repeat_orders(schedule: Schedule, steps: int) -> Schedule:
         return shifted_action(work, step)
 
     def shifted_action(action: Action, step: int) -> Action:
+        assert action.microbatch is not None
         return Action(action.kind, action.stage, action.microbatch + step * per_step)
 
     orders = [

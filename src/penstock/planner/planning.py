@@ -19,6 +19,7 @@ from penstock.planner.search.layouts import (
     placements_for,
 )
 from penstock.schedules.sizes import require_size
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["plan"]
 
@@ -30,6 +31,7 @@ def plan(
     microbatches: int,
     memory: float | Sequence[float] | None = None,
     placement: Placement | Layout | None = None,
+    boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 5.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
@@ -41,12 +43,16 @@ def plan(
     the fastest is kept. `memory` is bytes per rank, one number or one per rank; `seconds` is how
     long to look.
 
+    `boundary` is what happens between two steps, which decides what a step costs: by default the
+    time until the last rank ends, since ranks of a `Pipeline` meet then; see
+    `penstock.sim.period`.
+
     >>> found = plan(Costs(activation_bytes=1), ranks=2, microbatches=4, memory=2, seconds=1)
-    >>> round(found.timeline.longest_span, 3), round(found.gap, 3)
-    (12.0, 0.0)
+    >>> round(found.seconds, 3), round(found.gap, 3)
+    (12.5, 0.0)
     """
     require_size(ranks, microbatches)
-    request = _Request(costs, ranks, microbatches, memory)
+    request = _Request(costs, ranks, microbatches, memory, boundary)
     if placement is not None:
         chosen = [find_placement(placement, ranks, costs)]
     else:
@@ -63,6 +69,7 @@ class _Request:
     ranks: int
     microbatches: int
     memory: float | Sequence[float] | None
+    boundary: Boundary
 
     def problems(self, placements: Sequence[Placement]) -> list[SchedulingProblem]:
         """Return the problems with these placements that fit; raise an error if none does."""
@@ -82,7 +89,9 @@ class _Request:
         costs = self.costs.recut(self.ranks, stages)
         if is_checkpointed:
             costs = checkpoint(costs, range(stages), stages)
-        return SchedulingProblem.of(costs, placement, self.microbatches, self.memory)
+        return SchedulingProblem.of(
+            costs, placement, self.microbatches, self.memory, boundary=self.boundary
+        )
 
     def _way_out(self) -> str:
         """Return advice on what would keep the limit, to end an error message with."""
@@ -113,10 +122,10 @@ def _solve_best(
     for number in sorted(bounds, key=lambda number: bounds[number]):
         share = max(0.0, end - perf_counter()) / left
         left -= 1
-        if best is not None and bounds[number] >= best.timeline.longest_span:
+        if best is not None and bounds[number] >= best.seconds:
             continue
         found = solve(problems[number], seconds=share, progress=progress)
-        if best is None or found.timeline.longest_span < best.timeline.longest_span:
+        if best is None or found.seconds < best.seconds:
             best = found
     assert best is not None, "there is at least one problem"
     return best

@@ -13,6 +13,7 @@ from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.sim.engine import simulate
+from penstock.sim.period import Period, name_seconds
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Plan"]
@@ -20,7 +21,7 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that solves a problem, and a proven lower bound on any makespan.
+    """A schedule that solves a problem, and seconds that no schedule for it can beat.
 
     `choices` is what a search has chosen besides the order, if there was one.
     """
@@ -43,11 +44,12 @@ class Plan:
     def to_text(self) -> str:
         """Return what `to_file` writes."""
         predicted = {
-            "longest_span": self.timeline.longest_span,
+            "seconds": self.seconds,
             "end_time": self.timeline.end_time,
+            "longest_span": self.timeline.longest_span,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
-            "rank_bubble_rates": self.timeline.rank_bubble_rates,
+            "rank_bubble_rates": self.step.rank_bubble_rates,
             "rank_peak_bytes": self.timeline.rank_peak_bytes,
         }
         return format_plan(SavedPlan(self.problem, self.schedule, self.choices), predicted)
@@ -57,10 +59,24 @@ class Plan:
         """The prediction: the schedule, simulated with the costs of the problem."""
         return simulate(self.schedule, self.problem.costs)
 
+    @cached_property
+    def step(self) -> Period:
+        """The predicted step for the boundary of the problem, with the idle time of every rank."""
+        return self.timeline.repeat(self.problem.boundary)
+
+    @property
+    def seconds(self) -> float:
+        """What a step costs, for what happens between two steps."""
+        return self.step.seconds
+
     @property
     def gap(self) -> float:
-        """How much slower the schedule is than the bound, as a share of the bound."""
-        return self.timeline.longest_span / self.lower_bound - 1 if self.lower_bound else 0.0
+        """How much slower the schedule is than the bound, as a share of the bound.
+
+        Rounding errors count as 0.
+        """
+        above = self.seconds / self.lower_bound - 1 if self.lower_bound else 0.0
+        return above if abs(above) > ROUNDING else 0.0
 
     @property
     def keeps_limit(self) -> bool:
@@ -73,8 +89,8 @@ class Plan:
         return (
             f"<Plan {self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages, "
             f"{problem.microbatches} microbatches, "
-            f"longest span {self.timeline.longest_span:.4g} s, "
-            f"at most {max(self.gap, 0):.1%} above the bound>"
+            f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
+            f"at most {self.gap:.1%} above the bound>"
         )
 
     def __str__(self) -> str:
@@ -82,9 +98,9 @@ class Plan:
         lines = [
             f"{self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages "
             f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
-            f"longest span {timeline.longest_span:.4g} s, end time {timeline.end_time:.4g} s, "
-            f"bubble {timeline.bubble_rate:.1%}, "
-            f"at most {max(self.gap, 0):.1%} above the proven bound of {self.lower_bound:.4g} s",
+            f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
+            f"bubble {self.step.bubble_rate:.1%}, "
+            f"at most {self.gap:.1%} above the proven bound of {self.lower_bound:.4g} s",
         ]
         if timeline.peak_bytes:
             lines.append(self._describe_memory())

@@ -17,6 +17,7 @@ from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Floats
 from penstock.sim.memory import resident_bytes
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, require_boundary
 
 __all__ = ["SchedulingProblem"]
 
@@ -26,12 +27,14 @@ class SchedulingProblem:
     """A chain of stages on ranks, with costs and the memory of each rank.
 
     `costs` are per stage of this placement. `memory` is bytes per rank, infinite without a limit.
+    `boundary` is what happens between two steps; it says which seconds are to be few.
     """
 
     costs: Costs
     placement: Placement
     microbatches: int
     memory: tuple[float, ...]
+    boundary: Boundary = DEFAULT_BOUNDARY
 
     @classmethod
     def of(
@@ -40,9 +43,12 @@ class SchedulingProblem:
         placement: Placement,
         microbatches: int,
         memory: float | Sequence[float] | None = None,
+        *,
+        boundary: Boundary = DEFAULT_BOUNDARY,
     ) -> "SchedulingProblem":
         """Check the arguments, and that some schedule keeps the limit; return the problem."""
         ranks = placement.num_ranks
+        require_boundary(boundary)
         if microbatches < 1:
             raise SizeError(f"microbatches must be at least 1 (microbatches: {microbatches})")
         limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
@@ -51,7 +57,7 @@ class SchedulingProblem:
                 f"memory must be one limit, or one per rank (ranks: {ranks}, got {limits.size})"
             )
         caps = tuple(np.broadcast_to(limits, (ranks,)).tolist())
-        problem = cls(costs, placement, microbatches, caps)
+        problem = cls(costs, placement, microbatches, caps, boundary)
         problem._check_memory()
         return problem
 
@@ -64,6 +70,11 @@ class SchedulingProblem:
     def stages(self) -> int:
         """The number of stages."""
         return self.placement.num_stages
+
+    @property
+    def lasts_until_all_end(self) -> bool:
+        """Whether a step lasts until the last rank ends; else each rank has its own span."""
+        return self.boundary in ("everything", "gradients")
 
     @cached_property
     def dataflow(self) -> Dataflow:

@@ -90,7 +90,7 @@ class Timeline:
         between its last action and the next step. They count unless papers' numbers are asked for.
         """
         require_boundary(boundary)
-        after = np.broadcast_to(np.float64(optimizer_seconds), (self.schedule.num_ranks,))
+        after = np.broadcast_to(np.asarray(optimizer_seconds, np.float64), self.schedule.num_ranks)
         match boundary:
             case "everything":
                 return self.end_time + float(after.max())

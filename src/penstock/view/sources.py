@@ -25,7 +25,7 @@ _FIRST_KEY = re.compile(r'\s*\{\s*"(\w+)"')
 _HEAD_BYTES = 4096
 # The first key of a file identifies its kind, in whatever order its keys are written.
 _TIMELINE_KEYS = ("name", "schedule", "start", "end", "bytes")
-_PLAN_KEYS = ("format", "choices", "costs", "memory", "orders", "predicted")
+_PLAN_KEYS = ("format", "boundary", "choices", "costs", "memory", "orders", "predicted")
 
 
 def is_file(source: Path | str) -> bool:

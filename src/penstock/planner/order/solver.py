@@ -50,8 +50,8 @@ def solve(
     >>> from penstock.ir.placement import Placement
     >>> costs = Costs(forward=(1, 1, 2), transfer=0.1, activation_bytes=1, weight_stash_bytes=0.5)
     >>> plan = solve(SchedulingProblem.of(costs, Placement.loop(3), 6, memory=4), seconds=1)
-    >>> round(plan.timeline.longest_span, 3), round(plan.gap, 3)
-    (24.0, 0.0)
+    >>> round(plan.seconds, 3), round(plan.gap, 3)
+    (26.2, 0.0)
     """
     found = BestSoFar(problem, lower_bound(problem), seconds, progress)
     may_be_exact = _is_small(problem) and find_spec("ortools") is not None

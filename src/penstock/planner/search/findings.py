@@ -6,15 +6,15 @@ from functools import cached_property
 from itertools import groupby
 
 from penstock.planner.plans import Plan
-from penstock.planner.search.breakdown import Breakdown, break_down, step_seconds, why_slower
+from penstock.planner.search.breakdown import Breakdown, break_down, why_slower
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.planner.search.space import Candidate
+from penstock.sim.period import name_seconds
 
 __all__ = ["Finding", "Findings", "describe_refusal"]
 
 _HEADINGS = (
-    "seconds",
     "bubble",
     "gap",
     "peak bytes",
@@ -42,7 +42,7 @@ class Finding:
     @cached_property
     def seconds(self) -> float:
         """What a step over the whole batch costs."""
-        return step_seconds(self.plan)
+        return self.plan.seconds
 
     @cached_property
     def causes(self) -> Breakdown:
@@ -76,8 +76,8 @@ class Findings:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """The headings of the table."""
-        return _HEADINGS
+        """The headings of the table; the first names the seconds that a step costs."""
+        return (f"{name_seconds(self.best.problem.boundary)} s", *_HEADINGS)
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -124,8 +124,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     plan, choices = finding.plan, finding.choices
     return (
         f"{finding.seconds:.4g}",
-        f"{plan.timeline.bubble_rate:.1%}".replace("%", " %"),
-        f"{max(plan.gap, 0.0):.1%}".replace("%", " %"),
+        f"{plan.step.bubble_rate:.1%}".replace("%", " %"),
+        f"{plan.gap:.1%}".replace("%", " %"),
         f"{plan.timeline.peak_bytes:.4g}",
         f"{plan.problem.microbatches} x {choices.microbatch_size}",
         describe_placement(plan.problem.placement),

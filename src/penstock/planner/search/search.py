@@ -17,9 +17,9 @@ from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
-from penstock.planner.search.breakdown import step_seconds
 from penstock.planner.search.findings import Finding, Findings, describe_refusal
 from penstock.planner.search.space import Candidate, Space
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["search"]
 
@@ -39,7 +39,7 @@ def search(
     batch: int,
     memory: float | Sequence[float] | None = None,
     transfer: PerLink | Mapping[int, PerLink] = 0.0,
-    is_checked_after: bool = False,
+    boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
@@ -50,11 +50,11 @@ def search(
     a step, `memory` the bytes per rank. Chosen are the microbatch size, the placement, the stages
     per rank, which layers make which stage, which stages are checkpointed, and the order.
 
-    A step lasts until the last rank is done, since ranks wait for each other before the optimizer
-    step; with `is_checked_after` they do not, and what would forbid the step is found afterwards.
-    `seconds` is how long to solve.
+    A step lasts until the last rank is done, since ranks of a `Pipeline` meet then. `boundary`
+    names what happens between two steps if it is something else, as in `plan`. `seconds` is how
+    long to solve.
     """
-    space = Space.of(layers, ranks, batch, memory, transfer, is_checked_after)
+    space = Space.of(layers, ranks, batch, memory, transfer, boundary)
     candidates = list(space.candidates())
     refused = tuple(one for one in candidates if one.missing_bytes > 0)
     promising = _screen(candidates, inf)
@@ -85,7 +85,7 @@ class _Evaluated:
     @property
     def seconds(self) -> float:
         """What a step costs with the known order, if there is one."""
-        return inf if self.known is None else step_seconds(self.known)
+        return inf if self.known is None else self.known.seconds
 
 
 def _best_first(evaluated: Sequence[_Evaluated]) -> list[_Evaluated]:
@@ -113,7 +113,7 @@ def _best_family(candidate: Candidate, bound: float) -> Plan | None:
         Plan(candidate.problem, schedule, bound, candidate.choices)
         for schedule in fixed_schedules(candidate.problem)
     ]
-    return min((plan for plan in plans if plan.keeps_limit), key=step_seconds, default=None)
+    return min((plan for plan in plans if plan.keeps_limit), key=_seconds, default=None)
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,12 @@ class _Work:
         bound = max(found.lower_bound, one.lower_bound)
         plans = [replace(found, choices=candidate.choices)]
         plans += [] if one.known is None else [one.known]
-        best = replace(min(plans, key=step_seconds), lower_bound=bound)
+        best = replace(min(plans, key=_seconds), lower_bound=bound)
         return replace(one, lower_bound=bound, known=best)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.seconds
 
 
 def _nothing_fits(refused: Sequence[Candidate]) -> str:

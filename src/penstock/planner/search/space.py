@@ -28,6 +28,7 @@ from penstock.planner.search.cuts import cuts_for, rebalance
 from penstock.planner.search.in_flight import count_in_flight
 from penstock.planner.search.layouts import regular_placements
 from penstock.schedules.sizes import require_size
+from penstock.sim.period import Boundary, require_boundary
 
 __all__ = ["Candidate", "Space"]
 
@@ -59,7 +60,7 @@ class Space:
     ranks: int
     batch: int
     memory: tuple[float, ...]
-    is_checked_after: bool
+    boundary: Boundary
 
     @classmethod
     def of(
@@ -69,7 +70,7 @@ class Space:
         batch: int,
         memory: float | Sequence[float] | None,
         transfer: PerLink | Mapping[int, PerLink],
-        is_checked_after: bool,
+        boundary: Boundary,
     ) -> "Space":
         """Return the space of what a user gives, checked; a list of layers is for one row each."""
         by_size = dict(layers) if isinstance(layers, Mapping) else {1: layers}
@@ -77,6 +78,7 @@ class Space:
             dict(transfer) if isinstance(transfer, Mapping) else dict.fromkeys(by_size, transfer)
         )
         _check(by_size, links, ranks, batch)
+        require_boundary(boundary)
         limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
         if limits.ndim and limits.shape != (ranks,):
             raise SizeError(
@@ -88,7 +90,7 @@ class Space:
             ranks=ranks,
             batch=batch,
             memory=tuple(np.broadcast_to(limits, (ranks,)).tolist()),
-            is_checked_after=is_checked_after,
+            boundary=boundary,
         )
 
     def candidates(self) -> Iterator[Candidate]:
@@ -112,7 +114,8 @@ class Space:
         plain = replace(cut.to_costs(), transfer=self.transfer[size])
         costs = checkpoint(plain, choices.checkpointed, stages)
         return Candidate(
-            SchedulingProblem(costs, placement, self.batch // size, self.memory), choices
+            SchedulingProblem(costs, placement, self.batch // size, self.memory, self.boundary),
+            choices,
         )
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
@@ -171,7 +174,7 @@ class _Subspace:
         return list(dict.fromkeys([(), *few, tuple(range(self.placement.num_stages))]))
 
     def _choices(self, cut: Partition, stages: tuple[int, ...]) -> Choices:
-        return Choices(cut.sizes, stages, self.size, self.space.is_checked_after)
+        return Choices(cut.sizes, stages, self.size)
 
 
 def _check(
