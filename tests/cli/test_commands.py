@@ -243,7 +243,7 @@ def test_compare_shows_the_period_if_nothing_waits_between_steps() -> None:
         "ZBV              7  0.778  14.3 %                  2\n"
     )
     found = run("simulate", "ZBV", *SIZE, "--boundary", "nothing", "--json")
-    assert json.loads(found.output)["step_seconds"] == 14
+    assert json.loads(found.output)["step_seconds"] == 7
 
 
 def test_compare_draws_each_schedule_on_request() -> None:

@@ -70,5 +70,9 @@ def published_problem(
         weight_stash_bytes=32 * hidden,
     )
     return SchedulingProblem.of(
-        costs, placement, row.microbatches, float(activations * activation), boundary="papers"
+        costs.for_each_stage(placement.num_stages),
+        placement,
+        row.microbatches,
+        float(activations * activation),
+        boundary="papers",
     )

@@ -25,13 +25,14 @@ COSTS = Costs(transfer=0.25, activation_bytes=10, parameter_bytes=100)
 
 def make_plan(family: str = "ZBV", memory: float | None = 300.0) -> Plan:
     schedule = build(family, ranks=2, microbatches=3)
-    problem = SchedulingProblem.of(COSTS, schedule.placement, 3, memory)
+    costs = COSTS.for_each_stage(schedule.num_stages)
+    problem = SchedulingProblem.of(costs, schedule.placement, 3, memory)
     return Plan(problem, schedule, lower_bound(problem))
 
 
 def test_plan_predicts_by_simulation() -> None:
     plan = make_plan()
-    timeline = simulate(plan.schedule, COSTS)
+    timeline = simulate(plan.schedule, COSTS.for_each_stage(4))
     assert plan.seconds == plan.timeline.end_time == timeline.end_time
     assert plan.gap == timeline.end_time / plan.lower_bound - 1
 

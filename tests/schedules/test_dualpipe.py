@@ -70,7 +70,8 @@ def test_bubble_of_dualpipe_v_is_the_published_one_for_twice_the_ranks(
 ) -> None:
     forward, weight = seconds
     schedule = dualpipe_v(ranks, 2 * ranks + more)
-    timeline = simulate(schedule, Costs(forward, forward, weight))
+    costs = Costs(forward, forward, weight).for_each_stage(2 * ranks)
+    timeline = simulate(schedule, costs)
     assert timeline.repeat("papers").idle_seconds[0] == published_bubble(ranks, forward, weight)
 
 

@@ -31,6 +31,7 @@ def simulate_command(
 ) -> None:
     """Price a schedule: time, idle time and memory of every rank.
 
+    A single number is the cost of one rank's share of the model; several are for its stages.
     A step costs the time until the last rank ends, unless --boundary says that ranks do not wait
     for each other between steps.
 
@@ -72,8 +73,8 @@ def compare_command(
 ) -> None:
     """Price schedules side by side for the same model; ratios are to the first.
 
-    Costs are those of one rank's share of the model, so that schedules with one and with several
-    stages per rank compare fairly. If no costs are given, those of the first plan are used.
+    A single number is the cost of one rank's share of the model, so that schedules with one and
+    with several stages per rank compare fairly. If no costs are given, those of the first plan are used.
 
     \b
     Examples:

@@ -26,7 +26,8 @@ __all__ = ["SchedulingProblem"]
 class SchedulingProblem:
     """A chain of stages on ranks, with costs and the memory of each rank.
 
-    `costs` are per stage of this placement. `memory` is bytes per rank, infinite without a limit.
+    `costs` become those per stage of this placement, whatever they were given for: single numbers
+    are one rank's share of the model. `memory` is bytes per rank, infinite without a limit.
     `boundary` is what happens between two steps; it says which seconds are to be few.
     """
 
@@ -35,6 +36,10 @@ class SchedulingProblem:
     microbatches: int
     memory: tuple[float, ...]
     boundary: Boundary = DEFAULT_BOUNDARY
+
+    def __post_init__(self) -> None:
+        costs = self.costs.divide_shares(self.ranks, range(self.stages))
+        object.__setattr__(self, "costs", costs)
 
     @classmethod
     def of(

@@ -20,13 +20,14 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
     Ranks run their lists strictly in order; an action starts at the later of its rank's clock and
     its inputs' arrival. With sends and receives in the schedule, a transfer starts when both are
-    reached. Unit costs are used unless others are given.
+    reached. Single numbers in `costs` are one rank's share of the model, and lists have one number
+    per stage; without `costs`, a rank's share takes a second each for F, I and W.
 
     >>> schedule = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
     >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).end_time
     6.0
     """
-    costs = Costs() if costs is None else costs
+    costs = (Costs() if costs is None else costs).of_stages(schedule)
     graph = build_graph(schedule)
     prices = costs.price(schedule, graph)
     run = run_in_order(

@@ -96,7 +96,7 @@ def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
     >>> " ".join(str(span.action) for span in found.critical_path)
     '0F0 1F0 1F1 1B0 0B0 0B1'
     """
-    costs = Costs() if costs is None else costs
+    costs = (Costs() if costs is None else costs).of_stages(schedule)
     timeline = simulate(schedule, costs)
     reasons = _Reasons(timeline, costs)
     return Explanation(

@@ -112,7 +112,7 @@ def test_a_schedule_at_the_bound_comes_back_unchanged() -> None:
     problem = SchedulingProblem.of(Costs(), start.placement, 12, boundary="papers")
     exact = prove(problem, start=start)
     assert exact.schedule is start
-    assert exact == Exact(start, 72, lower_bound(problem))
+    assert exact == Exact(start, 36, lower_bound(problem))
     assert exact.is_optimal
 
 

@@ -68,7 +68,7 @@ def controllable(row: ControllableMemoryRow) -> SchedulingProblem:
     held = {"V-Min": (row.ranks + 4) // 3, "V-Half": (row.ranks + 2) // 2}[row.family]
     costs = Costs(activation_bytes=1, weight_stash_bytes=1)
     return SchedulingProblem.of(
-        costs, Placement.v(row.ranks), row.microbatches, memory=2 * held, boundary="papers"
+        costs, Placement.v(row.ranks), row.microbatches, memory=held, boundary="papers"
     )
 
 

@@ -21,8 +21,7 @@ def make_finding(family: str, costs: Costs, choices: Choices) -> Finding:
 
 def make_findings() -> Findings:
     """Two plans, one that cannot fit and three that were not solved."""
-    half = Costs(forward=0.5, backward_input=0.5, backward_weight=0.5, activation_bytes=2000)
-    best = make_finding("ZBV", half, Choices((2, 3, 3, 2), (), 4))
+    best = make_finding("ZBV", Costs(activation_bytes=4000), Choices((2, 3, 3, 2), (), 4))
     slow = Costs(backward_input=[2, 1], activation_bytes=[400, 4000], transfer=0.25)
     other = make_finding("1F1B", slow, Choices((5, 5), (0,), 4))
     too_large = SchedulingProblem(
@@ -59,7 +58,7 @@ def test_finding_knows_where_its_seconds_go() -> None:
 
 
 def test_neighbouring_stages_are_joined_to_ranges() -> None:
-    problem = SchedulingProblem(Costs(activation_bytes=2), Placement.loop(2, 3), 3, (1.0, 4.0))
+    problem = SchedulingProblem(Costs(activation_bytes=6), Placement.loop(2, 3), 3, (1.0, 4.0))
     candidate = Candidate(problem, Choices((1,) * 6, (0, 1, 2, 5)))
     assert describe_refusal(candidate) == (
         "interleaved x3, microbatches of 1, checkpointed 0-2 5: "

@@ -59,7 +59,7 @@ def test_summary_has_bytes_if_the_costs_have_them() -> None:
 
 
 def test_rank_table_has_a_line_per_rank() -> None:
-    timeline = timeline_of("ZBV", 3, 5, Costs(transfer=0.5, activation_bytes=1000))
+    timeline = timeline_of("ZBV", 3, 5, Costs(2, 2, 2, transfer=0.5, activation_bytes=2000))
     assert printed(rank_table(timeline)) == picture("""
         rank  stages  busy s  idle s  bubble  peak activations  peak bytes
         0        0 5      30       6  16.7 %                 6    5.86 KiB
