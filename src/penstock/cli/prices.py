@@ -74,7 +74,8 @@ def compare_command(
     """Price schedules side by side for the same model; ratios are to the first.
 
     A single number is the cost of one rank's share of the model, so that schedules with one and
-    with several stages per rank compare fairly. If no costs are given, those of the first plan are used.
+    with several stages per rank compare fairly. If no costs are given, those of the first plan
+    are used.
 
     \b
     Examples:

@@ -16,7 +16,7 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import PenstockError, PlanError
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import SchedulingProblem
+from penstock.planner.problem import SchedulingProblem, count_bytes
 from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
 from penstock.sim.period import require_boundary
@@ -130,8 +130,8 @@ def _check_bytes(peaks: Sequence[float], memory: Sequence[float]) -> None:
     for rank, (peak, limit) in enumerate(zip(peaks, memory, strict=True)):
         if peak > limit * (1 + ROUNDING):
             raise PlanError(
-                f"rank {rank} holds {peak:,.0f} bytes with these orders and costs, "
-                f"{peak - limit:,.0f} more than its limit"
+                f"rank {rank} holds {count_bytes(peak)} bytes with these orders and costs, "
+                f"{count_bytes(peak - limit)} more than its limit"
             )
 
 

@@ -8,7 +8,7 @@ from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.order.solver import Progress, solve
+from penstock.planner.order.solver import Progress, require_seconds, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
@@ -19,6 +19,7 @@ from penstock.planner.search.layouts import (
     placements_for,
 )
 from penstock.schedules.sizes import require_size
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["plan"]
@@ -52,6 +53,8 @@ def plan(
     (12.5, 0.0)
     """
     require_size(ranks, microbatches)
+    require_seconds(seconds)
+    costs = costs_or_unit(costs)
     request = _Request(costs, ranks, microbatches, memory, boundary)
     if placement is not None:
         chosen = [find_placement(placement, ranks, costs)]

@@ -9,6 +9,7 @@ from penstock.ir.clock import find_cycle, run_in_order
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.memory import held_bytes
 from penstock.sim.timeline import Timeline
 
@@ -27,7 +28,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).end_time
     6.0
     """
-    costs = (Costs() if costs is None else costs).of_stages(schedule)
+    costs = costs_or_unit(costs).of_stages(schedule)
     graph = build_graph(schedule)
     prices = costs.price(schedule, graph)
     run = run_in_order(

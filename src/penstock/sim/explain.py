@@ -11,6 +11,7 @@ from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = ["Explanation", "Gap", "Saving", "explain"]
@@ -96,7 +97,7 @@ def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
     >>> " ".join(str(span.action) for span in found.critical_path)
     '0F0 1F0 1F1 1B0 0B0 0B1'
     """
-    costs = (Costs() if costs is None else costs).of_stages(schedule)
+    costs = costs_or_unit(costs).of_stages(schedule)
     timeline = simulate(schedule, costs)
     reasons = _Reasons(timeline, costs)
     return Explanation(
@@ -200,7 +201,8 @@ def _savings(timeline: Timeline, costs: Costs) -> tuple[Saving, ...]:
     savings = []
     for name in names:
         cheaper = simulate(timeline.schedule, _scale(costs, name, 1 - _CHEAPER_BY))
-        gain = timeline.end_time - cheaper.end_time
+        # Cheaper work never ends later; what is below 0 is a rounding error.
+        gain = max(0.0, timeline.end_time - cheaper.end_time)
         savings.append(Saving(name, gain, gain / timeline.end_time if timeline.end_time else 0.0))
     return tuple(sorted(savings, key=lambda saving: -saving.seconds))
 

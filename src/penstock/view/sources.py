@@ -14,6 +14,7 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
 from penstock.sim.comparison import costs_for
 from penstock.sim.engine import simulate
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Source", "is_file", "price_alike", "read_recorded", "read_source", "timeline_of"]
@@ -107,7 +108,7 @@ def price_alike(
         for name, source in given
     ]
     plans = (item for _, item in found if isinstance(item, Plan))
-    shared = costs or next((plan.problem.costs for plan in plans), Costs())
+    shared = costs_or_unit(costs or next((plan.problem.costs for plan in plans), None))
     timelines: dict[str, Timeline] = {}
     for name, item in found:
         timeline = _priced(item, shared)

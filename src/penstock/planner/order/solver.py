@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from penstock.checks.report import check
+from penstock.errors import ArgumentError
 from penstock.ir.clock import expect_rows
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.prove import prove
@@ -21,8 +22,9 @@ from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_
 from penstock.planner.order.search import search_orders
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
+from penstock.untrusted import quote, to_quantity
 
-__all__ = ["Progress", "solve"]
+__all__ = ["Progress", "require_seconds", "solve"]
 
 # Some of the time is kept back for what comes after the search: checks, or an exact answer.
 _SHARE_FOR_SEARCH = 0.75
@@ -53,6 +55,7 @@ def solve(
     >>> round(plan.seconds, 3), round(plan.gap, 3)
     (26.2, 0.0)
     """
+    require_seconds(seconds)
     found = BestSoFar(problem, lower_bound(problem), seconds, progress)
     may_be_exact = _is_small(problem) and find_spec("ortools") is not None
     _search(found, seconds * (_SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH))
@@ -60,6 +63,12 @@ def solve(
         _make_exact(found)
     check(found.best)
     return Plan(problem, found.best, found.bound)
+
+
+def require_seconds(seconds: object) -> None:
+    """Raise an error unless this is how long to search."""
+    if to_quantity(seconds) is None:
+        raise ArgumentError(f"seconds must be a number from 0 (got {quote(seconds)})")
 
 
 def _search(found: BestSoFar, seconds: float) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 from itertools import groupby
 
 from penstock.planner.plans import Plan
+from penstock.planner.problem import count_bytes
 from penstock.planner.search.breakdown import Breakdown, break_down, why_slower
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
@@ -116,7 +117,7 @@ def describe_refusal(candidate: Candidate) -> str:
     return (
         f"{describe_placement(candidate.problem.placement)}, microbatches of "
         f"{choices.microbatch_size}, checkpointed {_join_runs(choices.checkpointed)}: over the "
-        f"limit by {candidate.missing_bytes:,.0f} bytes on rank {candidate.fullest_rank}"
+        f"limit by {count_bytes(candidate.missing_bytes)} bytes on rank {candidate.fullest_rank}"
     )
 
 

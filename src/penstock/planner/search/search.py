@@ -14,7 +14,7 @@ from penstock.costs import PerLink
 from penstock.errors import MemoryLimitError
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.solver import Progress, solve
+from penstock.planner.order.solver import Progress, require_seconds, solve
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
 from penstock.planner.search.findings import Finding, Findings, describe_refusal
@@ -54,6 +54,7 @@ def search(
     names what happens between two steps if it is something else, as in `plan`. `seconds` is how
     long to solve.
     """
+    require_seconds(seconds)
     space = Space.of(layers, ranks, batch, memory, transfer, boundary)
     candidates = list(space.candidates())
     refused = tuple(one for one in candidates if one.missing_bytes > 0)

@@ -17,7 +17,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
-from penstock.planner.problem import SchedulingProblem
+from penstock.planner.problem import SchedulingProblem, read_limits
 from penstock.planner.search.checkpointing import (
     checkpoint,
     fewest_checkpoints,
@@ -27,7 +27,7 @@ from penstock.planner.search.choices import Choices
 from penstock.planner.search.cuts import cuts_for, rebalance
 from penstock.planner.search.in_flight import count_in_flight
 from penstock.planner.search.layouts import regular_placements
-from penstock.schedules.sizes import require_size
+from penstock.schedules.sizes import require_size, require_whole_number
 from penstock.sim.period import Boundary, require_boundary
 
 __all__ = ["Candidate", "Space"]
@@ -43,12 +43,12 @@ class Candidate:
     @property
     def missing_bytes(self) -> float:
         """The bytes by which the worst rank misses its limit; none are missing below 0."""
-        return float((self.problem.least_bytes - self.problem.memory).max())
+        return float(self.problem.missing_bytes.max())
 
     @property
     def fullest_rank(self) -> int:
         """The rank that misses its limit by most, or is closest to it."""
-        return int((self.problem.least_bytes - self.problem.memory).argmax())
+        return int(self.problem.missing_bytes.argmax())
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,12 @@ class Space:
         )
         _check(by_size, links, ranks, batch)
         require_boundary(boundary)
-        limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
-        if limits.ndim and limits.shape != (ranks,):
-            raise SizeError(
-                f"memory must be one limit, or one per rank (ranks: {ranks}, got {limits.size})"
-            )
         return cls(
             layers={size: tuple(pieces) for size, pieces in sorted(by_size.items())},
             transfer=links,
             ranks=ranks,
             batch=batch,
-            memory=tuple(np.broadcast_to(limits, (ranks,)).tolist()),
+            memory=read_limits(memory, ranks),
             boundary=boundary,
         )
 
@@ -180,6 +175,8 @@ class _Subspace:
 def _check(
     layers: Mapping[int, Sequence[Piece]], links: Mapping[int, PerLink], ranks: int, batch: int
 ) -> None:
+    for name, value in (("ranks", ranks), ("batch", batch)):
+        require_whole_number(name, value)
     if ranks < 1 or batch < 1:
         raise SizeError(f"ranks and batch must be at least 1 (ranks: {ranks}, batch: {batch})")
     if set(layers) != set(links):
@@ -188,6 +185,8 @@ def _check(
     if not layers or any(named != next(iter(names.values())) for named in names.values()):
         raise ArgumentError("every microbatch size must have the same layers, by name")
     fewest = min(map(len, names.values()))
+    if fewest == 0:
+        raise SizeError("layers must not be empty; give at least one layer per rank")
     if fewest < ranks:
         raise SizeError(
             f"every rank needs a layer (layers: {fewest}, ranks: {ranks}); use {fewest} ranks or "
