@@ -120,3 +120,13 @@ def test_plan_is_never_slower_than_a_family_in_the_time_that_a_pipeline_takes() 
     zbv = compare([build("ZBV", ranks=8, microbatches=16)])["ZBV"]
     assert found.timeline.end_time <= zbv.end_time == 51.5
     assert found.gap == 0
+
+
+def test_plan_says_whether_its_search_was_cut_short() -> None:
+    costs = Costs([1, 1.25, 1, 1.5] * 2, transfer=0.125, activation_bytes=[1] * 8)
+    cut = plan(costs, ranks=8, microbatches=12, memory=6, placement="loop", seconds=0)
+    assert cut.is_cut_short
+    assert "the search was cut short; more seconds may give a better plan" in str(cut)
+    best = plan(Costs(), ranks=2, microbatches=4, seconds=1)
+    assert best.gap == 0
+    assert not best.is_cut_short

@@ -1,8 +1,7 @@
 """Planning for given costs: the fastest schedule that keeps a memory limit."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, replace
 
 from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
@@ -41,8 +40,8 @@ def plan(
     Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
     lists give the costs of each stage. `placement` is "loop" (one stage per rank),
     "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
-    the fastest is kept. `memory` is bytes per rank, one number or one per rank; `seconds` is how
-    long to look.
+    the fastest is kept. `memory` is bytes per rank, one number or one per rank. `seconds` is how
+    long to look, in seconds of work: on a busy machine it takes longer, up to six times.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see
@@ -117,18 +116,20 @@ def _solve_best(
     seconds: float,
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
-    """Solve the most promising first, and skip those that cannot be faster."""
-    end = perf_counter() + seconds
+    """Solve the most promising first, and skip those that cannot be faster.
+
+    Each gets the same time, so that the plan does not depend on how fast the others were solved.
+    """
+    share = seconds / len(problems)
     bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
     best: Plan | None = None
-    left = len(problems)
+    is_cut_short = False
     for number in sorted(bounds, key=lambda number: bounds[number]):
-        share = max(0.0, end - perf_counter()) / left
-        left -= 1
         if best is not None and bounds[number] >= best.seconds:
             continue
         found = solve(problems[number], seconds=share, progress=progress)
+        is_cut_short |= found.is_cut_short
         if best is None or found.seconds < best.seconds:
             best = found
     assert best is not None, "there is at least one problem"
-    return best
+    return replace(best, is_cut_short=is_cut_short)

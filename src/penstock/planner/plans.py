@@ -1,6 +1,6 @@
 """A plan: a schedule with its prediction and a lower bound for any schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isinf
 from pathlib import Path
@@ -23,13 +23,15 @@ __all__ = ["Plan"]
 class Plan:
     """A schedule that solves a problem, and seconds that no schedule for it can beat.
 
-    `choices` is what a search has chosen besides the order, if there was one.
+    `choices` is what a search has chosen besides the order, if there was one. `is_cut_short` says
+    that the time was over before the work was done, so that more time may give a better plan.
     """
 
     problem: SchedulingProblem
     schedule: Schedule
     lower_bound: float
     choices: Choices | None = None
+    is_cut_short: bool = field(default=False, compare=False)
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Plan":
@@ -49,6 +51,7 @@ class Plan:
             "longest_span": self.timeline.longest_span,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
+            "is_cut_short": self.is_cut_short,
             "rank_bubble_rates": self.step.rank_bubble_rates,
             "rank_peak_bytes": self.timeline.rank_peak_bytes,
         }
@@ -102,6 +105,8 @@ class Plan:
             f"bubble {self.step.bubble_rate:.1%}, "
             f"at most {self.gap:.1%} above the proven bound of {self.lower_bound:.4g} s",
         ]
+        if self.is_cut_short:
+            lines.append("the search was cut short; more seconds may give a better plan")
         if timeline.peak_bytes:
             lines.append(self._describe_memory())
         if self.choices is not None:

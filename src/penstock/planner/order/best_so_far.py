@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
 
 from penstock.errors import MemoryLimitError
 from penstock.ir.schedule import Schedule
+from penstock.planner.effort_clock import EffortClock
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
@@ -31,7 +31,10 @@ class Progress:
 
 @dataclass(slots=True)
 class BestSoFar:
-    """The fastest schedule so far that keeps the memory limit, with the state of the search."""
+    """The fastest schedule so far that keeps the memory limit, with the state of the search.
+
+    `is_cut_short` says that the clock ended some part of it before its work was done.
+    """
 
     problem: SchedulingProblem
     bound: float
@@ -39,7 +42,8 @@ class BestSoFar:
     progress: Callable[[Progress], None] | None
     step: float = inf
     _best: Schedule | None = None
-    _begin: float = field(default_factory=perf_counter)
+    is_cut_short: bool = False
+    _clock: EffortClock = field(default_factory=EffortClock)
     _reported: float = -inf
 
     @property
@@ -59,8 +63,14 @@ class BestSoFar:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
-        return perf_counter() - self._begin
+        """Seconds of work since the start."""
+        return self._clock.seconds
+
+    def is_over(self, seconds: float) -> bool:
+        """Return whether the clock is past these seconds, and remember that it ended a search."""
+        is_over = self.elapsed >= seconds
+        self.is_cut_short |= is_over
+        return is_over
 
     @property
     def is_optimal(self) -> bool:

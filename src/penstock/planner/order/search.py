@@ -111,8 +111,9 @@ def _share_over(found: BestSoFar, lanes: Lanes, seconds: float) -> Callable[[flo
         nonlocal rows
         found.report("single moves", best)
         rows += MOVES * lanes.num_rows
-        is_over = found.elapsed >= seconds or meets_bound(best, found.bound)
-        return 1.0 if is_over else rows / most
+        if rows >= most or meets_bound(best, found.bound):
+            return 1.0
+        return 1.0 if found.is_over(seconds) else rows / most
 
     return gone
 
@@ -162,8 +163,9 @@ class _Search:
             left -= 1
             is_whole = self.lanes.problem is self.found.problem
             self.found.report(trying, best.built.seconds if is_whole else inf)
-            is_over = left < 0 or self.found.elapsed >= self.seconds
-            return not is_over and not meets_bound(best.built.seconds, self.bound)
+            if left < 0 or meets_bound(best.built.seconds, self.bound):
+                return False
+            return not self.found.is_over(self.seconds)
 
         return may_go_on
 

@@ -46,7 +46,8 @@ def solve(
 ) -> Plan:
     """Find the fastest schedule for a problem that keeps its memory limit, within some seconds.
 
-    `progress` is called now and then with the state of the search.
+    These are seconds of work: on a busy machine it takes longer, up to six times. `progress` is
+    called now and then with the state of the search.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
@@ -62,7 +63,8 @@ def solve(
     if not found.is_optimal and may_be_exact:
         _make_exact(found)
     check(found.best)
-    return Plan(problem, found.best, found.bound)
+    is_cut_short = found.is_cut_short and not found.is_optimal
+    return Plan(problem, found.best, found.bound, is_cut_short=is_cut_short)
 
 
 def require_seconds(seconds: object) -> None:
@@ -81,6 +83,7 @@ def _search(found: BestSoFar, seconds: float) -> None:
     if whole is not None and not found.is_optimal:
         unsplit = BestSoFar(whole, lower_bound(whole), (seconds - found.elapsed) / 2, None)
         search_orders(unsplit, families, unsplit.seconds)
+        found.is_cut_short |= unsplit.is_cut_short
         if unsplit.has_best:
             found.offer(make_whole(unsplit.best), "whole backwards")
     if not found.is_optimal:

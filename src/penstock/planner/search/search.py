@@ -8,11 +8,11 @@ every combination -> bounds and known families rule most out -> the few best are
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import perf_counter
 
 from penstock.costs import PerLink
 from penstock.errors import MemoryLimitError
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.effort_clock import EffortClock
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import Progress, require_seconds, solve
 from penstock.planner.partition.pieces import Piece
@@ -126,11 +126,11 @@ class _Work:
 
     def solve(self, evaluated: Sequence[_Evaluated], share: float) -> list[_Evaluated]:
         """Solve each, unless it is proven to be slower than another; the best first."""
-        end = perf_counter() + share * self.seconds
+        clock, most = EffortClock(), share * self.seconds
         best = min((one.seconds for one in evaluated), default=inf)
         solved = []
         for number, one in enumerate(evaluated):
-            left = max(0.0, end - perf_counter()) / (len(evaluated) - number)
+            left = max(0.0, most - clock.seconds) / (len(evaluated) - number)
             solved.append(self._solve(one, left) if one.lower_bound < best else one)
             best = min(best, solved[-1].seconds)
         return _best_first(solved)
