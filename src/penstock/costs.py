@@ -161,7 +161,7 @@ class Costs:
             for name in _PER_STAGE
             if isinstance(value := getattr(self, name), float) and value
         }
-        return replace(self, **changes)
+        return replace(self, **changes) if changes else self
 
     def of_stages(self, schedule: Schedule) -> "Costs":
         """Return the costs of a schedule's stages, one number for each."""
