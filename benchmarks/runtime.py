@@ -289,7 +289,7 @@ def _measure_steps(rank: int, names: list[str], repeats: int) -> list[tuple[Any,
             timeline = pipe.step(x, target=y, record=True).timeline
             assert timeline is not None, "recorded"
             simulated = ps.simulate(timeline.schedule, costs_of(timeline))
-            ratios.append(simulated.makespan / timeline.makespan)
+            ratios.append(simulated.end_time / timeline.end_time)
         rows.append((name, mine, other, statistics.median(ratios), *firsts))
     return rows
 

@@ -27,16 +27,17 @@ backward for weights (W); B is I and W at once. If a rank has several stages, th
 lighter. [How to read them](how-it-works.md).
 
 In the formulae p is ranks, m microbatches, v stages per rank; F&B is a forward and a backward
-that run side by side. The bubble is the idle time of the slowest rank, with enough microbatches to
-fill the pipe; memory is in activations of whole microbatches over one rank's share.
+that run side by side. The bubble is counted as in papers, as the idle time of the rank with the
+longest span, with enough microbatches to fill the pipe; memory
+is in activations of whole microbatches over one rank's share.
 
 Zoom, hover and search in a page of its own: [1F1B, ZB-H1 and ZBV side by
 side](live/comparison.html), the output of `penstock compare 1F1B ZB-H1 ZBV --html both.html`.
 
 ## Side by side
 
-The share of the bubble in the step, and the most microbatches that a rank holds. A transfer is
-the time of a message; a forward of a rank's share takes one second.
+The share of the bubble in that rank's span, and the most microbatches that a rank holds. A
+transfer is the time of a message; a forward of a rank's share takes one second.
 """
 
 
@@ -63,7 +64,7 @@ def _comparison() -> str:
         memory = format_number(timelines[0].peak_microbatches)
         if timelines[0].schedule.is_forward_only:
             memory = "none"
-        bubbles = [format_share(timeline.bubble_rate) for timeline in timelines]
+        bubbles = [format_share(timeline.papers_bubble_rate) for timeline in timelines]
         rows.append([f"[{name}](#{_anchor(family)})", memory, *bubbles])
     return _table(headings, rows)
 

@@ -47,8 +47,9 @@ def one_scale(timelines: Sequence[ps.Timeline]) -> float:
 
 
 def numbers_of(timeline: ps.Timeline) -> str:
-    """Describe step, bubble and memory of a timeline."""
-    text = f"step {format_number(timeline.makespan)}, bubble {format_share(timeline.bubble_rate)}"
+    """Describe end time, bubble and memory of a timeline."""
+    bubble = format_share(timeline.bubble_rate)
+    text = f"end time {format_number(timeline.end_time)} s, bubble {bubble}"
     if timeline.schedule.is_forward_only:
         return text
     return f"{text}, at most {_count(timeline.peak_microbatches, 'microbatch')} in memory"

@@ -21,7 +21,7 @@ Path("mine.csv").write_text(
 schedule = ps.Schedule.from_csv("mine.csv")
 ps.check(schedule)
 print(schedule)
-print(f"{ps.simulate(schedule).makespan:g} s if F takes 1 s and B takes 2 s")
+print(f"{ps.simulate(schedule).end_time:g} s if F takes 1 s and B takes 2 s")
 
 pipeline = ps.Pipeline([nn.Linear(8, 8), nn.Linear(8, 8)], schedule, loss=nn.MSELoss())
 result = pipeline.step(torch.randn(12, 8), target=torch.randn(12, 8))

@@ -35,7 +35,7 @@ costs = ps.Costs(forward=1, backward_input=1, backward_weight=1, transfer=0.5)
 for name in ("1F1B", "Eager1F1B"):
     schedule = ps.build(name, ranks=4, microbatches=8)  # refused here if it could not finish
     timeline = ps.simulate(schedule, costs)
-    print(f"{name}: {timeline.makespan:g} s, {timeline.peak_activations} activations")
+    print(f"{name}: {timeline.end_time:g} s, {timeline.peak_activations} activations")
     print(ps.view.draw(timeline, width=90))
 
 stages = [nn.Linear(8, 8) for _ in range(4)]

@@ -33,6 +33,9 @@ _PER_STAGE = (
     "workspace_bytes",
 )
 
+# Sizes that do not depend on how many pieces a model is cut into.
+_NOT_SHARED = ("message_bytes", "workspace_bytes")
+
 # A repr shows this many numbers of a cost; of more it shows the range.
 _FEW_NUMBERS = 4
 
@@ -54,7 +57,10 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds and bytes per stage and kind of action; each a number or one number per stage.
+    """Seconds and bytes by kind of action; each a number, or a list with one number per stage.
+
+    A number is one rank's share of the model, of which each of its stages gets its part. So
+    schedules with one and with several stages per rank are priced for the same model.
 
     `transfer` is the seconds that a value needs from rank to rank: one number, or a table with a
     row per sending and a column per receiving rank. `send` is the seconds that a send occupies
@@ -136,20 +142,43 @@ class Costs:
             text = "".join(f"{name} = {value}\n" for name, value in lines)
         write_atomically(file, text)
 
+    def for_each_stage(self, num_stages: int) -> "Costs":
+        """Return costs per stage in which every single number is that of each stage.
+
+        >>> Costs(forward=2, backward_input=[1, 3]).for_each_stage(2).forward
+        (2.0, 2.0)
+        """
+        return self.divide_shares(num_stages, range(num_stages))
+
+    def divide_shares(self, ranks: int, parts: Sequence[int]) -> "Costs":
+        """Return costs per stage, for stages that run these parts of a model on some ranks.
+
+        >>> Costs(forward=2, message_bytes=5).divide_shares(2, range(4)).forward
+        (1.0, 1.0, 1.0, 1.0)
+        """
+        changes: dict[str, Any] = {
+            name: (value * (1 if name in _NOT_SHARED else ranks / (max(parts) + 1)),) * len(parts)
+            for name in _PER_STAGE
+            if isinstance(value := getattr(self, name), float) and value
+        }
+        return replace(self, **changes) if changes else self
+
+    def of_stages(self, schedule: Schedule) -> "Costs":
+        """Return the costs of a schedule's stages, one number for each."""
+        return self.divide_shares(schedule.num_ranks, schedule.dataflow.parts)
+
     def recut(self, share_of: int, pieces: int) -> "Costs":
         """Return the costs of the same model cut into `pieces` stages.
 
-        A single number is the cost of one of `share_of` equal shares of the model. A list is for
-        consecutive pieces, which are added up or divided evenly. The sizes of messages between
-        pieces and of workspaces do not change.
+        A single number is one of `share_of` equal shares of the model. A list is for consecutive
+        pieces, which are added up or divided evenly. Messages and workspaces keep their size.
         """
         changes: dict[str, Any] = {}
         for name in _PER_STAGE:
             value = getattr(self, name)
-            if value is not None:
-                given = list(value) if isinstance(value, Sequence) else [value] * share_of
-                changes[name] = _recut(name, given, pieces)
-        return replace(self, **changes)
+            if isinstance(value, Sequence):
+                changes[name] = _recut(name, list(value), pieces)
+        return replace(self, **changes).divide_shares(share_of, range(pieces))
 
     def for_parts(self, parts: Sequence[int]) -> "Costs":
         """Return the costs of stages that run these parts of the model, from costs per part."""
@@ -162,9 +191,10 @@ class Costs:
 
     def full_backward_seconds(self, stage: int) -> float:
         """Return the seconds of a stage's full backward: as given, or both halves added up."""
+        given: tuple[PerStage, ...] = (self.backward_input, self.backward_weight)
         if self.full_backward is not None:
-            return _at(self.full_backward, stage)
-        return _at(self.backward_input, stage) + _at(self.backward_weight, stage)
+            given = (self.full_backward,)
+        return sum(value[stage] if isinstance(value, Sequence) else value for value in given)
 
     def per_stage(self, name: str, num_stages: int) -> Floats:
         """Return one of the costs, for every stage."""
@@ -189,13 +219,15 @@ class Costs:
     def price(self, schedule: Schedule, graph: Graph) -> Prices:
         """Return what every row of a schedule costs, and every need that crosses ranks."""
         rows = schedule.rows
-        duration = self._seconds_by_kind(schedule.num_stages)[rows.kind, rows.stage]
+        duration = self.of_stages(schedule)._seconds_by_kind(schedule.num_stages)[
+            rows.kind, rows.stage
+        ]
         if rows.joined.any():
             duration = _price_overlaps(duration, rows.joined, self.overlap_gain)
         lag = self._lags(schedule, graph)
         busy = duration
         if self.send and not schedule.has_communication:
-            # Sends are implied: they follow the work that they send, one after the other.
+            # Sends are implied: one after the other, they follow the work that they send.
             messages = _implied_messages(schedule)
             busy = duration + self.send * _sum_overlaps(messages, rows.joined)
             before = np.cumsum(messages) - messages
@@ -224,7 +256,7 @@ class Costs:
 
 
 def _shorten(value: PerStage | PerLink) -> str:
-    """Return a cost on part of a line: all numbers if they are few, else how many there are.
+    """Return a cost on part of a line: all numbers if they are few, else their range.
 
     >>> _shorten((1.0, 2.0)), _shorten((1.0,) * 7 + (2.5,))
     ('(1.0, 2.0)', '<8 from 1 to 2.5>')
@@ -236,7 +268,7 @@ def _shorten(value: PerStage | PerLink) -> str:
 
 
 def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
-    is_shared = name not in ("message_bytes", "workspace_bytes")
+    is_shared = name not in _NOT_SHARED
     if pieces % len(given) == 0:
         times = pieces // len(given)
         return tuple(value / (times if is_shared else 1) for value in given for _ in range(times))
@@ -283,10 +315,6 @@ def _sum_overlaps(column: Floats, joined: NDArray[np.bool_]) -> Floats:
     size = np.diff(np.append(opens, len(column)))
     total: Floats = np.add.reduceat(column, opens)
     return np.repeat(total, size)
-
-
-def _at(value: PerStage, stage: int) -> float:
-    return value[stage] if isinstance(value, Sequence) else value
 
 
 def _frozen(name: str, value: object) -> object:

@@ -222,17 +222,28 @@ def test_costs_come_from_a_file_and_options_override_it(tmp_path: Path) -> None:
     same = run("simulate", "1F1B", *SIZE, "--forward", "1,2", "--transfer", "1", "--json")
     assert given == json.loads(same.output)
     less = run("simulate", "1F1B", *SIZE, "--costs", file, "--transfer", "0", "--json")
-    assert json.loads(less.output)["makespan"] == given["makespan"] - 2
+    assert json.loads(less.output)["end_time"] == given["end_time"] - 2
 
 
 def test_compare_prints_ratios_to_the_first() -> None:
     result = run("compare", "1F1B", "ZBV", *SIZE)
     assert result.exit_code == 0
     assert result.output == (
-        "schedule  makespan  ratio  bubble  peak microbatches\n"
+        "schedule  end time s  ratio  bubble  peak microbatches\n"
+        "1F1B               9  1.000  33.3 %                  2\n"
+        "ZBV                7  0.778  14.3 %                  2\n"
+    )
+
+
+def test_compare_shows_the_period_if_nothing_waits_between_steps() -> None:
+    result = run("compare", "1F1B", "ZBV", *SIZE, "--boundary", "nothing")
+    assert result.output == (
+        "schedule  period s  ratio  bubble  peak microbatches\n"
         "1F1B             9  1.000  33.3 %                  2\n"
         "ZBV              7  0.778  14.3 %                  2\n"
     )
+    found = run("simulate", "ZBV", *SIZE, "--boundary", "nothing", "--json")
+    assert json.loads(found.output)["step_seconds"] == 7
 
 
 def test_compare_draws_each_schedule_on_request() -> None:
@@ -243,7 +254,7 @@ def test_compare_draws_each_schedule_on_request() -> None:
 
 def test_explain_prints_the_critical_path_and_idle_time() -> None:
     lines = run("explain", "1F1B", *SIZE, "--transfer", "0.5").output.splitlines()
-    assert lines[0] == "The step takes 10, of which 40.0 % is idle on the slowest rank."
+    assert lines[0] == "The last rank ends after 10 s; ranks are idle for 40.0 % of that."
     assert "0F0 > 1F0 > 1B0 > 1F1 > 1B1 > 0B1" in lines
     assert "by kind: F 3, B 6, transfer 1" in lines
     assert "waiting for: B 3, transfer 1" in lines
@@ -253,12 +264,12 @@ def test_explain_prints_the_critical_path_and_idle_time() -> None:
     ("arguments", "keys"),
     [
         (("list",), {"1F1B", "ZBV", "DualPipe"}),
-        (("show", "1F1B", *SIZE), {"name", "orders", "makespan", "per_rank"}),
-        (("show", "ZBV", *SIZE, "--lower"), {"name", "orders", "makespan", "per_rank"}),
+        (("show", "1F1B", *SIZE), {"name", "orders", "end_time", "per_rank"}),
+        (("show", "ZBV", *SIZE, "--lower"), {"name", "orders", "end_time", "per_rank"}),
         (("check", "1F1B", *SIZE), {"schedule", "is_fine", "problems"}),
-        (("simulate", "1F1B", *SIZE), {"makespan", "bubble_rate", "peak_bytes", "per_rank"}),
+        (("simulate", "1F1B", *SIZE), {"end_time", "bubble_rate", "peak_bytes", "per_rank"}),
         (("compare", "1F1B", "ZBV", *SIZE), {"1F1B", "ZBV"}),
-        (("explain", "1F1B", *SIZE), {"critical_path", "gaps", "savings", "makespan"}),
+        (("explain", "1F1B", *SIZE), {"critical_path", "gaps", "savings", "end_time"}),
     ],
 )
 def test_every_command_prints_json(arguments: tuple[str, ...], keys: set[str]) -> None:

@@ -47,7 +47,7 @@ def test_show_draws_a_plan_with_its_own_costs(planned: Plan, tmp_path: Path) -> 
     assert (result.exit_code, result.stdout) == (0, f"{draw(planned, width=80)}\n")
     result = run("show", tmp_path / "plan.json", "--forward", "5", "--json")
     expected = simulate(planned.schedule, Costs(forward=5))
-    assert json.loads(result.stdout)["makespan"] == expected.makespan
+    assert json.loads(result.stdout)["end_time"] == expected.end_time
 
 
 @pytest.mark.parametrize("name", ["recorded.json", "step.json"])
@@ -65,7 +65,7 @@ def test_trace_shows_a_recorded_timeline_like_its_trace(
 ) -> None:
     result = run("trace", tmp_path / name)
     assert result.exit_code == 0
-    assert result.stdout.startswith(f"{draw(record(planned), width=80)}\n\nschedule  makespan")
+    assert result.stdout.startswith(f"{draw(record(planned), width=80)}\n\nschedule  end time s")
 
 
 @pytest.mark.parametrize("name", ["plan.json", "recorded.json", "step.json"])
@@ -84,16 +84,16 @@ def test_every_command_that_takes_a_schedule_takes_files(
 
 def test_explain_uses_the_costs_of_a_plan(planned: Plan, tmp_path: Path) -> None:
     found = json.loads(run("explain", tmp_path / "plan.json", "--json").stdout)
-    assert found["makespan"] == planned.timeline.makespan
+    assert found["end_time"] == planned.timeline.end_time
 
 
 def test_compare_uses_the_costs_of_the_first_plan(planned: Plan, tmp_path: Path) -> None:
     arguments = ("compare", tmp_path / "plan.json", "1F1B", "-r", "2", "-m", "3", "--json")
     found = json.loads(run(*arguments).stdout)
     alone = compare([planned.schedule], planned.problem.costs)
-    assert found[planned.schedule.name]["makespan"] == planned.timeline.makespan
-    assert [timeline.makespan for timeline in alone.values()] == [planned.timeline.makespan]
-    assert found["1F1B"]["makespan"] > 3 * 4
+    assert found[planned.schedule.name]["end_time"] == planned.timeline.end_time
+    assert [timeline.end_time for timeline in alone.values()] == [planned.timeline.end_time]
+    assert found["1F1B"]["end_time"] > 3 * 4
 
 
 def test_verify_runs_the_schedule_of_a_plan(planned: Plan, tmp_path: Path) -> None:

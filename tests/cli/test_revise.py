@@ -29,7 +29,7 @@ def test_prediction_and_recording_are_printed_and_a_better_plan_is_written(tmp_p
     assert "\nstage 0 F               1       1.5   1.50\n" in output
     assert "run the new plan" in output
     better = Plan.from_file(tmp_path / "better.json")
-    assert better.timeline.makespan < simulate(make_plan().schedule, TRUTH).makespan
+    assert better.timeline.end_time < simulate(make_plan().schedule, TRUTH).end_time
 
 
 def test_old_plan_is_kept_if_the_gain_is_too_small(tmp_path: Path) -> None:

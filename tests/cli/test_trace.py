@@ -23,12 +23,12 @@ rank 1  ........F0------B0--------------F1------B1--------------................
         F Forward   B Full backward   . Idle
 """
 TABLES = """
-schedule  makespan  ratio  bubble  peak microbatches
-1F1B             9  1.000  33.3 %                  2
+schedule  end time s  ratio  bubble  peak microbatches
+1F1B               9  1.000  33.3 %                  2
 
-rank  stages  busy  idle  bubble  peak activations
-0          0     6     3  33.3 %                 2
-1          1     6     3  33.3 %                 1
+rank  stages  busy s  idle s  bubble  peak activations
+0          0       6       3  33.3 %                 2
+1          1       6       3  33.3 %                 1
 """
 
 
@@ -73,7 +73,7 @@ def test_trace_writes_a_schedule_a_page_and_figures(tmp_path: Path) -> None:
 
 def test_trace_prints_json(tmp_path: Path) -> None:
     found = json.loads(run("trace", write(tmp_path), "--json").stdout)
-    assert (found["name"], found["ranks"], found["makespan"]) == ("1F1B", 2, 9.0)
+    assert (found["name"], found["ranks"], found["end_time"]) == ("1F1B", 2, 9.0)
 
 
 def test_profiles_of_all_ranks_are_joined_and_a_step_is_selected(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def test_caption_has_the_numbers() -> None:
     caption = fromstring(picture(timeline, seconds=40)).find("figcaption")
     assert caption is not None
     assert "".join(caption.itertext()) == (
-        "1F1B, 4 ranks, 8 microbatches: step 33, bubble 27.3 %, at most 4 microbatches in memory"
+        "1F1B, 4 ranks, 8 microbatches: end time 33 s, bubble 27.3 %, "
+        "at most 4 microbatches in memory"
     )
 
 

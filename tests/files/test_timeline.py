@@ -43,7 +43,7 @@ def test_a_file_written_by_hand_is_read(tmp_path: Path) -> None:
     file.write_text(json.dumps(GOOD))
     timeline = read_timeline(str(file))
     assert timeline.schedule == Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
-    assert (timeline.makespan, timeline.rank_peak_bytes) == (4.0, (8.0, 8.0))
+    assert (timeline.end_time, timeline.rank_peak_bytes) == (4.0, (8.0, 8.0))
 
 
 @pytest.mark.parametrize(

@@ -193,7 +193,7 @@ def test_measured_costs_price_a_schedule() -> None:
     _, pipe, x = make_pipe()
     costs = measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
     timeline = ps.simulate(ps.build("1F1B", ranks=3, microbatches=4), costs)
-    assert timeline.makespan > 0
+    assert timeline.end_time > 0
 
 
 def test_model_with_its_own_loss_needs_no_target() -> None:

@@ -1,13 +1,13 @@
-"""The best makespan of a tiny problem by looking at every order: what no bound may exceed."""
+"""The best step of a tiny problem by looking at every order: what no bound may exceed."""
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import permutations, product
 from math import inf
 
 from penstock.ir.actions import Kind
 from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["least_makespan"]
+__all__ = ["least_seconds"]
 
 # Kind, stage and microbatch.
 Step = tuple[Kind, int, int]
@@ -16,13 +16,13 @@ SPLIT = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 MERGED = (Kind.FORWARD, Kind.FULL_BACKWARD)
 
 
-def least_makespan(
+def least_seconds(
     problem: SchedulingProblem, *, with_merged: bool = False, in_order: bool = False
 ) -> float:
-    """Return the makespan of the best order, also of those that merge I and W if asked to."""
+    """Return the step of the best order, also of those that merge I and W if asked to."""
     programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
     orders = [list(_orders(problem, rank, programs, in_order)) for rank in range(problem.ranks)]
-    return min(_makespan(problem, choice) for choice in product(*orders))
+    return min(_step(problem, choice) for choice in product(*orders))
 
 
 def _orders(
@@ -86,10 +86,36 @@ def _seconds(problem: SchedulingProblem, step: Step) -> float:
     }[kind]
 
 
-def _makespan(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
-    """Return the longest time of a rank from first to last; infinite if ranks wait for ever."""
+def _step(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
+    """Return the seconds of a step for the problem's boundary; infinite if ranks wait for ever."""
+    if problem.boundary == "nothing":
+        return _period(problem, orders)
+    first, last = _run(problem, orders, [0.0] * problem.ranks)
+    if problem.boundary == "papers":
+        return max(end - begin for end, begin in zip(last, first, strict=True))
+    return max(last)
+
+
+def _period(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
+    """Return the largest mean over cycles of ranks, from the longest path between any two."""
+    long_ago, ranks = -1e6, range(problem.ranks)
+    paths = []
+    for origin in ranks:
+        begin = [0.0 if rank == origin else long_ago for rank in ranks]
+        paths.append(_run(problem, orders, begin)[1])
+    cycles = [cycle for size in ranks for cycle in permutations(ranks, size + 1)]
+    return max(
+        sum(paths[cycle[at - 1]][rank] for at, rank in enumerate(cycle)) / len(cycle)
+        for cycle in cycles
+    )
+
+
+def _run(
+    problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]], begin: Sequence[float]
+) -> tuple[list[float], list[float]]:
+    """Return when each rank starts and ends; infinite if ranks wait for ever."""
     end: dict[Step, float] = {}
-    clock, first = [0.0] * problem.ranks, [inf] * problem.ranks
+    clock, first = list(begin), [inf] * problem.ranks
     place = [0] * problem.ranks
     is_moving = True
     while is_moving:
@@ -106,8 +132,8 @@ def _makespan(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) ->
                 place[rank] += 1
                 is_moving = True
     if any(done < len(order) for done, order in zip(place, orders, strict=True)):
-        return inf
-    return max(last - begin for last, begin in zip(clock, first, strict=True))
+        return [0.0] * problem.ranks, [inf] * problem.ranks
+    return first, clock
 
 
 def _arrival(problem: SchedulingProblem, step: Step, end: dict[Step, float]) -> float:
@@ -118,4 +144,4 @@ def _arrival(problem: SchedulingProblem, step: Step, end: dict[Step, float]) -> 
     if kind in (Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD) and stage < problem.stages - 1:
         ends = [end.get((one, stage + 1, number), inf) for one in (SPLIT[1], MERGED[1])]
         return min(ends) + float(problem.lag_up[stage])
-    return 0.0
+    return -inf

@@ -7,6 +7,7 @@ import numpy as np
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.planner.problem import SchedulingProblem
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 from tests.facts import VOrderRow, ZeroBubbleRow
 
 __all__ = ["draw_problem", "published_problem"]
@@ -22,6 +23,7 @@ def draw_problem(
     *,
     room: float | None = None,
     full_backward: bool = False,
+    boundary: Boundary = DEFAULT_BOUNDARY,
 ) -> SchedulingProblem:
     """Draw uneven seconds and bytes per stage, and links of different speed.
 
@@ -46,14 +48,17 @@ def draw_problem(
     )
     one = np.bincount(placement.rank_of_stage, activation).max()
     return SchedulingProblem.of(
-        costs, placement, microbatches, None if room is None else room * one
+        costs, placement, microbatches, None if room is None else room * one, boundary=boundary
     )
 
 
 def published_problem(
     row: ZeroBubbleRow | VOrderRow, placement: Placement, *, activations: int
 ) -> SchedulingProblem:
-    """Return a row of the published tables, with room for `activations` stages on every rank."""
+    """Return a row of the published tables, with room for `activations` stages on every rank.
+
+    What is to be short is the longest span of a rank, as papers count.
+    """
     hidden, heads = _SIZES[row.model]
     activation = 34 * hidden + 5 * heads * 1024
     costs = Costs(
@@ -65,5 +70,9 @@ def published_problem(
         weight_stash_bytes=32 * hidden,
     )
     return SchedulingProblem.of(
-        costs, placement, row.microbatches, float(activations * activation)
+        costs.for_each_stage(placement.num_stages),
+        placement,
+        row.microbatches,
+        float(activations * activation),
+        boundary="papers",
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,23 @@ from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
+from penstock.sim.period import Boundary
 
 COSTS = Costs(transfer=0.25, activation_bytes=10, parameter_bytes=100)
 
 
 def make_plan(family: str = "ZBV", memory: float | None = 300.0) -> Plan:
     schedule = build(family, ranks=2, microbatches=3)
-    problem = SchedulingProblem.of(COSTS, schedule.placement, 3, memory)
+    costs = COSTS.for_each_stage(schedule.num_stages)
+    problem = SchedulingProblem.of(costs, schedule.placement, 3, memory)
     return Plan(problem, schedule, lower_bound(problem))
 
 
 def test_plan_predicts_by_simulation() -> None:
     plan = make_plan()
-    timeline = simulate(plan.schedule, COSTS)
-    assert plan.timeline.makespan == timeline.makespan
-    assert plan.gap == timeline.makespan / plan.lower_bound - 1
+    timeline = simulate(plan.schedule, COSTS.for_each_stage(4))
+    assert plan.seconds == plan.timeline.end_time == timeline.end_time
+    assert plan.gap == timeline.end_time / plan.lower_bound - 1
 
 
 def test_plan_says_whether_it_keeps_the_limit() -> None:
@@ -50,7 +53,8 @@ def test_plan_prints_as_a_few_lines() -> None:
     plan = Plan(plan.problem, plan.schedule, 18.0, Choices((2, 2, 1, 3), (1,), 4))
     assert str(plan) == (
         "ZBV: 2 ranks, 4 stages (v), 3 microbatches\n"
-        "step 19 s, bubble 5.3%, at most 5.6% above the proven bound of 18 s\n"
+        "end time 19.75 s, bubble 8.9%, "
+        "at most 9.7% above the proven bound of 18 s\n"
         "rank 0 is fullest: 240 bytes of 300\n"
         "layers per stage: 2 2 1 3; checkpointed stages: 1; microbatches of 4"
     )
@@ -80,13 +84,15 @@ def test_file_can_be_read_by_people(tmp_path: Path) -> None:
     problem = SchedulingProblem.of(Costs(), schedule.placement, 2)
     Plan(problem, schedule, 8.0).to_file(tmp_path / "plan.json")
     lines = (tmp_path / "plan.json").read_text().splitlines()
-    assert lines[:8] == [
+    assert lines[:10] == [
         "{",
-        '  "format": "penstock plan 1",',
+        '  "format": "penstock plan 2",',
         '  "name": "1F1B",',
+        '  "boundary": "everything",',
         '  "predicted": {',
-        '    "makespan": 9.0,',
+        '    "seconds": 9.0,',
         '    "end_time": 9.0,',
+        '    "longest_span": 9.0,',
         '    "lower_bound": 8.0,',
         '    "gap": 0.125,',
     ]
@@ -109,6 +115,35 @@ def test_prediction_in_a_file_is_not_believed(tmp_path: Path) -> None:
     assert Plan.from_file(file) == plan
 
 
+@pytest.mark.parametrize("boundary", ["everything", "gradients", "nothing", "papers"])
+def test_file_keeps_the_boundary(boundary: Boundary, tmp_path: Path) -> None:
+    plan = make_plan()
+    plan = replace(plan, problem=replace(plan.problem, boundary=boundary))
+    plan.to_file(tmp_path / "plan.json")
+    assert Plan.from_file(tmp_path / "plan.json").problem.boundary == boundary
+
+
+@pytest.mark.parametrize(
+    ("choices", "boundary"),
+    [
+        (None, "papers"),
+        ({"is_checked_after": False}, "everything"),
+        ({"is_checked_after": True}, "nothing"),
+    ],
+)
+def test_file_of_the_first_format_has_the_boundary_that_it_was_solved_for(
+    choices: dict[str, Any] | None, boundary: Boundary, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    make_plan().to_file(file)
+    fields = json.loads(file.read_text())
+    del fields["boundary"]
+    sizes = {"sizes": [1, 1, 1, 1], "checkpointed": [], "microbatch_size": 1}
+    fields |= {"format": "penstock plan 1", "choices": choices and sizes | choices}
+    file.write_text(json.dumps(fields))
+    assert Plan.from_file(file).problem.boundary == boundary
+
+
 def cut(fields: dict[str, Any]) -> None:
     fields["orders"][0] = fields["orders"][0].rpartition(" ")[0]
 
@@ -116,7 +151,7 @@ def cut(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda f: f.update(format="other"), "format must be 'penstock plan 1' (got 'other')"),
+        (lambda f: f.update(format="other"), "format must be 'penstock plan 2' (got 'other')"),
         (lambda f: f.pop("costs"), "field 'costs' is missing"),
         (lambda f: f.update(code="1"), "field 'code' is unknown"),
         (lambda f: f.update(name=3), "orders: the name of the schedule must be a string (got 3)"),
@@ -132,6 +167,8 @@ def cut(fields: dict[str, Any]) -> None:
         (lambda f: f.update(memory=[True, None]), "memory: a limit must be a number of bytes"),
         (lambda f: f.update(memory=[200, 210]), "memory: rank 0 needs 220 bytes for one"),
         (lambda f: f.update(memory=[230, None]), "memory: rank 0 holds 240 bytes with these"),
+        (lambda f: f.update(boundary="all"), "boundary: boundary must be one of 'everything'"),
+        (lambda f: f.update(boundary=[]), "boundary: boundary must be one of 'everything'"),
         (lambda f: f.update(choices=1), "choices: write names and values in braces"),
         (
             lambda f: f.update(
@@ -139,7 +176,6 @@ def cut(fields: dict[str, Any]) -> None:
                     "sizes": [1],
                     "checkpointed": [],
                     "microbatch_size": 1,
-                    "is_checked_after": False,
                 }
             ),
             "choices: sizes has 1 values for 4 stages",
@@ -182,6 +218,6 @@ def test_file_other_than_a_plan_is_refused(
 
 def test_repr_of_a_plan_is_one_line() -> None:
     assert repr(make_plan()) == (
-        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, makespan 19 s, "
-        "at most 2.7% above the bound>"
+        "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, end time 19.75 s, "
+        "at most 2.6% above the bound>"
     )

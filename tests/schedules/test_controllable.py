@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.costs import Costs
 from penstock.schedules.controllable import v_half, v_min
 from penstock.schedules.registry import find_family
 from penstock.sim.engine import simulate
@@ -34,7 +35,7 @@ def test_one_rank_finishes_each_microbatch_before_the_next() -> None:
 @pytest.mark.parametrize("row", CONTROLLABLE_MEMORY, ids=lambda row: row.family)
 def test_bubble_is_not_above_the_published_one(row: ControllableMemoryRow) -> None:
     schedule = find_family(row.family).generate(row.ranks, row.microbatches, 2)
-    assert round(simulate(schedule).bubble_rate, 4) <= row.bubble_rate
+    assert round(simulate(schedule).papers_bubble_rate, 4) <= row.bubble_rate
 
 
 enough_examples = settings(max_examples=examples(25))
@@ -61,14 +62,16 @@ def test_v_half_holds_a_half_on_every_rank(ranks: int, microbatches: int) -> Non
 @given(ranks=st.integers(1, 16), more=st.integers(1, 16))
 @enough_examples
 def test_bubble_of_v_min_is_about_four_slots_per_rank(ranks: int, more: int) -> None:
-    # At unit costs, from m = p + 1 microbatches on; 4 p of 6 m slots is the 2 p / 3 m published.
-    timeline = simulate(v_min(ranks, ranks + more))
-    assert timeline.idle_seconds[0] == max(0, 4 * ranks - (5 if ranks % 3 == 1 else 7))
+    # At equal costs, from m = p + 1 microbatches on; 4 p of 6 m slots is the 2 p / 3 m published.
+    timeline = simulate(v_min(ranks, ranks + more), Costs(2, 2, 2))
+    assert timeline.repeat("papers").idle_seconds[0] == max(
+        0, 4 * ranks - (5 if ranks % 3 == 1 else 7)
+    )
 
 
 @given(ranks=st.integers(1, 16), more=st.integers(1, 16))
 @enough_examples
 def test_bubble_of_v_half_is_about_three_slots_per_rank(ranks: int, more: int) -> None:
-    # At unit costs, from m = p + 1 microbatches on; 3 p of 6 m slots is the p / 2 m published.
-    timeline = simulate(v_half(ranks, ranks + more))
-    assert timeline.idle_seconds[0] == max(0, 3 * ranks - (4 if ranks % 2 else 7))
+    # At equal costs, from m = p + 1 microbatches on; 3 p of 6 m slots is the p / 2 m published.
+    timeline = simulate(v_half(ranks, ranks + more), Costs(2, 2, 2))
+    assert timeline.repeat("papers").idle_seconds[0] == max(0, 3 * ranks - (4 if ranks % 2 else 7))

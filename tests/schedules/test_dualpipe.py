@@ -60,7 +60,7 @@ def test_bubble_of_dualpipe_is_the_published_one(
     forward, weight = seconds
     schedule = dualpipe(2 * half, 4 * half + 2 * more)
     timeline = simulate(schedule, Costs(forward, forward, weight))
-    assert timeline.idle_seconds[0] == published_bubble(half, forward, weight)
+    assert timeline.repeat("papers").idle_seconds[0] == published_bubble(half, forward, weight)
 
 
 @given(ranks=st.integers(1, 8), more=st.integers(0, 8), seconds=EQUAL_SECONDS)
@@ -70,8 +70,9 @@ def test_bubble_of_dualpipe_v_is_the_published_one_for_twice_the_ranks(
 ) -> None:
     forward, weight = seconds
     schedule = dualpipe_v(ranks, 2 * ranks + more)
-    timeline = simulate(schedule, Costs(forward, forward, weight))
-    assert timeline.idle_seconds[0] == published_bubble(ranks, forward, weight)
+    costs = Costs(forward, forward, weight).for_each_stage(2 * ranks)
+    timeline = simulate(schedule, costs)
+    assert timeline.repeat("papers").idle_seconds[0] == published_bubble(ranks, forward, weight)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6, 8])

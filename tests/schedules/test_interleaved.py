@@ -42,7 +42,7 @@ def test_bubble_shrinks_with_stages_per_rank_as_megatron_says(
     timeline = simulate(interleaved_one_f_one_b(ranks, microbatches, stages_per_rank))
     ideal = timeline.busy_seconds[0]
     expected = (ranks - 1) / (stages_per_rank * microbatches)
-    assert (timeline.makespan - ideal) / ideal == pytest.approx(expected)
+    assert (timeline.longest_span - ideal) / ideal == pytest.approx(expected)
 
 
 def test_weight_work_is_put_off_by_one_microbatch_per_rank() -> None:

@@ -50,4 +50,4 @@ def test_bubble_is_one_microbatch_per_rank_but_one(
 ) -> None:
     costs = Costs(forward=forward, full_backward=backward)
     timeline = simulate(one_f_one_b(ranks, microbatches), costs)
-    assert timeline.idle_seconds[0] == (ranks - 1) * (forward + backward)
+    assert timeline.repeat("papers").idle_seconds[0] == (ranks - 1) * (forward + backward)

@@ -25,17 +25,16 @@ def test_few_microbatches_keep_the_order_of_many() -> None:
 
 @pytest.mark.parametrize("ranks", range(1, 9))
 def test_equal_costs_leave_no_bubble_once_the_v_is_full(ranks: int) -> None:
-    rates = [simulate(zbv(ranks, 2 * ranks + more)).bubble_rate for more in range(4)]
+    rates = [simulate(zbv(ranks, 2 * ranks + more)).papers_bubble_rate for more in range(4)]
     assert rates == [0.0] * 4
 
 
 @pytest.mark.parametrize("row", V_ORDER, ids=lambda row: row.model)
 def test_published_bubble_rates_come_out_to_four_digits(row: VOrderRow) -> None:
     forward, backward_input, weight = row.forward, row.backward_input, row.backward_weight
-    half = Costs(forward, backward_input, weight, transfer=row.transfer)
-    # 1F1B runs the two stages of a rank as one.
+    # Published are the costs of a stage, of which a rank has two; 1F1B runs them as one.
     whole = Costs(2 * forward, 2 * backward_input, 2 * weight, transfer=row.transfer)
     plain = simulate(one_f_one_b(row.ranks, row.microbatches), whole)
-    folded = simulate(zbv(row.ranks, row.microbatches), half)
-    rates = [round(timeline.bubble_rate, 4) for timeline in (plain, folded)]
+    folded = simulate(zbv(row.ranks, row.microbatches), whole)
+    rates = [round(timeline.papers_bubble_rate, 4) for timeline in (plain, folded)]
     assert rates == [row.one_f_one_b, row.v_order]

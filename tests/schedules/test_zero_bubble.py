@@ -38,7 +38,7 @@ def test_fewer_microbatches_than_ranks_leave_all_weight_work_to_the_end_of_the_l
 def test_published_bubble_rates_come_out_to_four_digits(row: ZeroBubbleRow) -> None:
     costs = Costs(row.forward, row.backward_input, row.backward_weight, transfer=row.transfer)
     families = (one_f_one_b, zero_bubble_h1, zero_bubble_h2)
-    rates = [simulate(f(row.ranks, row.microbatches), costs).bubble_rate for f in families]
+    rates = [simulate(f(row.ranks, row.microbatches), costs).papers_bubble_rate for f in families]
     assert [round(rate, 4) for rate in rates] == [row.one_f_one_b, row.zb_h1, row.zb_h2]
 
 
@@ -56,7 +56,9 @@ def test_h1_takes_one_weight_work_per_hop_from_the_bubble(
     # (p - 1)(F + I - W) seconds, from m = p microbatches on.
     forward, backward_input, weight = seconds
     timeline = simulate(zero_bubble_h1(ranks, ranks + more), Costs(*seconds))
-    assert timeline.idle_seconds[0] == (ranks - 1) * (forward + backward_input - weight)
+    assert timeline.repeat("papers").idle_seconds[0] == (ranks - 1) * (
+        forward + backward_input - weight
+    )
 
 
 @given(ranks=st.integers(1, 8), more=st.integers(0, 8), seconds=SECONDS)
@@ -67,4 +69,6 @@ def test_h2_takes_two_weight_works_per_hop_from_the_bubble(
     # (p - 1)(F + I - 2W) seconds, from m = 2p - 1 microbatches on.
     forward, backward_input, weight = seconds
     timeline = simulate(zero_bubble_h2(ranks, 2 * ranks - 1 + more), Costs(*seconds))
-    assert timeline.idle_seconds[0] == (ranks - 1) * (forward + backward_input - 2 * weight)
+    assert timeline.repeat("papers").idle_seconds[0] == (ranks - 1) * (
+        forward + backward_input - 2 * weight
+    )

@@ -71,15 +71,15 @@ def test_wait_inside_an_overlap_is_listed_once() -> None:
 def test_savings_come_largest_first() -> None:
     # Path: 3 F, 3 I, 3 W (each B is I and W), 2 transfers.
     found = explain(TWO_RANKS, Costs(forward=2, backward_input=4, transfer=0.5))
-    makespan = 3 * 2 + 3 * 5 + 2 * 0.5
-    assert found.timeline.makespan == makespan
+    end = 3 * 2 + 3 * 5 + 2 * 0.5
+    assert found.timeline.end_time == end
     assert [(saving.cost, round(saving.seconds, 9)) for saving in found.savings] == [
         ("backward_input", 0.6),
         ("forward", 0.3),
         ("backward_weight", 0.15),
         ("transfer", 0.05),
     ]
-    assert found.savings[0].share == pytest.approx(0.6 / makespan)
+    assert found.savings[0].share == pytest.approx(0.6 / end)
 
 
 def test_full_backward_is_asked_about_where_it_is_given() -> None:
@@ -113,15 +113,13 @@ def priced(draw: st.DrawFn) -> tuple[Schedule, Costs]:
 
 
 @given(priced())
-def test_critical_path_leads_without_idle_time_to_the_end_of_the_slowest_rank(
+def test_critical_path_leads_without_idle_time_to_the_end_of_the_step(
     example: tuple[Schedule, Costs],
 ) -> None:
     schedule, costs = example
     found = explain(schedule, costs)
     timeline, path = found.timeline, found.critical_path
-    slowest = timeline.rank_makespans.index(timeline.makespan)
-    assert path[-1].rank == slowest
-    assert path[-1].end == max(span.end for span in timeline.spans(slowest))
+    assert path[-1].end == timeline.end_time
     assert path[0].start == 0
     transfers = costs.per_link(schedule.num_ranks)
     for before, after in pairwise(path):
@@ -141,9 +139,9 @@ def test_gaps_are_all_the_idle_time_between_first_and_last_action(
 ) -> None:
     found = explain(*example)
     timeline = found.timeline
-    for rank, makespan in enumerate(timeline.rank_makespans):
+    for rank, span in enumerate(timeline.rank_spans):
         idle = sum(gap.seconds for gap in found.gaps if gap.rank == rank)
-        assert idle == makespan - timeline.busy_seconds[rank]
+        assert idle == span - timeline.busy_seconds[rank]
     assert all(0 <= gap.transfer_seconds <= gap.seconds for gap in found.gaps)
 
 
@@ -152,7 +150,7 @@ def test_savings_are_what_a_simulation_with_cheaper_costs_gives(
     example: tuple[Schedule, Costs],
 ) -> None:
     schedule, costs = example
-    base = simulate(schedule, costs).makespan
+    base = simulate(schedule, costs).end_time
     for saving in explain(schedule, costs).savings:
         value = getattr(costs, saving.cost)
         if saving.cost == "transfer":
@@ -162,14 +160,14 @@ def test_savings_are_what_a_simulation_with_cheaper_costs_gives(
         changed = Costs.from_mapping(
             {name: getattr(costs, name) for name in costs.__slots__} | {saving.cost: cheaper}
         )
-        assert saving.seconds == pytest.approx(base - simulate(schedule, changed).makespan)
+        assert saving.seconds == pytest.approx(base - simulate(schedule, changed).end_time)
         assert saving.share == pytest.approx(saving.seconds / base)
 
 
 def test_explanation_knows_its_timeline() -> None:
     costs = Costs(forward=[1, 2], transfer=0.25)
     found = explain(TWO_RANKS, costs)
-    assert found.timeline.makespan == simulate(TWO_RANKS, costs).makespan
+    assert found.timeline.end_time == simulate(TWO_RANKS, costs).end_time
     assert replace(found, gaps=()).idle_seconds == {}
 
 
@@ -182,5 +180,5 @@ def test_longer_schedules_are_explained_too() -> None:
 def test_repr_of_an_explanation_is_one_line() -> None:
     found = explain(build("GPipe", ranks=2, microbatches=2))
     assert repr(found) == (
-        "<Explanation of GPipe: makespan 9 s, actions on the critical path: 6, idle gaps: 1>"
+        "<Explanation of GPipe: end time 9 s, actions on the critical path: 6, idle gaps: 1>"
     )

@@ -41,7 +41,7 @@ def test_parameters_count_always_where_they_are_never_sharded() -> None:
         0F0 3F0 3B0 0B0
         1F0 2F0 2B0 1B0
     """)
-    costs = Costs(parameter_bytes=[1, 2, 3, 4], activation_bytes=100)
+    costs = Costs(parameter_bytes=[1, 2, 3, 4], activation_bytes=[100] * 4)
     assert bytes_of(schedule, costs) == [
         ["0F0=105", "3F0=205", "3B0=105", "0B0=5"],
         ["1F0=105", "2F0=205", "2B0=105", "1B0=5"],
@@ -52,7 +52,7 @@ def test_sharded_parameters_count_while_they_are_whole() -> None:
     schedule = read_schedule(
         "0UNSHARD 0F0 0RESHARD 1UNSHARD 1F0 1B0 1RESHARD 0UNSHARD 0B0 0RESHARD"
     )
-    assert bytes_of(schedule, Costs(parameter_bytes=[10, 20], activation_bytes=1)) == [
+    assert bytes_of(schedule, Costs(parameter_bytes=[10, 20], activation_bytes=[1, 1])) == [
         [
             *("0UNSHARD=10", "0F0=11", "0RESHARD=1", "1UNSHARD=21", "1F0=22"),
             *("1B0=21", "1RESHARD=1", "0UNSHARD=11", "0B0=10", "0RESHARD=0"),
@@ -62,7 +62,7 @@ def test_sharded_parameters_count_while_they_are_whole() -> None:
 
 def test_fewer_whole_stages_hold_fewer_bytes() -> None:
     schedule = build("LoopedBFS", ranks=2, microbatches=2, stages_per_rank=4)
-    costs = Costs(parameter_bytes=100)
+    costs = Costs(parameter_bytes=400)
     peaks = [
         simulate(lower(schedule, whole_stages=limit), costs).rank_peak_bytes
         for limit in (1, 2, 3, 4)

@@ -22,7 +22,7 @@ def test_every_kind_of_every_stage_has_its_own_cost() -> None:
     schedule = build("ZB-H1", ranks=2, microbatches=4)
     predicted, recorded = simulate(schedule, GUESS), simulate(lower(schedule), TRUTH)
     found = review(predicted, recorded)
-    assert found.step == Pair(predicted.makespan, recorded.makespan)
+    assert found.step == Pair(predicted.end_time, recorded.end_time)
     assert found.tallies == (
         Tally(0, 0, Kind.FORWARD, 4, Pair(4, 4)),
         Tally(0, 0, Kind.BACKWARD_INPUT, 4, Pair(4, 4)),

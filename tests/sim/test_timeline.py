@@ -14,10 +14,10 @@ TWO_RANKS = read_schedule("""
 """)
 
 
-def test_step_costs_what_the_slowest_rank_needs_from_its_first_action_to_its_last() -> None:
+def test_timeline_knows_its_end_and_the_longest_span_of_a_rank() -> None:
     timeline = simulate(TWO_RANKS)
-    assert timeline.rank_makespans == (9, 6)
-    assert timeline.makespan == 9
+    assert timeline.rank_spans == (9, 6)
+    assert timeline.longest_span == 9
     assert timeline.end_time == 9
     assert timeline.busy_seconds == (6, 6)
     assert timeline.idle_seconds == (3, 3)
@@ -25,20 +25,23 @@ def test_step_costs_what_the_slowest_rank_needs_from_its_first_action_to_its_las
     assert timeline.bubble_rate == 3 / 9
 
 
-def test_bubble_rate_is_that_of_the_rank_that_sets_the_makespan() -> None:
+def test_bubble_rate_is_the_idle_share_of_all_ranks_and_the_papers_that_of_one() -> None:
+    # The rate of the rank with the longest span was shown as that of the step: 4.7 % were printed
+    # while another rank was idle for 40 %.
     timeline = simulate(TWO_RANKS, Costs(forward=[1, 3]))
-    assert timeline.rank_makespans == (13, 10)
+    assert timeline.rank_spans == (13, 10)
     assert timeline.busy_seconds == (6, 10)
-    assert timeline.bubble_rate == 1 - 6 / 13
     assert timeline.rank_bubble_rates == (7 / 13, 3 / 13)
+    assert timeline.bubble_rate == 5 / 13
+    assert timeline.papers_bubble_rate == 7 / 13
 
 
-def test_late_start_of_a_rank_counts_for_when_it_ends_and_not_for_its_makespan() -> None:
+def test_late_start_of_a_rank_counts_for_when_it_ends_and_not_for_its_span() -> None:
     schedule = build("ForwardOnly", ranks=3, microbatches=2)
     timeline = simulate(schedule, Costs(transfer=5))
-    assert timeline.rank_makespans == (2, 2, 2)
+    assert timeline.rank_spans == (2, 2, 2)
     assert timeline.end_time == 14
-    assert simulate(lower(schedule), Costs(transfer=5)).rank_makespans == (2, 7, 7)
+    assert simulate(lower(schedule), Costs(transfer=5)).rank_spans == (2, 7, 7)
 
 
 def test_overlap_is_busy_once() -> None:
@@ -57,7 +60,9 @@ def test_waiting_for_a_message_is_not_busy() -> None:
 
 def test_step_that_costs_nothing_has_no_bubble() -> None:
     timeline = simulate(TWO_RANKS, Costs(forward=0, backward_input=0, backward_weight=0))
-    assert timeline.makespan == 0
+    assert timeline.end_time == 0
+    assert timeline.longest_span == 0
+    assert timeline.period("nothing") == 0
     assert timeline.bubble_rate == 0
     assert timeline.rank_bubble_rates == (0, 0)
 
@@ -96,7 +101,7 @@ def test_spans_are_the_actions_of_a_rank_in_order() -> None:
 def test_repr_is_one_line_however_long_the_timeline() -> None:
     timeline = simulate(build("1F1B", ranks=4, microbatches=100))
     assert repr(timeline) == (
-        "<Timeline of 1F1B: 4 ranks, 800 actions, makespan 309 s, bubble 2.9%>"
+        "<Timeline of 1F1B: 4 ranks, 800 actions, end time 309 s, bubble 2.9%>"
     )
     assert repr(timeline.schedule) == (
         "<Schedule 1F1B: 4 ranks, 4 stages, 100 microbatches, 800 actions>"

@@ -310,7 +310,7 @@ def test_result_of_a_step_is_described_in_one_line() -> None:
     assert result.timeline is not None
     assert repr(result) == (
         f"StepResult(loss={result.loss!r}, outputs=Tensor (8, 16), "
-        f"timeline={result.timeline.makespan:.4g} s)"
+        f"timeline={result.timeline.end_time:.4g} s)"
     )
     assert repr(ps.StepResult(None, {"logits": torch.zeros(2)})) == (
         "StepResult(loss=None, outputs=dict)"

@@ -139,7 +139,7 @@ def test_what_was_measured_is_planned_run_compared_and_learned_from() -> None:
     assert learned.activation_bytes == costs.activation_bytes
     revised = ps.revise(plan, recorded, seconds=0.2)
     assert revised.old.problem.costs == learned
-    assert revised.best.timeline.makespan <= ps.simulate(plan.schedule, learned).makespan
+    assert revised.best.timeline.end_time <= ps.simulate(plan.schedule, learned).end_time
 
 
 def run_plan(rank: int, plan: Plan) -> tuple[dict[str, torch.Tensor], Review]:

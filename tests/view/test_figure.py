@@ -140,7 +140,7 @@ def test_title_defaults_to_the_name_of_the_schedule() -> None:
     timeline = timeline_of("ZBV", 2, 4)
     axes = draw(timeline).axes[0]
     assert axes.get_title(loc="left") == "ZBV"
-    assert axes.get_title(loc="right") == "makespan 24    bubble 0.0 %    peak 2 microbatches"
+    assert axes.get_title(loc="right") == "end time 12.5 s    bubble 4.0 %    peak 2 microbatches"
     assert draw(timeline, title="Figure 1").axes[0].get_title(loc="left") == "Figure 1"
 
 

@@ -86,10 +86,10 @@ def test_timeline_lists_its_numbers() -> None:
     schedule = build("1F1B", ranks=4, microbatches=8)
     assert Reader(timeline_html(simulate(schedule))).texts == [
         "1F1B: 4 ranks, 4 stages, 8 microbatches",
-        "makespan 33, bubble 27.3 %, peak 4 microbatches",
+        "end time 33 s, bubble 27.3 %, peak 4 microbatches",
     ]
     timeline = simulate(schedule, Costs(activation_bytes=2**30))
-    assert Reader(timeline_html(timeline)).texts[1] == "makespan 33, bubble 27.3 %, peak 4 GiB"
+    assert Reader(timeline_html(timeline)).texts[1] == "end time 33 s, bubble 27.3 %, peak 4 GiB"
 
 
 def test_plan_has_the_same_text_as_when_printed() -> None:

@@ -86,7 +86,7 @@ def test_picture_has_a_text_description() -> None:
     picture = picture_of(timeline_of("1F1B", 4, 8))
     assert picture.attrib["role"] == "img"
     assert picture.attrib["aria-label"] == (
-        "1F1B: 4 ranks, 8 microbatches, makespan 33, bubble 27.3 %"
+        "1F1B: 4 ranks, 8 microbatches, end time 33 s, bubble 27.3 %"
     )
     texts = [text.text for text in picture.iter("text")]
     assert [text for text in texts if text and not text.isdigit()] == [

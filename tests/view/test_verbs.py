@@ -167,16 +167,16 @@ def test_comparison_prices_schedules_for_the_same_model() -> None:
     found = view.compare(names, ranks=4, microbatches=8, costs=COSTS)
     schedules = [build(name, ranks=4, microbatches=8) for name in names]
     expected = compare_schedules(schedules, COSTS)
-    assert {name: t.makespan for name, t in found.timelines.items()} == {
-        name: t.makespan for name, t in expected.items()
+    assert {name: t.end_time for name, t in found.timelines.items()} == {
+        name: t.end_time for name, t in expected.items()
     }
 
 
 def test_comparison_prints_a_table() -> None:
     assert str(view.compare(["1F1B", "ZBV"], ranks=4, microbatches=8)) == (
-        "schedule  makespan  ratio  bubble  peak microbatches\n"
-        "1F1B            33  1.000  27.3 %                  4\n"
-        "ZBV             24  0.727   0.0 %                  4"
+        "schedule  end time s  ratio  bubble  peak microbatches\n"
+        "1F1B              33  1.000  27.3 %                  4\n"
+        "ZBV             25.5  0.773   5.9 %                  4"
     )
 
 
@@ -205,8 +205,8 @@ def test_comparison_with_a_plan_uses_the_costs_of_the_plan() -> None:
     found = view.compare({"plan": planned, "1F1B": build("1F1B", ranks=2, microbatches=3)})
     costs = planned.problem.costs
     baseline = compare_schedules([build("1F1B", ranks=2, microbatches=3)], costs)["1F1B"]
-    assert found.timelines["plan"].makespan == planned.timeline.makespan
-    assert found.timelines["1F1B"].makespan == baseline.makespan
+    assert found.timelines["plan"].end_time == planned.timeline.end_time
+    assert found.timelines["1F1B"].end_time == baseline.end_time
 
 
 def test_plot_has_a_panel_per_timeline() -> None:

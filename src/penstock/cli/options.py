@@ -12,8 +12,10 @@ import click
 
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
+from penstock.sim.period import BOUNDARIES, DEFAULT_BOUNDARY
 
 __all__ = [
+    "BOUNDARY",
     "HTML",
     "INPUT_FILE",
     "JSON",
@@ -38,6 +40,13 @@ Decorator: TypeAlias = Callable[[Command], Command]
 INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path, writable=True)
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of pictures.")
+BOUNDARY = click.option(
+    "--boundary",
+    type=click.Choice(BOUNDARIES),
+    default=DEFAULT_BOUNDARY,
+    show_default=True,
+    help="What waits between two steps, or how papers count; decides which seconds are shown.",
+)
 LOWER = click.option("--lower", "lowered", is_flag=True, help="Include communication actions.")
 HTML = click.option("--html", "html_file", type=OUTPUT_FILE, help="Write an interactive page.")
 MICROBATCHES = click.option(

@@ -17,6 +17,7 @@ from penstock.planner.search.findings import Findings
 from penstock.planner.search.layer_files import read_layers
 from penstock.planner.search.layouts import Layout
 from penstock.planner.search.search import search
+from penstock.sim.period import Boundary
 from penstock.view import draw, report
 
 __all__ = ["plan_command"]
@@ -28,6 +29,7 @@ class _Request:
 
     ranks: int
     memory: float | None
+    boundary: Boundary
     seconds: float
 
 
@@ -49,11 +51,7 @@ class _Request:
     help="Choose placement, cuts, microbatch size and checkpointing; COSTS are those of layers.",
 )
 @click.option("--batch", type=click.IntRange(1), help="Rows of a batch; with --search only.")
-@click.option(
-    "--check-after",
-    is_flag=True,
-    help="Ranks take their optimizer step without waiting for the others; with --search only.",
-)
+@options.BOUNDARY
 @click.option(
     "-o",
     "--output",
@@ -71,7 +69,7 @@ def plan_command(
     seconds: float,
     is_search: bool,
     batch: int | None,
-    check_after: bool,
+    boundary: Boundary,
     output: Path | None,
     as_json: bool,
     given_costs: Mapping[str, object],
@@ -82,26 +80,27 @@ def plan_command(
     stage; options override it. With --search it has the costs of every layer, and placement,
     stages per rank, cuts, microbatch size and checkpointed stages are chosen too.
 
+    A step lasts until the last rank ends, unless --boundary says that ranks do not wait for each
+    other between steps.
+
     \b
     Examples:
       penstock plan costs.toml --ranks 8 --microbatches 32 --memory 40GiB -o plan
       penstock plan --ranks 4 --microbatches 12 --transfer 0.2 --placement v
       penstock plan layers.toml --search --ranks 8 --batch 64 --memory 80GB
     """
-    request = _Request(ranks, memory, seconds)
+    request = _Request(ranks, memory, boundary, seconds)
     if is_search:
         if placement is not None or given_costs:
             raise ArgumentError(
                 "--search chooses the placement and reads all costs from COSTS; leave out "
                 "--placement and the options for costs"
             )
-        found = _search(request, costs_file, batch, check_after)
+        found = _search(request, costs_file, batch)
         _show(found.best, found, output, as_json)
         return
-    if batch is not None or check_after:
-        raise ArgumentError(
-            "--batch and --check-after work with --search only; use --microbatches instead"
-        )
+    if batch is not None:
+        raise ArgumentError("--batch works with --search only; use --microbatches instead")
     costs = options.merge_costs(costs_file, given_costs)
     with show_solving(Console(stderr=True), seconds) as progress:
         solved = plan(
@@ -110,15 +109,14 @@ def plan_command(
             microbatches=microbatches,
             memory=memory,
             placement=placement,
+            boundary=boundary,
             seconds=seconds,
             progress=progress,
         )
     _show(solved, None, output, as_json)
 
 
-def _search(
-    request: _Request, file: Path | None, batch: int | None, check_after: bool
-) -> Findings:
+def _search(request: _Request, file: Path | None, batch: int | None) -> Findings:
     if file is None or batch is None:
         raise ArgumentError(
             "--search needs a file of layers and the rows of a batch; write penstock plan "
@@ -132,7 +130,7 @@ def _search(
             batch=batch,
             memory=request.memory,
             transfer=model.transfer,
-            is_checked_after=check_after,
+            boundary=request.boundary,
             seconds=request.seconds,
             progress=progress,
         )

@@ -7,6 +7,7 @@ import click
 from penstock.cli import inputs, options, reports
 from penstock.costs import Costs
 from penstock.sim.comparison import compare
+from penstock.sim.period import Boundary
 from penstock.view import Comparison, draw
 from penstock.view.text.tables import rank_table, summary_table
 
@@ -18,11 +19,21 @@ __all__ = ["compare_command", "simulate_command"]
 @options.with_size
 @options.with_costs
 @options.LOWER
+@options.BOUNDARY
 @options.JSON
 def simulate_command(
-    schedule: str, size: options.Size, costs: Costs | None, lowered: bool, as_json: bool
+    schedule: str,
+    size: options.Size,
+    costs: Costs | None,
+    lowered: bool,
+    boundary: Boundary,
+    as_json: bool,
 ) -> None:
     """Price a schedule: time, idle time and memory of every rank.
+
+    A single number is the cost of one rank's share of the model; several are for its stages.
+    A step costs the time until the last rank ends, unless --boundary says that ranks do not wait
+    for each other between steps.
 
     \b
     Examples:
@@ -33,18 +44,19 @@ def simulate_command(
     """
     timeline = inputs.load_checked(schedule, size, lowered=lowered).price(costs)
     if as_json:
-        click.echo(reports.to_json(reports.timeline(timeline)))
+        click.echo(reports.to_json(reports.timeline(timeline, boundary)))
         return
     console = reports.make_console()
-    console.print(summary_table({timeline.schedule.name: timeline}))
+    console.print(summary_table({timeline.schedule.name: timeline}, boundary))
     console.print()
-    console.print(rank_table(timeline))
+    console.print(rank_table(timeline, boundary))
 
 
 @click.command("compare")
 @click.argument("schedules", nargs=-1, required=True)
 @options.with_size
 @options.with_costs
+@options.BOUNDARY
 @click.option("--draw", "is_drawn", is_flag=True, help="Draw each schedule too.")
 @options.HTML
 @options.with_figures
@@ -53,6 +65,7 @@ def compare_command(
     schedules: tuple[str, ...],
     size: options.Size,
     costs: Costs | None,
+    boundary: Boundary,
     is_drawn: bool,
     html_file: Path | None,
     figures: tuple[Path, ...],
@@ -60,8 +73,9 @@ def compare_command(
 ) -> None:
     """Price schedules side by side for the same model; ratios are to the first.
 
-    Costs are those of one rank's share of the model, so that schedules with one and with several
-    stages per rank compare fairly. If no costs are given, those of the first plan are used.
+    A single number is the cost of one rank's share of the model, so that schedules with one and
+    with several stages per rank compare fairly. If no costs are given, those of the first plan
+    are used.
 
     \b
     Examples:
@@ -72,9 +86,10 @@ def compare_command(
     loaded = [inputs.load_checked(schedule, size) for schedule in schedules]
     planned = next((found.costs for found in loaded if found.costs is not None), None)
     timelines = compare([found.schedule for found in loaded], costs or planned)
-    reports.write_views(Comparison(timelines), html_file, figures)
+    comparison = Comparison(timelines, boundary)
+    reports.write_views(comparison, html_file, figures)
     if as_json:
-        click.echo(reports.to_json({name: reports.timeline(t) for name, t in timelines.items()}))
+        values = {name: reports.timeline(found, boundary) for name, found in timelines.items()}
+        click.echo(reports.to_json(values))
         return
-    console = reports.make_console()
-    console.print(draw(Comparison(timelines)) if is_drawn else summary_table(timelines))
+    reports.make_console().print(draw(comparison) if is_drawn else comparison)

@@ -181,6 +181,6 @@ def show_solving(
 
 
 def _describe_solver(progress: SolverProgress) -> str:
-    best, bound = progress.makespan, progress.lower_bound
-    gap = best / bound - 1 if bound else 0.0
-    return f"{progress.trying}: {format_number(best)}, {gap:.1%} above the bound"
+    best, bound = progress.step, progress.lower_bound
+    gap = max(0.0, best / bound - 1) if bound else 0.0
+    return f"{progress.trying}: {format_number(best)} s, {gap:.1%} above the bound"

@@ -19,6 +19,7 @@ from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
 from penstock.sim.explain import Explanation, Gap
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 from penstock.sim.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import find_waits
@@ -103,19 +104,27 @@ def schedule(found: Schedule) -> dict[str, object]:
     }
 
 
-def timeline(found: Timeline) -> dict[str, object]:
-    """Return the numbers of a timeline as plain values."""
+def timeline(found: Timeline, boundary: Boundary = DEFAULT_BOUNDARY) -> dict[str, object]:
+    """Return the numbers of a timeline as plain values.
+
+    The step's seconds and idle times are those for the boundary between two steps.
+    """
+    step = found.repeat(boundary)
     return {
-        "makespan": found.makespan,
-        "bubble_rate": found.bubble_rate,
+        "boundary": boundary,
+        "step_seconds": step.seconds,
+        "bubble_rate": step.bubble_rate,
+        "end_time": found.end_time,
+        "longest_span": found.longest_span,
+        "papers_bubble_rate": found.papers_bubble_rate,
         "peak_activations": found.peak_activations,
         "peak_microbatches": found.peak_microbatches,
         "peak_bytes": found.peak_bytes,
         "per_rank": {
-            "makespan": list(found.rank_makespans),
-            "busy_seconds": list(found.busy_seconds),
-            "idle_seconds": list(found.idle_seconds),
-            "bubble_rate": list(found.rank_bubble_rates),
+            "span": list(found.rank_spans),
+            "busy_seconds": list(step.busy_seconds),
+            "idle_seconds": list(step.idle_seconds),
+            "bubble_rate": list(step.rank_bubble_rates),
             "peak_activations": list(found.rank_peak_activations),
             "peak_bytes": list(found.rank_peak_bytes),
         },
@@ -164,7 +173,7 @@ def verification_table(checks: Sequence[Check]) -> Table:
 def explanation(found: Explanation) -> dict[str, object]:
     """Return an explanation as plain values."""
     return {
-        "makespan": found.timeline.makespan,
+        "end_time": found.timeline.end_time,
         "critical_path": [
             {"rank": s.rank, "action": str(s.action), "start": s.start, "end": s.end}
             for s in found.critical_path
@@ -193,10 +202,10 @@ def _gap_values(gaps: Sequence[Gap]) -> list[dict[str, object]]:
 
 def explanation_view(found: Explanation) -> RenderableType:
     """Return an explanation as text and tables."""
-    makespan = format_number(found.timeline.makespan)
+    seconds = format_number(found.timeline.end_time)
     rate = format_share(found.timeline.bubble_rate)
     return Group(
-        Text(f"The step takes {makespan}, of which {rate} is idle on the slowest rank."),
+        Text(f"The last rank ends after {seconds} s; ranks are idle for {rate} of that."),
         Text(),
         Text("Critical path", style="bold"),
         Text(_links(found)),

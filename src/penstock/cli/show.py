@@ -58,7 +58,7 @@ def show_command(
     """Draw a schedule to scale, in the terminal or as a figure.
 
     A plan is drawn with its own costs, and a recorded step with its own times, unless costs are
-    given.
+    given. A single number is the cost of one rank's share of the model; several are for stages.
 
     \b
     Examples:

@@ -40,16 +40,27 @@ class Run:
         return bool((self.stuck_at < 0).all())
 
 
-def run_in_order(rows: Rows, graph: Graph, *, duration: Floats, busy: Floats, lag: Floats) -> Run:
+def run_in_order(
+    rows: Rows,
+    graph: Graph,
+    *,
+    duration: Floats,
+    busy: Floats,
+    lag: Floats,
+    begin: Floats | None = None,
+) -> Run:
     """Start each row at the later of its rank's clock and its inputs' arrival.
 
     An input arrives when its row ends (start plus `duration`) plus the `lag` of that need. A row
     occupies its rank for `busy` seconds. Joined rows start together, when all their inputs are
-    there; each has the duration of the whole group.
+    there; each has the duration of the whole group. `begin` is what each rank's clock shows at
+    first; without it, all begin at 0.
     """
     # Ranks fit into 32 bits, and half the memory makes the compiled loop faster.
     waiter = np.full(len(rows), -1, dtype=np.int32)
-    columns = (rows.first, rows.joined, graph.first, graph.need, lag, duration, busy, waiter)
+    clock = np.zeros(rows.num_ranks) if begin is None else begin.astype(np.float64)
+    needs = (graph.first, graph.need, lag)
+    columns = (rows.first, rows.joined, *needs, duration, busy, waiter, clock)
     if _is_worth_compiling(len(rows)):
         return Run(*_compiled_loop()(_Columns(*columns)))
     return Run(*map(np.array, _loop(_Columns(*(column.tolist() for column in columns)))))
@@ -83,6 +94,7 @@ class _Columns(NamedTuple):
     duration: Any
     busy: Any
     waiter: Any
+    clock: Any
 
 
 def _loop(columns: _Columns) -> tuple[Any, Any, Any]:
@@ -91,12 +103,15 @@ def _loop(columns: _Columns) -> tuple[Any, Any, Any]:
     Return the columns of a `Run`. `waiter[row]` is the rank that came last to wait for a row,
     `next_waiter` the one before it.
     """
-    first, joined, first_need, need, lag, duration, busy, waiter = columns
+    first, joined, first_need, need, lag, duration, busy, waiter, clock = columns
     num_ranks, num_rows = len(first) - 1, len(joined)
     start = filled(num_rows, nan)
     stuck_at, waits_for = filled(num_ranks, -1), filled(num_ranks, -1)
-    clock, position = filled(num_ranks, 0.0), filled(num_ranks, 0)
-    next_waiter, ready = filled(num_ranks, -1), filled(num_ranks, 0)
+    position, next_waiter, ready = (
+        filled(num_ranks, 0),
+        filled(num_ranks, -1),
+        filled(num_ranks, 0),
+    )
     for rank in range(num_ranks):
         position[rank] = first[rank]
         ready[rank] = num_ranks - 1 - rank

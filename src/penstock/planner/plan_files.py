@@ -16,15 +16,18 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import PenstockError, PlanError
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import SchedulingProblem
+from penstock.planner.problem import SchedulingProblem, count_bytes
 from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
+from penstock.sim.period import require_boundary
 from penstock.untrusted import clean_name, parse_json, quote, read_text, to_quantity
 
 __all__ = ["ROUNDING", "SavedPlan", "format_plan", "read_plan"]
 
-_FORMAT = "penstock plan 1"
-_FIELDS = {"format", "name", "memory", "costs", "orders", "choices", "predicted"}
+_FORMAT = "penstock plan 2"
+_FIELDS = {"format", "name", "boundary", "memory", "costs", "orders", "choices", "predicted"}
+# The first format knew one boundary, and had another one among the choices of a search.
+_FIRST_FORMAT = "penstock plan 1"
 # Bytes are sums of many numbers, so a limit may be exceeded by this share.
 ROUNDING = 1e-9
 
@@ -44,6 +47,7 @@ def format_plan(saved: SavedPlan, predicted: Mapping[str, object]) -> str:
     fields: dict[str, object] = {
         "format": _FORMAT,
         "name": schedule.name,
+        "boundary": problem.boundary,
         "predicted": predicted,
         "choices": saved.choices and saved.choices.to_mapping(),
         "memory": [None if isinf(limit) else limit for limit in problem.memory],
@@ -62,10 +66,13 @@ def read_plan(path: Path) -> SavedPlan:
         with _naming("costs"):
             costs = Costs.from_mapping(_mapping(fields["costs"]))
             timeline = simulate(schedule, costs)
+        with _naming("boundary"):
+            boundary = fields["boundary"]
+            require_boundary(boundary)
         with _naming("memory"):
             memory = _read_memory(fields["memory"], schedule.num_ranks)
             problem = SchedulingProblem.of(
-                costs, schedule.placement, schedule.microbatches, memory
+                costs, schedule.placement, schedule.microbatches, memory, boundary=boundary
             )
             _check_bytes(timeline.rank_peak_bytes, memory)
         with _naming("choices"):
@@ -75,6 +82,8 @@ def read_plan(path: Path) -> SavedPlan:
 
 def _load(path: Path) -> dict[str, Any]:
     fields = _mapping(parse_json(read_text(path)))
+    if fields.get("format") == _FIRST_FORMAT:
+        fields = _update(fields)
     if fields.get("format") != _FORMAT:
         raise PlanError(f"format must be {_FORMAT!r} (got {quote(fields.get('format'))})")
     if wrong := sorted(_FIELDS ^ set(fields)):
@@ -82,6 +91,15 @@ def _load(path: Path) -> dict[str, Any]:
             f"field {quote(wrong[0])} is {'missing' if wrong[0] in _FIELDS else 'unknown'}"
         )
     return fields
+
+
+def _update(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a file in the first format as they are called now."""
+    choices, boundary = fields.get("choices"), "papers"
+    if isinstance(choices, Mapping) and "is_checked_after" in choices:
+        boundary = "nothing" if choices["is_checked_after"] is True else "everything"
+        choices = {name: value for name, value in choices.items() if name != "is_checked_after"}
+    return {**fields, "format": _FORMAT, "boundary": boundary, "choices": choices}
 
 
 def _read_schedule(fields: Mapping[str, Any]) -> Schedule:
@@ -112,8 +130,8 @@ def _check_bytes(peaks: Sequence[float], memory: Sequence[float]) -> None:
     for rank, (peak, limit) in enumerate(zip(peaks, memory, strict=True)):
         if peak > limit * (1 + ROUNDING):
             raise PlanError(
-                f"rank {rank} holds {peak:,.0f} bytes with these orders and costs, "
-                f"{peak - limit:,.0f} more than its limit"
+                f"rank {rank} holds {count_bytes(peak)} bytes with these orders and costs, "
+                f"{count_bytes(peak - limit)} more than its limit"
             )
 
 

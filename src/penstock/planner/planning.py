@@ -1,14 +1,13 @@
 """Planning for given costs: the fastest schedule that keeps a memory limit."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, replace
 
 from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.order.solver import Progress, solve
+from penstock.planner.order.solver import Progress, require_seconds, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
@@ -19,6 +18,8 @@ from penstock.planner.search.layouts import (
     placements_for,
 )
 from penstock.schedules.sizes import require_size
+from penstock.sim.given_costs import costs_or_unit
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["plan"]
 
@@ -30,6 +31,7 @@ def plan(
     microbatches: int,
     memory: float | Sequence[float] | None = None,
     placement: Placement | Layout | None = None,
+    boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 5.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
@@ -38,15 +40,21 @@ def plan(
     Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
     lists give the costs of each stage. `placement` is "loop" (one stage per rank),
     "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
-    the fastest is kept. `memory` is bytes per rank, one number or one per rank; `seconds` is how
-    long to look.
+    the fastest is kept. `memory` is bytes per rank, one number or one per rank. `seconds` is how
+    long to look, in seconds of work: on a busy machine it takes longer, up to six times.
+
+    `boundary` is what happens between two steps, which decides what a step costs: by default the
+    time until the last rank ends, since ranks of a `Pipeline` meet then; see
+    `penstock.sim.period`.
 
     >>> found = plan(Costs(activation_bytes=1), ranks=2, microbatches=4, memory=2, seconds=1)
-    >>> round(found.timeline.makespan, 3), round(found.gap, 3)
-    (12.0, 0.0)
+    >>> round(found.seconds, 3), round(found.gap, 3)
+    (12.5, 0.0)
     """
     require_size(ranks, microbatches)
-    request = _Request(costs, ranks, microbatches, memory)
+    require_seconds(seconds)
+    costs = costs_or_unit(costs)
+    request = _Request(costs, ranks, microbatches, memory, boundary)
     if placement is not None:
         chosen = [find_placement(placement, ranks, costs)]
     else:
@@ -63,6 +71,7 @@ class _Request:
     ranks: int
     microbatches: int
     memory: float | Sequence[float] | None
+    boundary: Boundary
 
     def problems(self, placements: Sequence[Placement]) -> list[SchedulingProblem]:
         """Return the problems with these placements that fit; raise an error if none does."""
@@ -82,7 +91,9 @@ class _Request:
         costs = self.costs.recut(self.ranks, stages)
         if is_checkpointed:
             costs = checkpoint(costs, range(stages), stages)
-        return SchedulingProblem.of(costs, placement, self.microbatches, self.memory)
+        return SchedulingProblem.of(
+            costs, placement, self.microbatches, self.memory, boundary=self.boundary
+        )
 
     def _way_out(self) -> str:
         """Return advice on what would keep the limit, to end an error message with."""
@@ -105,18 +116,20 @@ def _solve_best(
     seconds: float,
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
-    """Solve the most promising first, and skip those that cannot be faster."""
-    end = perf_counter() + seconds
+    """Solve the most promising first, and skip those that cannot be faster.
+
+    Each gets the same time, so that the plan does not depend on how fast the others were solved.
+    """
+    share = seconds / len(problems)
     bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
     best: Plan | None = None
-    left = len(problems)
+    is_cut_short = False
     for number in sorted(bounds, key=lambda number: bounds[number]):
-        share = max(0.0, end - perf_counter()) / left
-        left -= 1
-        if best is not None and bounds[number] >= best.timeline.makespan:
+        if best is not None and bounds[number] >= best.seconds:
             continue
         found = solve(problems[number], seconds=share, progress=progress)
-        if best is None or found.timeline.makespan < best.timeline.makespan:
+        is_cut_short |= found.is_cut_short
+        if best is None or found.seconds < best.seconds:
             best = found
     assert best is not None, "there is at least one problem"
-    return best
+    return replace(best, is_cut_short=is_cut_short)

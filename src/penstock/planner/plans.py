@@ -1,6 +1,6 @@
 """A plan: a schedule with its prediction and a lower bound for any schedule."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import isinf
 from pathlib import Path
@@ -13,6 +13,7 @@ from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.sim.engine import simulate
+from penstock.sim.period import Period, name_seconds
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Plan"]
@@ -20,15 +21,17 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule that solves a problem, and a proven lower bound on any makespan.
+    """A schedule that solves a problem, and seconds that no schedule for it can beat.
 
-    `choices` is what a search has chosen besides the order, if there was one.
+    `choices` is what a search has chosen besides the order, if there was one. `is_cut_short` says
+    that the time was over before the work was done, so that more time may give a better plan.
     """
 
     problem: SchedulingProblem
     schedule: Schedule
     lower_bound: float
     choices: Choices | None = None
+    is_cut_short: bool = field(default=False, compare=False)
 
     @classmethod
     def from_file(cls, path: Path | str) -> "Plan":
@@ -43,11 +46,13 @@ class Plan:
     def to_text(self) -> str:
         """Return what `to_file` writes."""
         predicted = {
-            "makespan": self.timeline.makespan,
+            "seconds": self.seconds,
             "end_time": self.timeline.end_time,
+            "longest_span": self.timeline.longest_span,
             "lower_bound": self.lower_bound,
             "gap": self.gap,
-            "rank_bubble_rates": self.timeline.rank_bubble_rates,
+            "is_cut_short": self.is_cut_short,
+            "rank_bubble_rates": self.step.rank_bubble_rates,
             "rank_peak_bytes": self.timeline.rank_peak_bytes,
         }
         return format_plan(SavedPlan(self.problem, self.schedule, self.choices), predicted)
@@ -57,10 +62,24 @@ class Plan:
         """The prediction: the schedule, simulated with the costs of the problem."""
         return simulate(self.schedule, self.problem.costs)
 
+    @cached_property
+    def step(self) -> Period:
+        """The predicted step for the boundary of the problem, with the idle time of every rank."""
+        return self.timeline.repeat(self.problem.boundary)
+
+    @property
+    def seconds(self) -> float:
+        """What a step costs, for what happens between two steps."""
+        return self.step.seconds
+
     @property
     def gap(self) -> float:
-        """How much slower the schedule is than the bound, as a share of the bound."""
-        return self.timeline.makespan / self.lower_bound - 1 if self.lower_bound else 0.0
+        """How much slower the schedule is than the bound, as a share of the bound.
+
+        Rounding errors count as 0.
+        """
+        above = self.seconds / self.lower_bound - 1 if self.lower_bound else 0.0
+        return above if abs(above) > ROUNDING else 0.0
 
     @property
     def keeps_limit(self) -> bool:
@@ -72,8 +91,9 @@ class Plan:
         problem = self.problem
         return (
             f"<Plan {self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages, "
-            f"{problem.microbatches} microbatches, makespan {self.timeline.makespan:.4g} s, "
-            f"at most {max(self.gap, 0):.1%} above the bound>"
+            f"{problem.microbatches} microbatches, "
+            f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
+            f"at most {self.gap:.1%} above the bound>"
         )
 
     def __str__(self) -> str:
@@ -81,9 +101,12 @@ class Plan:
         lines = [
             f"{self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages "
             f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
-            f"step {timeline.makespan:.4g} s, bubble {timeline.bubble_rate:.1%}, "
-            f"at most {max(self.gap, 0):.1%} above the proven bound of {self.lower_bound:.4g} s",
+            f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
+            f"bubble {self.step.bubble_rate:.1%}, "
+            f"at most {self.gap:.1%} above the proven bound of {self.lower_bound:.4g} s",
         ]
+        if self.is_cut_short:
+            lines.append("the search was cut short; more seconds may give a better plan")
         if timeline.peak_bytes:
             lines.append(self._describe_memory())
         if self.choices is not None:

@@ -9,6 +9,7 @@ from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.period import name_seconds
 from penstock.sim.review import review
 from penstock.sim.timeline import Timeline
 
@@ -29,8 +30,8 @@ class Revision:
     @property
     def gain(self) -> float:
         """The share of a step that the new plan is predicted to save."""
-        before = self.old.timeline.makespan
-        return 1 - self.new.timeline.makespan / before if before else 0.0
+        before = self.old.seconds
+        return 1 - self.new.seconds / before if before else 0.0
 
     @property
     def is_offered(self) -> bool:
@@ -44,9 +45,10 @@ class Revision:
 
     def __str__(self) -> str:
         advice = "run the new plan" if self.is_offered else "keep the old one"
+        name = name_seconds(self.old.problem.boundary)
         return (
-            f"at the recorded costs the old order takes {self.old.timeline.makespan:.4g} s and a "
-            f"new one {self.new.timeline.makespan:.4g} s, {self.gain:.1%} less: {advice}"
+            f"at the recorded costs the old order takes {self.old.seconds:.4g} s ({name}) and a "
+            f"new one {self.new.seconds:.4g} s, {self.gain:.1%} less: {advice}"
         )
 
 
@@ -72,7 +74,9 @@ def revise(
     """
     was = plan.problem
     costs = update(plan, recorded, *more)
-    problem = SchedulingProblem.of(costs, was.placement, was.microbatches, was.memory)
+    problem = SchedulingProblem.of(
+        costs, was.placement, was.microbatches, was.memory, boundary=was.boundary
+    )
     old = replace(plan, problem=problem, lower_bound=lower_bound(problem))
     new = replace(solve(problem, seconds=seconds, progress=progress), choices=plan.choices)
     return Revision(old, new, least_gain)

@@ -3,14 +3,17 @@
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.engine import simulate
 from penstock.sim.explain import Explanation, Gap, Saving, explain
+from penstock.sim.period import Boundary, Period
 from penstock.sim.review import Pair, Review, Tally, review
 from penstock.sim.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = [
+    "Boundary",
     "Explanation",
     "Gap",
     "Pair",
+    "Period",
     "Review",
     "Saving",
     "Slowdown",

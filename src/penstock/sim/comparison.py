@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Timeline
 
 __all__ = ["compare", "costs_for"]
@@ -18,10 +19,10 @@ def compare(schedules: Sequence[Schedule], costs: Costs | None = None) -> dict[s
 
     >>> from penstock.assembly import build
     >>> schedules = [build(name, ranks=4, microbatches=8) for name in ("1F1B", "ZBV")]
-    >>> {name: timeline.makespan for name, timeline in compare(schedules).items()}
-    {'1F1B': 33.0, 'ZBV': 24.0}
+    >>> {name: timeline.end_time for name, timeline in compare(schedules).items()}
+    {'1F1B': 33.0, 'ZBV': 25.5}
     """
-    costs = Costs() if costs is None else costs
+    costs = costs_or_unit(costs)
     timelines: dict[str, Timeline] = {}
     for schedule in schedules:
         name, copy = schedule.name, 2

@@ -38,9 +38,10 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
         raise CostsError(
             "the timelines must be of one schedule (got several); take the costs of each by itself"
         )
-    forward, halves, full = _compute_seconds(steps, Costs() if like is None else like)
+    known = (Costs() if like is None else like).of_stages(timeline.schedule)
+    forward, halves, full = _compute_seconds(steps, known)
     return replace(
-        Costs() if like is None else like,
+        known,
         forward=forward.tolist(),
         backward_input=halves[0].tolist(),
         backward_weight=halves[1].tolist(),

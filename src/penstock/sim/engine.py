@@ -9,6 +9,7 @@ from penstock.ir.clock import find_cycle, run_in_order
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.memory import held_bytes
 from penstock.sim.timeline import Timeline
 
@@ -20,13 +21,14 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
 
     Ranks run their lists strictly in order; an action starts at the later of its rank's clock and
     its inputs' arrival. With sends and receives in the schedule, a transfer starts when both are
-    reached. Unit costs are used unless others are given.
+    reached. Single numbers in `costs` are one rank's share of the model, and lists have one number
+    per stage; without `costs`, a rank's share takes a second each for F, I and W.
 
     >>> schedule = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
-    >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).makespan
+    >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).end_time
     6.0
     """
-    costs = Costs() if costs is None else costs
+    costs = costs_or_unit(costs).of_stages(schedule)
     graph = build_graph(schedule)
     prices = costs.price(schedule, graph)
     run = run_in_order(
@@ -43,7 +45,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
         _set_arrivals(schedule, graph, end, prices.lag)
     elif costs.send:
         end = run.start + prices.busy
-    return Timeline(schedule, run.start, end, held_bytes(schedule, costs))
+    return Timeline(schedule, run.start, end, held_bytes(schedule, costs), prices)
 
 
 def _set_arrivals(schedule: Schedule, graph: Graph, end: Floats, lag: Floats) -> None:

@@ -11,6 +11,7 @@ from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = ["Explanation", "Gap", "Saving", "explain"]
@@ -51,7 +52,7 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The timeline of a schedule, with the reasons for its makespan."""
+    """The timeline of a schedule, with the reasons for its end time."""
 
     timeline: Timeline
     critical_path: tuple[Span, ...]
@@ -60,8 +61,8 @@ class Explanation:
 
     def __repr__(self) -> str:
         return (
-            f"<Explanation of {self.timeline.schedule.name}: makespan "
-            f"{self.timeline.makespan:.4g} s, actions on the critical path: "
+            f"<Explanation of {self.timeline.schedule.name}: end time "
+            f"{self.timeline.end_time:.4g} s, actions on the critical path: "
             f"{len(self.critical_path)}, idle gaps: {len(self.gaps)}>"
         )
 
@@ -89,14 +90,14 @@ class Explanation:
 
 
 def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
-    """Explain what sets the makespan, why ranks are idle, and which cost matters most.
+    """Explain what sets the end time, why ranks are idle, and which cost matters most.
 
     >>> from penstock.assembly import build
     >>> found = explain(build("GPipe", ranks=2, microbatches=2))
     >>> " ".join(str(span.action) for span in found.critical_path)
     '0F0 1F0 1F1 1B0 0B0 0B1'
     """
-    costs = Costs() if costs is None else costs
+    costs = costs_or_unit(costs).of_stages(schedule)
     timeline = simulate(schedule, costs)
     reasons = _Reasons(timeline, costs)
     return Explanation(
@@ -169,13 +170,11 @@ class _Reasons:
         )
 
     def critical_path(self) -> tuple[Span, ...]:
-        """Return the path from the first action to the end of the rank that sets the makespan.
+        """Return the path from the first action to the end of the rank that ends last.
 
         Each span is what the next one waited for, on another rank or on its own.
         """
-        slowest = self.timeline.rank_makespans.index(self.timeline.makespan)
-        begin, end = self.rows.first[slowest : slowest + 2]
-        row = int(begin + np.argmax(self.timeline.end[begin:end]))
+        row = int(np.argmax(self.timeline.end))
         path = [row]
         while (before := self._cause(row)) != ABSENT:
             path.append(before)
@@ -202,8 +201,9 @@ def _savings(timeline: Timeline, costs: Costs) -> tuple[Saving, ...]:
     savings = []
     for name in names:
         cheaper = simulate(timeline.schedule, _scale(costs, name, 1 - _CHEAPER_BY))
-        gain = timeline.makespan - cheaper.makespan
-        savings.append(Saving(name, gain, gain / timeline.makespan if timeline.makespan else 0.0))
+        # Cheaper work never ends later; what is below 0 is a rounding error.
+        gain = max(0.0, timeline.end_time - cheaper.end_time)
+        savings.append(Saving(name, gain, gain / timeline.end_time if timeline.end_time else 0.0))
     return tuple(sorted(savings, key=lambda saving: -saving.seconds))
 
 

@@ -50,7 +50,7 @@ class Tally:
 class Review:
     """A prediction beside the recording, for the step, every rank and every stage.
 
-    `step` is the makespan, `idle` the idle seconds of every rank in it, and `tallies` has the
+    `step` is the end time, `idle` the idle seconds of every rank in it, and `tallies` has the
     compute of every stage by kind.
     """
 
@@ -118,15 +118,15 @@ def review(predicted: Timeline, recorded: Timeline) -> Review:
                 pair = Pair(*(float(column[wanted].sum()) for column in seconds))
                 tallies.append(Tally(rank, stage, kind, int(wanted.sum()), pair))
     return Review(
-        Pair(predicted.makespan, recorded.makespan),
+        Pair(predicted.end_time, recorded.end_time),
         tuple(map(Pair, _idle_seconds(predicted), _idle_seconds(recorded))),
         tuple(tallies),
     )
 
 
 def _idle_seconds(timeline: Timeline) -> list[float]:
-    """Return, per rank, its idle seconds in the makespan; rounding errors count as 0."""
-    least = 1e-9 * timeline.makespan
+    """Return, per rank, its idle seconds until the last rank ends; rounding errors count as 0."""
+    least = 1e-9 * timeline.end_time
     return [idle if idle > least else 0.0 for idle in timeline.idle_seconds]
 
 

@@ -1,16 +1,19 @@
 """Timelines: the actions of a schedule with start, end and memory, per rank."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.costs import Prices
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, Period, require_boundary
+from penstock.sim.repeated import Repeated, recorded_prices
 
 __all__ = ["Span", "Timeline"]
 
@@ -34,13 +37,14 @@ class Span:
 class Timeline:
     """The rows of a schedule with their start and end in seconds and their rank's bytes.
 
-    It is simulated or recorded; nothing here depends on which.
+    It is simulated, with the prices of its rows, or recorded, without.
     """
 
     schedule: Schedule
     start: Floats
     end: Floats
     memory: Floats
+    prices: Prices | None = None
 
     def __post_init__(self) -> None:
         stages, named = self.schedule.num_stages, int(self.schedule.rows.stage.max())
@@ -54,25 +58,53 @@ class Timeline:
         schedule = self.schedule
         return (
             f"<Timeline of {schedule.name}: {schedule.num_ranks} ranks, {len(schedule.rows)} "
-            f"actions, makespan {self.makespan:.4g} s, bubble {self.bubble_rate:.1%}>"
+            f"actions, end time {self.end_time:.4g} s, bubble {self.bubble_rate:.1%}>"
         )
-
-    @cached_property
-    def rank_makespans(self) -> tuple[float, ...]:
-        """Per rank, the seconds from the start of its first action to the end of its last."""
-        first, last = self._bounds()
-        return tuple((last - first).tolist())
-
-    @property
-    def makespan(self) -> float:
-        """The cost of the step: the longest time of any rank from its first action to its last."""
-        return max(self.rank_makespans)
 
     @cached_property
     def end_time(self) -> float:
         """When the last action of all ends, counted from the start of the first of all."""
         first, last = self._bounds()
         return float(last.max() - first.min())
+
+    @cached_property
+    def rank_spans(self) -> tuple[float, ...]:
+        """Per rank, the seconds from the start of its first action to the end of its last."""
+        first, last = self._bounds()
+        return tuple((last - first).tolist())
+
+    @property
+    def longest_span(self) -> float:
+        """The longest time of any rank from its first action to its last: the papers' number."""
+        return max(self.rank_spans)
+
+    def period(
+        self,
+        boundary: Boundary = DEFAULT_BOUNDARY,
+        *,
+        optimizer_seconds: float | Sequence[float] = 0.0,
+    ) -> float:
+        """Return the seconds of a repeated step, for what happens between two steps.
+
+        See `penstock.sim.period` for the boundaries. `optimizer_seconds` are those of each rank
+        between its last action and the next step. They count unless papers' numbers are asked for.
+        """
+        require_boundary(boundary)
+        after = np.broadcast_to(np.asarray(optimizer_seconds, np.float64), self.schedule.num_ranks)
+        match boundary:
+            case "everything":
+                return self.end_time + float(after.max())
+            case "gradients":
+                ends = self._repeated(0 * after).ends(after)
+                return float(ends.max())
+            case "nothing":
+                return self._repeated(after).period()
+            case _:
+                return self.longest_span
+
+    def repeat(self, boundary: Boundary = DEFAULT_BOUNDARY) -> Period:
+        """Return the period with the idle time of every rank in it."""
+        return Period(boundary, self.period(boundary), self.busy_seconds)
 
     @cached_property
     def busy_seconds(self) -> tuple[float, ...]:
@@ -86,19 +118,24 @@ class Timeline:
 
     @property
     def idle_seconds(self) -> tuple[float, ...]:
-        """Per rank, the seconds of the makespan in which it is idle."""
-        return tuple(self.makespan - busy for busy in self.busy_seconds)
+        """Per rank, the seconds in which it is idle until the last rank ends."""
+        return self.repeat().idle_seconds
 
     @property
     def rank_bubble_rates(self) -> tuple[float, ...]:
-        """Per rank, the share of the makespan in which it is idle."""
-        return tuple(idle / self.makespan if self.makespan else 0.0 for idle in self.idle_seconds)
+        """Per rank, the share of the end time in which it is idle."""
+        return self.repeat().rank_bubble_rates
 
     @property
     def bubble_rate(self) -> float:
-        """The share of the makespan in which the rank that sets it is idle."""
-        slowest = self.rank_makespans.index(self.makespan)
-        return self.rank_bubble_rates[slowest]
+        """The share of the end time in which ranks are idle, over all ranks."""
+        return self.repeat().bubble_rate
+
+    @property
+    def papers_bubble_rate(self) -> float:
+        """The share of the longest span in which its rank is idle, as papers count."""
+        slowest = self.rank_spans.index(self.longest_span)
+        return self.repeat("papers").rank_bubble_rates[slowest]
 
     @cached_property
     def held_activations(self) -> NDArray[np.int64]:
@@ -153,6 +190,16 @@ class Timeline:
         times = float(self.start[row]), float(self.end[row]), float(self.memory[row])
         is_overlapped = bool(rows.joined[row : row + 2].any())
         return Span(rows.rank(row), rows.action(row), *times, is_overlapped)
+
+    def _repeated(self, after: NDArray[np.float64]) -> Repeated:
+        """Return the step with these seconds after the last action of every rank."""
+        prices = self.prices
+        if prices is None:
+            prices = recorded_prices(self.schedule, self.start, self.end)
+        opens, first = self.schedule.rows.opening_row(), self.schedule.rows.first
+        busy = prices.busy.copy()
+        busy[opens[first[1:] - 1]] += after
+        return Repeated.of(self.schedule, replace(prices, busy=busy))
 
     def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return, per rank, when its first compute action starts and its last action ends."""

@@ -17,6 +17,7 @@ from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import ABSENT, Floats, Ints
 from penstock.sim.explain import Gap
+from penstock.sim.repeated import fastest_messages
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Idle", "Waits", "find_waits"]
@@ -75,7 +76,7 @@ class Waits:
         kind = rows.kind[self._origins(self.slot[gap][waited])]
         seconds = np.bincount(kind, (reached - free)[waited], len(Kind))
         # Rounding errors are not idle time.
-        least = 1e-9 * self.timeline.makespan
+        least = 1e-9 * self.timeline.end_time
         whole = np.sum(self.timeline.idle_seconds)
         transfer, pauses, edges = (
             float(value) if value > least else 0.0
@@ -113,7 +114,7 @@ class Waits:
 
     @cached_property
     def critical_path(self) -> tuple[int, ...]:
-        """The compute rows that led to the end of the slowest rank, each what the next waited for.
+        """The compute rows that led to the end of the step, each what the next one waited for.
 
         >>> from penstock.assembly import build
         >>> from penstock.sim.engine import simulate
@@ -123,10 +124,8 @@ class Waits:
         '0F0 1F0 1F1 1B0 0B0 0B1'
         """
         timeline, rows = self.timeline, self.timeline.schedule.rows
-        slowest = timeline.rank_makespans.index(timeline.makespan)
-        begin, end = rows.first[slowest : slowest + 2]
         opens, first = rows.opening_row(), set(rows.first.tolist())
-        row = int(begin + np.argmax(timeline.end[begin:end]))
+        row = int(np.argmax(timeline.end))
         # In a recorded step that did not keep to its needs, rows may wait for each other.
         path: dict[int, None] = {}
         while row not in path:
@@ -149,7 +148,7 @@ def find_waits(timeline: Timeline) -> Waits:
     opens = rows.opening_row()
     work = opens[np.repeat(np.arange(len(rows)), np.diff(graph.first))]
     reached = np.where(rows.is_kind(*_RECEIVES), start, timeline.end)[graph.need]
-    arrival = reached + _transfers(timeline, graph, start[work], reached)
+    arrival = reached + fastest_messages(timeline.schedule, graph, start[work], reached)
     free, tolerance = _free(timeline)[opens], _tolerance(timeline)
     latest = np.full(len(rows), -np.inf)
     np.maximum.at(latest, work, arrival)
@@ -181,18 +180,3 @@ def _free(timeline: Timeline) -> Floats:
         free[begin] = start[begin]
         free[begin + 1 : end] = np.maximum.accumulate(done[begin : end - 1])
     return free
-
-
-def _transfers(timeline: Timeline, graph: Graph, used: Floats, reached: Floats) -> Floats:
-    """Return each need's transfer seconds: those of the fastest message of its link."""
-    both = reached.copy()
-    is_receive = timeline.schedule.rows.is_kind(*_RECEIVES)[graph.need]
-    receive = np.flatnonzero(is_receive)
-    both[receive] = both[receive + 1] = np.maximum(reached[receive], reached[receive + 1])
-    crosses = graph.link >= 0
-    links, number = np.unique(graph.link[crosses], return_inverse=True)
-    fastest = np.full(len(links), np.inf)
-    np.minimum.at(fastest, number, np.maximum((used - both)[crosses], 0.0))
-    seconds = np.zeros(len(reached))
-    seconds[crosses] = fastest[number]
-    return seconds

@@ -56,7 +56,7 @@ class StepResult:
         if self.outputs is not None:
             parts.append(f"outputs={_describe(self.outputs)}")
         if self.timeline is not None:
-            parts.append(f"timeline={self.timeline.makespan:.4g} s")
+            parts.append(f"timeline={self.timeline.end_time:.4g} s")
         return f"StepResult({', '.join(parts)})"
 
 

@@ -2,9 +2,9 @@
 
 >>> from penstock import view
 >>> print(view.compare(["1F1B", "ZB-H1"], ranks=4, microbatches=8))
-schedule  makespan  ratio  bubble  peak microbatches
-1F1B            33  1.000  27.3 %                  4
-ZB-H1           27  0.818  11.1 %                  4
+schedule  end time s  ratio  bubble  peak microbatches
+1F1B              33  1.000  27.3 %                  4
+ZB-H1             27  0.818  11.1 %                  4
 """
 
 from penstock.view.drawing import Comparison, Drawing

@@ -7,6 +7,7 @@ from shutil import get_terminal_size
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 from penstock.sim.timeline import Timeline
 from penstock.view.text.tables import summary_table
 
@@ -33,15 +34,19 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """Timelines by name, side by side; it prints as a table, and every view accepts it."""
+    """Timelines by name, side by side; it prints as a table, and every view accepts it.
+
+    `boundary` is what happens between two steps; it decides which seconds the table shows.
+    """
 
     timelines: Mapping[str, Timeline]
+    boundary: Boundary = DEFAULT_BOUNDARY
 
     def __rich__(self) -> RenderableType:
-        return summary_table(self.timelines)
+        return summary_table(self.timelines, self.boundary)
 
     def __str__(self) -> str:
-        return _plain_text(summary_table(self.timelines), None)
+        return _plain_text(summary_table(self.timelines, self.boundary), None)
 
     def __repr__(self) -> str:
         return str(self)

@@ -142,8 +142,8 @@ def _label_panel(axes: Axes, timeline: Timeline, title: str) -> None:
     held = f"{format_number(number)} microbatch{'es' * (number != 1)}"
     if timeline.peak_bytes:
         held = format_bytes(timeline.peak_bytes)
-    makespan, bubble = format_number(timeline.makespan), format_share(timeline.bubble_rate)
-    summary = f"makespan {makespan}    bubble {bubble}    peak {held}"
+    seconds, bubble = format_number(timeline.end_time), format_share(timeline.bubble_rate)
+    summary = f"end time {seconds} s    bubble {bubble}    peak {held}"
     # Dollar signs in a name do not start a formula.
     axes.set_title(
         title,

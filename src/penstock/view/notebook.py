@@ -99,8 +99,8 @@ def _numbers(timeline: Timeline) -> str:
     held = f"{format_number(timeline.peak_microbatches)} microbatches"
     if timeline.peak_bytes:
         held = format_bytes(timeline.peak_bytes)
-    makespan, bubble = format_number(timeline.makespan), format_share(timeline.bubble_rate)
-    return f"makespan {makespan}, bubble {bubble}, peak {held}"
+    seconds, bubble = format_number(timeline.end_time), format_share(timeline.bubble_rate)
+    return f"end time {seconds} s, bubble {bubble}, peak {held}"
 
 
 def _add_picture(whole: Element, timeline: Timeline) -> None:

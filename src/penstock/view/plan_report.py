@@ -8,6 +8,7 @@ from penstock.planner.plans import Plan
 from penstock.planner.search.breakdown import break_down
 from penstock.planner.search.findings import Findings
 from penstock.planner.search.layouts import describe_placement
+from penstock.sim.period import describe_seconds, name_seconds
 from penstock.view.text.timeline import plain_timeline
 from penstock.view.units import format_bytes, format_number, format_share
 
@@ -56,13 +57,15 @@ def _headline(plan: Plan) -> Iterable[Sequence[str]]:
         f"{problem.ranks} ranks, {problem.stages} stages "
         f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
     )
-    yield "step", f"{format_number(timeline.makespan)} s from a rank's first action to its last"
-    yield "all ranks finish after", f"{format_number(timeline.end_time)} s"
-    yield "bubble", format_share(timeline.bubble_rate)
+    boundary = problem.boundary
+    seconds = f"{format_number(plan.seconds)} s {describe_seconds(boundary)}"
+    yield f"step ({name_seconds(boundary)})", seconds
+    yield "bubble", f"{format_share(plan.step.bubble_rate)} of the step, over all ranks"
+    yield "longest span of a rank", f"{format_number(timeline.longest_span)} s"
     yield (
         "proven bound",
         f"{format_number(plan.lower_bound)} s: no order is faster, and this order is at most "
-        f"{format_share(max(plan.gap, 0.0))} slower",
+        f"{format_share(plan.gap)} slower",
     )
     if plan.choices is not None:
         yield "chosen", str(plan.choices)
@@ -78,13 +81,13 @@ def _rank_table(plan: Plan) -> str:
                 str(rank),
                 " ".join(map(str, problem.placement.stages(rank))),
                 format_number(timeline.busy_seconds[rank]),
-                format_number(timeline.idle_seconds[rank]),
-                format_share(timeline.rank_bubble_rates[rank]),
+                format_number(plan.step.idle_seconds[rank]),
+                format_share(plan.step.rank_bubble_rates[rank]),
                 format_bytes(timeline.rank_peak_bytes[rank]),
                 "none" if isinf(limit) else format_bytes(limit),
             )
         )
-    return _markdown_table(("rank", "stages", "busy", "idle", "bubble", "peak", "limit"), rows)
+    return _markdown_table(("rank", "stages", "busy s", "idle s", "bubble", "peak", "limit"), rows)
 
 
 def _cause_table(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
 from penstock.sim.comparison import costs_for
 from penstock.sim.engine import simulate
+from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Source", "is_file", "price_alike", "read_recorded", "read_source", "timeline_of"]
@@ -25,7 +26,7 @@ _FIRST_KEY = re.compile(r'\s*\{\s*"(\w+)"')
 _HEAD_BYTES = 4096
 # The first key of a file identifies its kind, in whatever order its keys are written.
 _TIMELINE_KEYS = ("name", "schedule", "start", "end", "bytes")
-_PLAN_KEYS = ("format", "choices", "costs", "memory", "orders", "predicted")
+_PLAN_KEYS = ("format", "boundary", "choices", "costs", "memory", "orders", "predicted")
 
 
 def is_file(source: Path | str) -> bool:
@@ -107,7 +108,7 @@ def price_alike(
         for name, source in given
     ]
     plans = (item for _, item in found if isinstance(item, Plan))
-    shared = costs or next((plan.problem.costs for plan in plans), Costs())
+    shared = costs_or_unit(costs or next((plan.problem.costs for plan in plans), None))
     timelines: dict[str, Timeline] = {}
     for name, item in found:
         timeline = _priced(item, shared)

@@ -86,7 +86,8 @@ def _start(timeline: Timeline, size: tuple[float, float]) -> Element:
     schedule = timeline.schedule
     label = (
         f"{schedule.name}: {schedule.num_ranks} ranks, {schedule.microbatches} microbatches, "
-        f"makespan {format_number(timeline.makespan)}, bubble {format_share(timeline.bubble_rate)}"
+        f"end time {format_number(timeline.end_time)} s, "
+        f"bubble {format_share(timeline.bubble_rate)}"
     )
     box = f"0 0 {size[0]:g} {size[1]:g}"
     style = f"max-width:{size[0]:g}px;width:100%;font:{_TEXT:g}px sans-serif"

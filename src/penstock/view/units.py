@@ -33,10 +33,12 @@ def format_bytes(value: float) -> str:
 def format_share(value: float) -> str:
     """Format a fraction as a percentage.
 
-    >>> format_share(0.2727)
-    '27.3 %'
+    >>> format_share(0.2727), format_share(-1e-12)
+    ('27.3 %', '0.0 %')
     """
-    return f"{value:.1%}".replace("%", " %")
+    text = f"{value:.1%}".replace("%", " %")
+    # What rounding leaves over of a difference may be below 0.
+    return "0.0 %" if text == "-0.0 %" else text
 
 
 def nice_step(at_least: float) -> float:

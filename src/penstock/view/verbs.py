@@ -19,6 +19,7 @@ from penstock.errors import ArgumentError
 from penstock.planner.partition.partition import Partition
 from penstock.planner.plans import Plan
 from penstock.planner.search.findings import Findings
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, require_boundary
 from penstock.sim.timeline import Timeline
 from penstock.view.drawing import Comparison, Drawing
 from penstock.view.figure import draw as draw_figure
@@ -85,19 +86,22 @@ def compare(
     ranks: int | None = None,
     microbatches: int | None = None,
     costs: Costs | None = None,
+    boundary: Boundary = DEFAULT_BOUNDARY,
 ) -> Comparison:
     """Put schedules and timelines side by side; print the result, or give it to another view.
 
     Schedules are priced for the same model: a single number in `costs` is for one rank's share.
-    Give a mapping to choose the names.
+    Give a mapping to choose the names. `boundary` is what happens between two steps, and decides
+    which seconds are compared: by default those until the last rank ends.
 
     >>> compare(["1F1B", "ZBV"], ranks=4, microbatches=8)
-    schedule  makespan  ratio  bubble  peak microbatches
-    1F1B            33  1.000  27.3 %                  4
-    ZBV             24  0.727   0.0 %                  4
+    schedule  end time s  ratio  bubble  peak microbatches
+    1F1B              33  1.000  27.3 %                  4
+    ZBV             25.5  0.773   5.9 %                  4
     """
     found = price_alike(sources, ranks=ranks, microbatches=microbatches, costs=costs)
-    return Comparison(found)
+    require_boundary(boundary)
+    return Comparison(found, boundary)
 
 
 def plot(

@@ -16,8 +16,9 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import solve
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
+from penstock.sim.period import Boundary
 from tests.facts import V_ORDER, ZERO_BUBBLE
-from tests.planner.every_order import least_makespan
+from tests.planner.every_order import least_seconds
 from tests.planner.problems import draw_problem, published_problem
 from tests.strategies import costs, every_family, schedules
 
@@ -32,57 +33,70 @@ TINY = (
 ROOMS = (None, 1, 1.25, 1.5, 2, 3)
 
 
-def with_own_limit(schedule: Schedule, prices: Costs) -> tuple[SchedulingProblem, float]:
-    """Return a problem whose limit a schedule just meets, and the makespan of the schedule."""
+BOUNDARIES: tuple[Boundary, ...] = ("everything", "nothing", "papers")
+
+
+def with_own_limit(
+    schedule: Schedule, prices: Costs, boundary: Boundary
+) -> tuple[SchedulingProblem, float]:
+    """Return a problem whose limit a schedule just meets, and the step of the schedule."""
     timeline = simulate(schedule, prices)
-    limit = timeline.rank_peak_bytes
-    return (
-        SchedulingProblem.of(prices, schedule.placement, schedule.microbatches, limit),
-        timeline.makespan,
+    problem = SchedulingProblem.of(
+        prices,
+        schedule.placement,
+        schedule.microbatches,
+        timeline.rank_peak_bytes,
+        boundary=boundary,
     )
+    return problem, timeline.period(boundary)
 
 
+@pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize(("placement", "microbatches"), TINY, ids=str)
 def test_no_order_of_a_tiny_problem_beats_the_bound(
-    placement: Placement, microbatches: int, room: float | None
+    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
 ) -> None:
     for seed in range(4):
-        problem = draw_problem(Random(seed), placement, microbatches, room=room)
-        assert lower_bound(problem) <= least_makespan(problem)
+        problem = draw_problem(Random(seed), placement, microbatches, room=room, boundary=boundary)
+        assert lower_bound(problem) <= least_seconds(problem)
 
 
+@pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize(
     ("placement", "microbatches"), [(Placement.loop(2), 3), (Placement.loop(3), 2)], ids=str
 )
 def test_no_order_of_a_small_problem_beats_the_bound(
-    placement: Placement, microbatches: int, room: float | None
+    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
 ) -> None:
-    problem = draw_problem(Random(1), placement, microbatches, room=room)
-    assert lower_bound(problem) <= least_makespan(problem, in_order=True)
+    problem = draw_problem(Random(1), placement, microbatches, room=room, boundary=boundary)
+    assert lower_bound(problem) <= least_seconds(problem, in_order=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [1, 1.25, 1.5])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("placement", [Placement.v(2), Placement.loop(2, 2)], ids=str)
-def test_no_order_in_two_rounds_beats_the_bound(placement: Placement, room: float) -> None:
-    problem = draw_problem(Random(0), placement, 2, room=room)
-    assert lower_bound(problem) <= least_makespan(problem, in_order=True)
+def test_no_order_in_two_rounds_beats_the_bound(
+    placement: Placement, room: float, boundary: Boundary
+) -> None:
+    problem = draw_problem(Random(0), placement, 2, room=room, boundary=boundary)
+    assert lower_bound(problem) <= least_seconds(problem, in_order=True)
 
 
 @pytest.mark.parametrize("room", [None, 1, 1.5])
 def test_the_bound_knows_that_a_whole_backward_may_be_faster(room: float | None) -> None:
     for seed in range(6):
         problem = draw_problem(Random(seed), Placement.loop(2), 2, room=room, full_backward=True)
-        best = least_makespan(problem, with_merged=True)
+        best = least_seconds(problem, with_merged=True)
         assert lower_bound(problem) <= best
 
 
 def test_the_bound_knows_that_a_whole_backward_may_need_fewer_bytes() -> None:
     prices = Costs(activation_bytes=1, weight_stash_bytes=(3, 1))
     problem = SchedulingProblem.of(prices, Placement.loop(2), 2, memory=4)
-    assert lower_bound(problem) <= least_makespan(problem, with_merged=True)
+    assert lower_bound(problem) <= least_seconds(problem, with_merged=True)
 
 
 @given(st.data())
@@ -96,8 +110,9 @@ def test_no_family_beats_the_bound_under_the_limit_that_it_keeps(data: st.DataOb
         activation_bytes=activation,
         weight_stash_bytes=[data.draw(st.sampled_from((0, 0.5, 1))) * a for a in activation],
     )
-    problem, makespan = with_own_limit(schedule, prices)
-    assert lower_bound(problem) <= makespan
+    for boundary in BOUNDARIES:
+        problem, step = with_own_limit(schedule, prices, boundary)
+        assert lower_bound(problem) <= step
 
 
 def is_training_a_chain(schedule: Schedule) -> bool:
@@ -109,12 +124,13 @@ def test_no_family_of_even_stages_beats_the_bound(ranks: int) -> None:
     prices = Costs(1, 1.2, 0.7, transfer=0.1, activation_bytes=3, weight_stash_bytes=1)
     for microbatches in (1, ranks, 3 * ranks):
         for schedule in filter(is_training_a_chain, every_family(ranks, microbatches)):
-            problem, makespan = with_own_limit(schedule, prices)
-            assert lower_bound(problem) <= makespan, schedule.name
+            for boundary in BOUNDARIES:
+                problem, step = with_own_limit(schedule, prices, boundary)
+                assert lower_bound(problem) <= step, (schedule.name, boundary)
 
 
-def bubble_rate(problem: SchedulingProblem, makespan: float) -> float:
-    return 1 - float(problem.work.max()) / makespan
+def bubble_rate(problem: SchedulingProblem, span: float) -> float:
+    return 1 - float(problem.work.max()) / span
 
 
 def test_with_room_for_p_activations_the_published_schedules_are_the_best_there_are() -> None:
@@ -155,20 +171,24 @@ def test_families_of_little_memory_are_optimal_at_unit_costs(
 ) -> None:
     schedule = build(family, ranks=ranks, microbatches=microbatches)
     prices = Costs(activation_bytes=1, weight_stash_bytes=1)
-    problem, makespan = with_own_limit(schedule, prices)
-    assert lower_bound(problem) == pytest.approx(makespan)
+    problem, span = with_own_limit(schedule, prices, "papers")
+    assert lower_bound(problem) == pytest.approx(span)
 
 
 def test_a_slow_first_rank_keeps_the_others_waiting() -> None:
     # Rank 1 has the most work, but gets its second input only after 3 seconds.
     prices = Costs(forward=(3, 1), backward_input=(1, 3), backward_weight=(0, 3))
-    problem = SchedulingProblem.of(prices, Placement.loop(2), 2)
-    assert lower_bound(problem) == pytest.approx(least_makespan(problem))
+    for boundary in BOUNDARIES:
+        problem = SchedulingProblem.of(prices, Placement.loop(2), 2, boundary=boundary)
+        assert lower_bound(problem) == pytest.approx(least_seconds(problem)), boundary
 
 
 def test_a_placement_that_does_not_go_round_has_a_bound_too() -> None:
-    problem = SchedulingProblem.of(Costs(transfer=0.5), Placement((0, 1, 0, 0, 1)), 4)
+    costs, placement = Costs(transfer=0.5).for_each_stage(5), Placement((0, 1, 0, 0, 1))
+    problem = SchedulingProblem.of(costs, placement, 4, boundary="papers")
     assert lower_bound(problem) == pytest.approx(4 * 3 * 3)
+    # Rank 0 begins at once and has the most work.
+    assert lower_bound(replace(problem, boundary="everything")) == pytest.approx(4 * 3 * 3)
 
 
 def test_sizes_of_nothing_have_a_bound() -> None:
@@ -195,5 +215,18 @@ def test_overlapped_pairs_do_not_beat_the_bound(
     schedule = build("DualPipeV", ranks=ranks, microbatches=microbatches)
     prices = Costs(forward=1.0, backward_input=0.8, backward_weight=0.5, overlap_gain=gain)
     problem = SchedulingProblem.of(prices, schedule.placement, microbatches)
-    assert lower_bound(problem) <= simulate(schedule, prices).makespan
+    assert lower_bound(problem) <= simulate(schedule, prices).end_time
     assert solve(problem, seconds=0.2).gap >= 0
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_until_the_last_rank_ends_known_orders_are_the_best_at_unit_costs(ranks: int) -> None:
+    # In a loop the last rank begins after p - 1 forwards; in a V they are half as long.
+    microbatches = 2 * ranks
+    loop = SchedulingProblem.of(Costs(), Placement.loop(ranks), microbatches)
+    assert lower_bound(loop) == pytest.approx(3 * microbatches + ranks - 1)
+    assert simulate(build("ZB-H2", ranks=ranks, microbatches=microbatches)).end_time == (
+        3 * microbatches + ranks - 1
+    )
+    vee = SchedulingProblem.of(Costs(), Placement.v(ranks), microbatches)
+    assert lower_bound(vee) == pytest.approx(3 * microbatches + (ranks - 1) / 2)

@@ -15,7 +15,8 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.prove import Exact, prove
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
-from tests.planner.every_order import least_makespan
+from penstock.sim.period import Boundary
+from tests.planner.every_order import least_seconds
 from tests.planner.problems import draw_problem
 
 TINY = (
@@ -32,24 +33,25 @@ def verify(problem: SchedulingProblem, exact: Exact) -> None:
     """Require that the claims about the schedule are true."""
     check(exact.schedule)
     timeline = simulate(exact.schedule, problem.costs)
-    assert timeline.makespan == exact.makespan
+    assert timeline.period(problem.boundary) == exact.seconds
     assert all(
         peak <= most for peak, most in zip(timeline.rank_peak_bytes, problem.memory, strict=True)
     )
-    assert exact.lower_bound <= exact.makespan * (1 + 1e-12)
+    assert exact.lower_bound <= exact.seconds * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("boundary", ["everything", "nothing", "papers"])
 @pytest.mark.parametrize("room", ROOMS)
 @pytest.mark.parametrize(("placement", "microbatches"), TINY, ids=str)
 def test_the_answer_is_the_best_of_all_orders(
-    placement: Placement, microbatches: int, room: float | None
+    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
 ) -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), placement, microbatches, room=room)
+        problem = draw_problem(Random(seed), placement, microbatches, room=room, boundary=boundary)
         exact = prove(problem)
         verify(problem, exact)
         assert exact.is_optimal
-        assert exact.makespan == pytest.approx(least_makespan(problem))
+        assert exact.seconds == pytest.approx(least_seconds(problem))
 
 
 @pytest.mark.parametrize("room", [None, 1, 1.5])
@@ -59,7 +61,7 @@ def test_a_shorter_whole_backward_is_used_where_it_helps(room: float | None) -> 
         exact = prove(problem)
         verify(problem, exact)
         assert exact.is_optimal
-        assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
+        assert exact.seconds == pytest.approx(least_seconds(problem, with_merged=True))
 
 
 def test_whole_backward_is_used_without_room_for_a_stash() -> None:
@@ -69,7 +71,7 @@ def test_whole_backward_is_used_without_room_for_a_stash() -> None:
     exact = prove(problem)
     verify(problem, exact)
     assert exact.is_optimal
-    assert exact.makespan == pytest.approx(least_makespan(problem, with_merged=True))
+    assert exact.seconds == pytest.approx(least_seconds(problem, with_merged=True))
 
 
 INTERRUPTED = """
@@ -102,15 +104,15 @@ def test_seconds_between_whole_ticks_are_rounded_safely() -> None:
     exact = prove(problem)
     verify(problem, exact)
     assert exact.is_optimal
-    assert exact.makespan == pytest.approx(least_makespan(problem))
+    assert exact.seconds == pytest.approx(least_seconds(problem))
 
 
 def test_a_schedule_at_the_bound_comes_back_unchanged() -> None:
     start = build("ZBV", ranks=4, microbatches=12)
-    problem = SchedulingProblem.of(Costs(), start.placement, 12)
+    problem = SchedulingProblem.of(Costs(), start.placement, 12, boundary="papers")
     exact = prove(problem, start=start)
     assert exact.schedule is start
-    assert exact == Exact(start, 72, lower_bound(problem))
+    assert exact == Exact(start, 36, lower_bound(problem))
     assert exact.is_optimal
 
 
@@ -121,7 +123,7 @@ def test_the_answer_is_never_worse_than_the_start() -> None:
     )
     exact = prove(problem, start=start, seconds=0.01)
     verify(problem, exact)
-    assert exact.makespan <= simulate(start).makespan
+    assert exact.seconds <= simulate(start).end_time
 
 
 def test_the_same_problem_gets_the_same_answer() -> None:
@@ -134,10 +136,10 @@ def test_the_same_problem_gets_the_same_answer() -> None:
 def test_every_better_schedule_is_reported_to_progress() -> None:
     problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
     told: list[tuple[float, float]] = []
-    exact = prove(problem, progress=lambda makespan, bound: told.append((makespan, bound)))
-    assert [makespan for makespan, _ in told] == sorted((m for m, _ in told), reverse=True)
-    assert told[-1][0] == pytest.approx(exact.makespan)
-    assert all(bound <= makespan for makespan, bound in told)
+    exact = prove(problem, progress=lambda step, bound: told.append((step, bound)))
+    assert [step for step, _ in told] == sorted((step for step, _ in told), reverse=True)
+    assert told[-1][0] == pytest.approx(exact.seconds)
+    assert all(bound <= step for step, bound in told)
 
 
 def test_without_the_solver_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

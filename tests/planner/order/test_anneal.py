@@ -12,7 +12,7 @@ from penstock.planner.order.guesses import Guesser
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
-from tests.planner.every_order import least_makespan
+from tests.planner.every_order import least_seconds
 from tests.planner.problems import draw_problem
 
 
@@ -31,12 +31,12 @@ def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = Fal
         Lanes(problem),
         first_order(problem),
         is_compiled=is_compiled,
-        progress=lambda _makespan: float(next(parts)),
+        progress=lambda _step: float(next(parts)),
     )
 
 
-def makespan(problem: SchedulingProblem, order: Longs) -> float:
-    return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).makespan
+def seconds_of(problem: SchedulingProblem, order: Longs) -> float:
+    return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).end_time
 
 
 @pytest.mark.parametrize("room", [None, 1.0, 2.0])
@@ -51,7 +51,7 @@ def test_the_best_order_on_the_way_is_allowed_and_no_slower(
         check(schedule)
         timeline = simulate(schedule, problem.costs)
         assert all(np.array(timeline.rank_peak_bytes) <= problem.memory)
-        assert timeline.makespan <= makespan(problem, first_order(problem))
+        assert timeline.end_time <= seconds_of(problem, first_order(problem))
 
 
 def test_annealing_times_orders_as_the_simulator_does() -> None:
@@ -59,19 +59,19 @@ def test_annealing_times_orders_as_the_simulator_does() -> None:
         problem = draw_problem(Random(seed), Placement.v(2), 4, room=2.0)
         seen: list[float] = []
 
-        def progress(makespan: float, seen: list[float] = seen) -> float:
-            seen.append(makespan)
+        def progress(step: float, seen: list[float] = seen) -> float:
+            seen.append(step)
             return len(seen) / 3
 
         order = anneal(Lanes(problem), first_order(problem), is_compiled=False, progress=progress)
-        assert makespan(problem, order) == pytest.approx(seen[-1])
+        assert seconds_of(problem, order) == pytest.approx(seen[-1])
 
 
 def test_moves_find_the_best_order_of_a_tiny_problem() -> None:
     for seed in range(3):
         problem = draw_problem(Random(seed), Placement.loop(2), 2, room=1.5)
         order = annealed(problem, rounds=2)
-        assert makespan(problem, order) == pytest.approx(least_makespan(problem))
+        assert seconds_of(problem, order) == pytest.approx(least_seconds(problem))
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba compiles the loop")

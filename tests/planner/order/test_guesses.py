@@ -49,7 +49,7 @@ def test_a_known_schedule_is_followed_to_the_letter(name: str) -> None:
     lanes = Lanes(problem)
     built = Builder(lanes, is_compiled=False).build(urgency_of(schedule, problem.costs), LETTER)
     assert built is not None
-    assert built.makespan <= simulate(schedule, problem.costs).makespan
+    assert built.seconds <= simulate(schedule, problem.costs).end_time
 
 
 def test_overlapped_work_of_a_known_schedule_comes_one_after_the_other() -> None:

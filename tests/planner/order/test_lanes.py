@@ -13,7 +13,7 @@ COSTS = Costs(
     transfer=((0, 0.25), (0.5, 0)),
     activation_bytes=8,
     weight_stash_bytes=3,
-)
+).for_each_stage(4)
 
 
 def v_lanes(microbatches: int = 2) -> Lanes:

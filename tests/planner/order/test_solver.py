@@ -20,6 +20,7 @@ from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
+from penstock.sim.period import Boundary
 from tests.planner.problems import draw_problem
 
 PLACEMENTS = (
@@ -32,11 +33,11 @@ PLACEMENTS = (
 
 
 def best_family(problem: SchedulingProblem) -> float:
-    """Return the makespan of the fastest family that keeps the limit, infinite if none does."""
+    """Return the step of the fastest family that keeps the limit, infinite if none does."""
     timelines = [simulate(schedule, problem.costs) for schedule in fixed_schedules(problem)]
     limit = np.array(problem.memory)
-    fitting = [t.makespan for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]
-    return min(fitting, default=inf)
+    fitting = [t for t in timelines if (np.array(t.rank_peak_bytes) <= limit).all()]
+    return min((t.period(problem.boundary) for t in fitting), default=inf)
 
 
 def verify(plan: Plan) -> None:
@@ -46,7 +47,7 @@ def verify(plan: Plan) -> None:
     assert plan.schedule.placement == plan.problem.placement
     assert plan.schedule.microbatches == plan.problem.microbatches
     assert plan.gap >= 0
-    assert plan.timeline.makespan <= best_family(plan.problem)
+    assert plan.seconds <= best_family(plan.problem)
 
 
 @pytest.mark.parametrize("room", [None, 1.0, 1.75, 4.0])
@@ -55,6 +56,18 @@ def test_solved_schedules_keep_what_they_promise(placement: Placement, room: flo
     for seed, full_backward in ((1, False), (2, True)):
         problem = draw_problem(Random(seed), placement, 9, room=room, full_backward=full_backward)
         verify(solve(problem, seconds=0.2))
+
+
+@pytest.mark.parametrize("boundary", ["everything", "gradients", "nothing", "papers"])
+@pytest.mark.parametrize("placement", [Placement.loop(4), Placement.v(3)], ids=str)
+def test_solver_makes_the_seconds_of_the_boundary_few(
+    placement: Placement, boundary: Boundary
+) -> None:
+    for seed in range(3):
+        problem = draw_problem(Random(seed), placement, 6, room=2.5, boundary=boundary)
+        plan = solve(problem, seconds=0.5)
+        verify(plan)
+        assert plan.seconds == plan.timeline.period(boundary)
 
 
 def test_without_any_time_the_plan_is_a_family_or_better() -> None:
@@ -73,8 +86,9 @@ def test_costs_and_bytes_may_be_nothing(placement: Placement) -> None:
 
 def test_equal_costs_and_room_enough_leave_no_bubble() -> None:
     for placement in (Placement.loop(4), Placement.v(4)):
-        plan = solve(SchedulingProblem.of(Costs(), placement, 12), seconds=2)
-        assert plan.timeline.bubble_rate == 0
+        problem = SchedulingProblem.of(Costs(), placement, 12, boundary="nothing")
+        plan = solve(problem, seconds=2)
+        assert plan.step.bubble_rate == 0
         assert plan.gap == pytest.approx(0, abs=1e-9)
 
 
@@ -98,10 +112,10 @@ def test_progress_goes_down_towards_the_bound() -> None:
     problem = draw_problem(Random(7), Placement.loop(4), 12, room=2)
     told: list[Progress] = []
     plan = solve(problem, seconds=0.5, progress=told.append)
-    makespans = [progress.makespan for progress in told]
-    assert makespans == sorted(makespans, reverse=True)
+    steps = [progress.step for progress in told]
+    assert steps == sorted(steps, reverse=True)
     assert {progress.lower_bound for progress in told} == {plan.lower_bound}
-    assert all(progress.makespan >= plan.lower_bound for progress in told)
+    assert all(progress.step >= plan.lower_bound for progress in told)
 
 
 def test_a_limit_that_nothing_keeps_is_an_error() -> None:
@@ -138,7 +152,7 @@ def test_uneven_models_run_a_tenth_faster_than_with_any_family(costs: Costs) -> 
     # More than families with one activation per rank need, less than those with two.
     plan = solve(SchedulingProblem.of(sized, Placement.loop(8), 16, memory=13), seconds=5)
     verify(plan)
-    assert plan.timeline.makespan * 1.1 <= best_family(plan.problem)
+    assert plan.seconds * 1.1 <= best_family(plan.problem)
 
 
 @pytest.mark.slow
@@ -154,5 +168,5 @@ def test_the_search_alone_is_close_to_the_best_there_is() -> None:
         problem = draw_problem(Random(seed), placement, microbatches, room=room)
         found = BestSoFar(problem, lower_bound(problem), 5.0, None)
         search_orders(found, list(fixed_schedules(problem)), 5.0)
-        best = prove(problem, start=found.best, seconds=10).makespan
-        assert found.makespan <= 1.02 * best, seed
+        best = prove(problem, start=found.best, seconds=10).seconds
+        assert found.step <= 1.02 * best, seed

@@ -7,7 +7,7 @@ from penstock.planner.search.choices import Choices
 
 
 def test_choices_survive_being_written_as_plain_values() -> None:
-    choices = Choices((3, 4), (1,), 2, is_checked_after=True)
+    choices = Choices((3, 4), (1,), 2)
     values = {
         name: list(v) if isinstance(v, tuple) else v for name, v in choices.to_mapping().items()
     }
@@ -18,9 +18,8 @@ def test_choices_say_what_to_do() -> None:
     assert str(Choices((3, 4))) == (
         "layers per stage: 3 4; checkpointed stages: none; microbatches of 1"
     )
-    assert str(Choices((3,), (0,), 8, is_checked_after=True)) == (
-        "layers per stage: 3; checkpointed stages: 0; microbatches of 8; "
-        "optimizer step checked after the fact"
+    assert str(Choices((3,), (0,), 8)) == (
+        "layers per stage: 3; checkpointed stages: 0; microbatches of 8"
     )
 
 
@@ -37,7 +36,6 @@ def test_choices_say_what_to_do() -> None:
         ),
         ({"microbatch_size": True}, "microbatch_size must be whole numbers (got [True])"),
         ({"microbatch_size": 0}, "microbatch_size must be at least 1 (got 0)"),
-        ({"is_checked_after": 1}, "is_checked_after must be true or false (got 1)"),
     ],
 )
 def test_bad_choices_are_refused(changes: dict[str, object], message: str) -> None:
@@ -45,7 +43,6 @@ def test_bad_choices_are_refused(changes: dict[str, object], message: str) -> No
         "sizes": [1, 2],
         "checkpointed": [],
         "microbatch_size": 1,
-        "is_checked_after": False,
     }
     with pytest.raises(PlanError) as caught:
         Choices.from_mapping(values | changes)
@@ -56,5 +53,5 @@ def test_missing_and_unknown_choices_are_refused() -> None:
     with pytest.raises(PlanError) as caught:
         Choices.from_mapping({"sizes": [1]})
     assert str(caught.value) == (
-        "choices must be sizes, checkpointed, microbatch_size, is_checked_after (got ['sizes'])"
+        "choices must be sizes, checkpointed, microbatch_size (got ['sizes'])"
     )

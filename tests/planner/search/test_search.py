@@ -9,7 +9,6 @@ from penstock.errors import MemoryLimitError
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
-from penstock.planner.search.breakdown import step_seconds
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.findings import Findings
 from penstock.planner.search.search import search
@@ -47,7 +46,7 @@ def layers(size: int = 1, count: int = 8, overhead: float = 0.0) -> list[Piece]:
 
 
 def assert_sound(findings: Findings, batch: int, count: int = 10) -> None:
-    seconds = [step_seconds(one.plan) for one in findings.found]
+    seconds = [one.plan.seconds for one in findings.found]
     assert seconds == sorted(seconds)
     for one in findings.found:
         check(one.plan.schedule)
@@ -59,20 +58,20 @@ def assert_sound(findings: Findings, batch: int, count: int = 10) -> None:
 
 def best_known_seconds(memory: float | None) -> float:
     """Return the seconds of the fastest family over all cuts and checkpoints of a search."""
-    space = Space.of(layers(), 2, 6, memory, 0.0, is_checked_after=False)
+    space = Space.of(layers(), 2, 6, memory, 0.0, boundary="everything")
     plans = [
         Plan(one.problem, schedule, 0.0, one.choices)
         for one in space.candidates()
         for schedule in fixed_schedules(one.problem)
     ]
-    return min((step_seconds(plan) for plan in plans if plan.keeps_limit), default=inf)
+    return min((plan.seconds for plan in plans if plan.keeps_limit), default=inf)
 
 
 @pytest.mark.parametrize("memory", [None, 400.0, 250.0, 180.0])
 def test_search_keeps_the_limit_and_beats_every_family_on_every_cut(memory: float | None) -> None:
     findings = search(layers(), ranks=2, batch=6, memory=memory, seconds=0.5)
     assert_sound(findings, batch=6)
-    assert step_seconds(findings.best) <= best_known_seconds(memory)
+    assert findings.best.seconds <= best_known_seconds(memory)
 
 
 def test_little_memory_is_worth_a_recomputation() -> None:
@@ -88,12 +87,11 @@ def test_overhead_per_microbatch_makes_larger_ones_worth_it() -> None:
     assert findings.best.choices.microbatch_size > 1
 
 
-def test_step_checked_afterwards_is_never_slower() -> None:
+def test_step_that_waits_for_nothing_is_never_slower() -> None:
     waiting = search(layers(), ranks=2, batch=6, seconds=0.5)
-    checked = search(layers(), ranks=2, batch=6, seconds=0.5, is_checked_after=True)
-    assert step_seconds(checked.best) <= step_seconds(waiting.best)
-    assert checked.best.choices is not None
-    assert checked.best.choices.is_checked_after
+    free = search(layers(), ranks=2, batch=6, seconds=0.5, boundary="nothing")
+    assert free.best.seconds <= waiting.best.seconds
+    assert free.best.problem.boundary == "nothing"
 
 
 def test_comparisons_name_the_causes() -> None:

@@ -23,7 +23,7 @@ LAYERS = [Piece(f"block.{number}", **BLOCK) for number in range(8)]
 
 def candidates(memory: float | None = None, **changes: object) -> list[Candidate]:
     settings = {"layers": LAYERS, "ranks": 2, "batch": 4, "transfer": 0.0} | changes
-    return list(Space.of(memory=memory, is_checked_after=False, **settings).candidates())  # type: ignore[arg-type]  # each test gives what it needs
+    return list(Space.of(memory=memory, boundary="everything", **settings).candidates())  # type: ignore[arg-type]  # each test gives what it needs
 
 
 def test_without_a_limit_every_placement_is_one_candidate() -> None:
@@ -103,7 +103,7 @@ def test_stages_that_recompute_get_fewer_layers() -> None:
 
 
 def test_neighbours_checkpoint_one_stage_more_or_less() -> None:
-    space = Space.of(LAYERS, 2, 4, 150.0, 0.0, is_checked_after=False)
+    space = Space.of(LAYERS, 2, 4, 150.0, 0.0, boundary="everything")
     one = space.candidate(Placement.v(2), Choices((2, 2, 2, 2), (1,)))
     found = space.neighbours(one)
     assert [n.choices.checkpointed for n in found] == [(0, 1), (), (1, 2), (1, 3)]
@@ -111,7 +111,7 @@ def test_neighbours_checkpoint_one_stage_more_or_less() -> None:
 
 
 def test_candidates_without_a_limit_have_no_neighbours() -> None:
-    space = Space.of(LAYERS, 2, 4, None, 0.0, is_checked_after=False)
+    space = Space.of(LAYERS, 2, 4, None, 0.0, boundary="everything")
     assert space.neighbours(next(space.candidates())) == []
 
 

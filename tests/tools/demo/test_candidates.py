@@ -56,9 +56,9 @@ def test_plans_keep_the_limit_and_the_fastest_comes_first() -> None:
     rival = family_candidate("1F1B", TASK, COSTS)
     limit = rival.predicted.peak_bytes
     found = plan_candidates(TASK, COSTS, memory=limit, seconds=0.5)
-    spans = [one.plan.timeline.makespan for one in found]
+    spans = [one.plan.timeline.end_time for one in found]
     assert spans == sorted(spans)
-    assert spans[0] <= rival.predicted.makespan
+    assert spans[0] <= rival.predicted.end_time
     assert all(one.plan.keeps_limit for one in found)
     assert {one.plan.problem.placement for one in found} == {
         Placement.loop(2),
@@ -81,5 +81,5 @@ def test_plan_without_a_limit_is_not_slower() -> None:
     placement = Placement.loop(2)
     limited = plan_candidate(TASK, COSTS, placement, memory=limit, seconds=1)
     free = plan_candidate(TASK, COSTS, placement, memory=None, seconds=1)
-    assert free.plan.timeline.makespan <= limited.plan.timeline.makespan
+    assert free.plan.timeline.end_time <= limited.plan.timeline.end_time
     assert free.plan.lower_bound <= limited.plan.lower_bound

@@ -103,15 +103,17 @@ def test_tables_list_the_numbers_and_their_differences() -> None:
     text = page({"before": timeline_of("1F1B", 2, 4, costs), "after": timeline_of("ZB-H1", 2, 4)})
     minus = "\N{MINUS SIGN}"
     assert cells_of(text, "Numbers") == [
-        ["makespan", "16", "13", f"{minus}3", "0.812"],
-        ["bubble rate", "25.0 %", "7.7 %", f"{minus}17.3 %", "0.308"],
+        ["end time s", "16", "13", f"{minus}3", "0.812"],
+        ["bubble, all ranks", "25.0 %", "7.7 %", f"{minus}17.3 %", "0.308"],
+        ["longest span of a rank s", "16", "13", f"{minus}3", "0.812"],
+        ["bubble as papers count", "25.0 %", "7.7 %", f"{minus}17.3 %", "0.308"],
         ["peak microbatches", "2", "2", "0", "1.000"],
         ["peak bytes", "2 GiB", "0 B", f"{minus}2 GiB", "0.000"],
-        ["Forward, all ranks", "8", "8", "0", "1.000"],
-        ["Backward input, all ranks", "0", "8", "+8"],
-        ["Backward weight, all ranks", "0", "8", "+8"],
-        ["Full backward, all ranks", "16", "0", f"{minus}16", "0.000"],
-        ["Idle, all ranks", "8", "2", f"{minus}6", "0.250"],
+        ["Forward, all ranks s", "8", "8", "0", "1.000"],
+        ["Backward input, all ranks s", "0", "8", "+8"],
+        ["Backward weight, all ranks s", "0", "8", "+8"],
+        ["Full backward, all ranks s", "16", "0", f"{minus}16", "0.000"],
+        ["Idle, all ranks s", "8", "2", f"{minus}6", "0.250"],
     ]
     assert cells_of(text, "Idle time by reason") == [
         ["waiting for forward", "0.25", "0", f"{minus}0.25", "0.000"],

@@ -176,7 +176,7 @@ def test_comparison_shares_the_axis_and_shows_the_difference(visit_page: Opener)
     timelines = compare(schedules, COSTS)
     visit = visit_page(page(timelines), viewport=DESK)
     assert text_of(visit, "#numbers tbody tr:first-child >> nth=0").split() == (
-        ["makespan", "37", "30", "\N{MINUS SIGN}7", "0.811"]
+        ["end", "time", "s", "37", "30", "\N{MINUS SIGN}7", "0.811"]
     )
     first = [visit.ask("box", at, find_row(t, "0F0")) for at, t in enumerate(timelines.values())]
     assert first[0]["x"] == first[1]["x"]

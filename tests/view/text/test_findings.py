@@ -13,15 +13,15 @@ def test_reasons_are_listed_below_the_table() -> None:
     console.print(findings_view(make_findings()))
     assert isinstance(console.file, StringIO)
     assert console.file.getvalue().splitlines() == [
-        "   seconds  bubble     gap  peak bytes  microbatches  placement  layers   "
+        "   end time s  bubble     gap  peak bytes  microbatches  placement  layers   "
         "checkpointed  order",
-        "1     18.5   0.0 %   0.0 %        8000  6 x 4         v          2 2x3 2  "
+        "1        18.5   2.7 %   2.8 %        8000  6 x 4         v          2 2x3 2  "
         "none          ZBV  ",
-        "2       27  11.1 %  12.5 %        4000  6 x 4         loop       2x5      "
+        "2          27  22.2 %  12.5 %        4000  6 x 4         loop       2x5      "
         "0             1F1B ",
         "",
         "1: fastest",
-        "2: slower by 45.9 %: recompute +16.2 %, imbalance +16.2 %, bubble +10.8 %, "
+        "2: slower by 45.9 %: recompute +16.2 %, imbalance +16.2 %, bubble +8.1 %, "
         "transfer +5.4 %",
         "proven to be slower, and not solved: 3",
         "over the limit, whatever the order: 1, such as",

@@ -27,36 +27,53 @@ def printed(renderable: RenderableType) -> str:
 def test_summary_compares_schedules_with_the_first() -> None:
     timelines = {name: timeline_of(name, 4, 8) for name in ("GPipe", "1F1B", "ZB-H1", "ZB-H2")}
     assert printed(summary_table(timelines)) == picture("""
-        schedule  makespan  ratio  bubble  peak microbatches
-        GPipe           33  1.000  27.3 %                  8
+        schedule  end time s  ratio  bubble  peak microbatches
+        GPipe             33  1.000  27.3 %                  8
+        1F1B              33  1.000  27.3 %                  4
+        ZB-H1             27  0.818  11.1 %                  4
+        ZB-H2             27  0.818  11.1 %                  7
+    """)
+
+
+def test_summary_shows_the_seconds_of_the_boundary() -> None:
+    timelines = {name: timeline_of(name, 4, 8) for name in ("1F1B", "ZB-H2")}
+    assert printed(summary_table(timelines, "nothing")) == picture("""
+        schedule  period s  ratio  bubble  peak microbatches
         1F1B            33  1.000  27.3 %                  4
-        ZB-H1           27  0.818  11.1 %                  4
         ZB-H2           24  0.727   0.0 %                  7
     """)
+    assert printed(summary_table(timelines, "papers")).split("\n")[0].split()[:4] == [
+        "schedule",
+        "longest",
+        "span",
+        "s",
+    ]
 
 
 def test_summary_has_bytes_if_the_costs_have_them() -> None:
     timelines = {"a": timeline_of("1F1B", 2, 4, Costs(activation_bytes=3 * 2**30))}
     assert printed(summary_table(timelines)) == picture("""
-        schedule  makespan  ratio  bubble  peak microbatches  peak bytes
-        a               15  1.000  20.0 %                  2       6 GiB
+        schedule  end time s  ratio  bubble  peak microbatches  peak bytes
+        a                 15  1.000  20.0 %                  2       6 GiB
     """)
 
 
 def test_rank_table_has_a_line_per_rank() -> None:
-    timeline = timeline_of("ZBV", 3, 5, Costs(transfer=0.5, activation_bytes=1000))
+    timeline = timeline_of("ZBV", 3, 5, Costs(2, 2, 2, transfer=0.5, activation_bytes=2000))
     assert printed(rank_table(timeline)) == picture("""
-        rank  stages  busy  idle  bubble  peak activations  peak bytes
-        0        0 5    30     5  14.3 %                 6    5.86 KiB
-        1        1 4    30     5  14.3 %                 6    5.86 KiB
-        2        2 3    30     5  14.3 %                 6    5.86 KiB
+        rank  stages  busy s  idle s  bubble  peak activations  peak bytes
+        0        0 5      30       6  16.7 %                 6    5.86 KiB
+        1        1 4      30       6  16.7 %                 6    5.86 KiB
+        2        2 3      30       6  16.7 %                 6    5.86 KiB
     """)
 
 
 def test_summary_of_nothing_is_an_empty_table() -> None:
     assert printed(summary_table({})).split() == [
         "schedule",
-        "makespan",
+        "end",
+        "time",
+        "s",
         "ratio",
         "bubble",
         "peak",

@@ -61,7 +61,7 @@ def test_v_placement_has_later_stages_in_lower_case() -> None:
     assert view.plain == picture("""
         rank 0  F0F1F2f0i0w0f1i1w1F3I0W0f2i2w2I1W1f3i3w3I2W2I3W3..
         rank 1  ..F0f0F1f1i0w0F2I0W0f2i1w1F3I1W1f3i2w2I2i3I3W2w3W3
-                |0        |5        |10       |15       |20
+                |0      |2      |4      |6      |8      |10
                 F Forward   I Backward input   W Backward weight   . Idle
                 lower case: later stages
     """)

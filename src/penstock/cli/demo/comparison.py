@@ -53,7 +53,7 @@ def _time_table(results: Sequence[Result]) -> Table:
     first = results[0]
     table = Table(box=None, pad_edge=False)
     table.add_column("schedule")
-    for heading in ("step ms", "spread", "ratio", "predicted ms", "bubble", "predicted"):
+    for heading in ("step ms", "spread", "ratio", "predicted ms", "bubble", "predicted bubble"):
         table.add_column(heading, justify="right")
     for result in results:
         predicted = result.candidate.predicted

@@ -121,23 +121,23 @@ def _plan_table(found: list[PlannedCandidate]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("placement")
     table.add_column("pieces per stage")
-    for heading in ("step ms", "bubble", "peak", "above the bound"):
+    for heading in ("end time ms", "bubble", "peak", "above the bound"):
         table.add_column(heading, justify="right")
     for one in found:
         timeline = one.plan.timeline
         table.add_row(
             describe_placement(one.plan.problem.placement),
             " ".join(map(str, one.sizes)),
-            f"{1e3 * timeline.makespan:.1f}",
+            f"{1e3 * one.plan.seconds:.1f}",
             format_share(timeline.bubble_rate),
             format_bytes(timeline.peak_bytes),
-            format_share(max(one.plan.gap, 0.0)),
+            format_share(one.plan.gap),
         )
     return table
 
 
 def _describe_gap(best: PlannedCandidate) -> str:
-    gap = max(best.plan.gap, 0.0)
+    gap = best.plan.gap
     if gap < 0.0005:  # printed as 0.0 %
         return "the first is the plan; it is proven that no order of this cut is faster"
     return (
@@ -150,7 +150,7 @@ def _describe_limit(
 ) -> str:
     """Say what the limit costs, and which baseline exceeds it."""
     free_bytes = free.plan.timeline.peak_bytes
-    saved = 1 - free.plan.timeline.makespan / best.plan.timeline.makespan
+    saved = 1 - free.plan.seconds / best.plan.seconds
     if free_bytes > limit:
         effect = f"without it, a plan would save {format_share(max(saved, 0.0))} of a step"
         effect += f" and need {format_bytes(free_bytes)}"

@@ -12,6 +12,7 @@ from penstock.ir.schedule import Schedule
 from penstock.sim.comparison import compare
 from penstock.view import draw
 from penstock.view.text.tables import summary_table
+from penstock.view.units import format_share
 
 __all__ = ["tour_planning"]
 
@@ -34,7 +35,8 @@ def _draw_two(console: Console) -> None:
     title(console, "Plan: a schedule is a picture, here 1F1B and zero bubble in a V")
     for name in ("1F1B", "ZBV"):
         timeline = compare([build(name, ranks=4, microbatches=8)])[name]
-        console.print(f"{name}: bubble {timeline.bubble_rate:.1%}")
+        rate = format_share(timeline.bubble_rate)
+        console.print(f"{name}: ends at {timeline.end_time:g}, ranks idle {rate} of that")
         console.print(draw(timeline))
 
 

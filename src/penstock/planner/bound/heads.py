@@ -19,17 +19,17 @@ from penstock.planner.bound.visits import Longs, Visits, share
 __all__ = ["Heads", "find_heads"]
 
 # The states of this many starts are examined in a tenth of a second. Of larger problems, a sample
-# of ranks is examined, those most likely to limit the makespan, and at least this many.
+# of ranks is examined, those most likely to limit the step, and at least this many.
 _MANY_STARTS = 10_000
 _FEW_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heads:
-    """Per visit, rank and microbatch its earliest start; and the least makespan that follows."""
+    """Per visit, rank and microbatch its earliest start; and the least step that follows."""
 
     start: Floats
-    makespan: float
+    step: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,7 +74,7 @@ class _Starts:
 
 
 def find_heads(rounds: Rounds, tails: Tails) -> Heads:
-    """Start every action as early as possible; the makespan is at least any start plus its tail.
+    """Start every action as early as possible; a step is at least any start plus its tail.
 
     Microbatches keep their order in every stage and kind: giving the j-th start of each to
     microbatch j changes no time and no byte, and every need is still met. So a rank that starts
@@ -159,7 +159,9 @@ def _start_backward(known: _Known, turn: int, microbatch: int) -> Floats:
     work = (microbatch + 1) * visits.seconds[:visit].sum(axis=0)
     work = work + microbatch * visits.seconds[visit]
     start = known.lost[:visit, :, microbatch + 1].max(axis=0) + work
-    start = np.maximum(start, known.start[turn, :, microbatch] + visits.forward[turn])
+    turnaround = rounds.turnaround if turn == visits.rounds - 1 else 0.0
+    forward_end = known.start[turn, :, microbatch] + visits.forward[turn]
+    start = np.maximum(start, forward_end + turnaround)
     if microbatch:
         start = np.maximum(start, known.start[visit, :, microbatch - 1] + visits.backward[turn])
     late = start - rounds.ascent[turn]
@@ -183,7 +185,7 @@ def _spread_delay(late: Floats, order: Longs) -> Floats:
 
 
 def _bound_by_states(known: _Known, sample: _Sample, tails: Tails, starts: _Starts) -> float:
-    """Return the makespan of the best state, on the rank where that is largest.
+    """Return the step of the best state, on the rank where that is largest.
 
     From the start of F, the microbatch has its way to go; from the state, the rank has all work
     left that was not behind it: no more than all of what is finished, and of the others no more
@@ -194,7 +196,7 @@ def _bound_by_states(known: _Known, sample: _Sample, tails: Tails, starts: _Star
     start = known.start[turn, sample.ranks, microbatch][:, None]
     time = np.maximum(starts.time, start)
     step = time + tails.forward[rounds.stage[turn, sample.ranks], microbatch][:, None]
-    everything = (visits.microbatches * visits.whole - rounds.first_start[sample.ranks])[:, None]
+    everything = (visits.microbatches * visits.whole - rounds.counted_from[sample.ranks])[:, None]
     step = np.maximum(step, starts.lost + everything)
     if turn == 0 and microbatch == visits.microbatches - 1:
         unfinished = (microbatch - states.outer) * visits.most_of_unfinished[:, None]

@@ -1,12 +1,13 @@
-"""A lower bound on the makespan of any schedule for a problem."""
+"""A lower bound on the seconds of a step of any schedule for a problem."""
 
 from dataclasses import replace
 
 import numpy as np
 
+from penstock.ir.rows import Floats
 from penstock.planner.bound.heads import find_heads
 from penstock.planner.bound.one_rank import bound_ranks_alone
-from penstock.planner.bound.rounds import cheapest_backward, relax_to_rounds
+from penstock.planner.bound.rounds import Rounds, cheapest_backward, relax_to_rounds
 from penstock.planner.bound.tails import find_tails
 from penstock.planner.problem import SchedulingProblem
 
@@ -15,21 +16,37 @@ __all__ = ["lower_bound"]
 # The relative error of sums of rounded numbers.
 _ROUNDING = 1e-12
 
+# The number of ranks that are examined by themselves: the busiest ones.
+_FEW_RANKS = 8
+
 
 def lower_bound(problem: SchedulingProblem) -> float:
-    """Return seconds that no schedule for the problem can beat, with or without overlaps."""
+    """Return seconds that no schedule for the problem can beat, with or without overlaps.
+
+    They are those of the problem's boundary. Where nothing waits between steps, every rank may
+    begin as late as it likes: the period is the longest span of a rank if ranks begin at the best
+    of times. So only what lies between the first and the last action of one rank counts then,
+    and other ranks only delay what passes through them.
+    """
     problem = _apart(problem)
     bound = max(_bound_by_work(problem), _bound_by_round_trip(problem))
     rounds = relax_to_rounds(problem)
-    if rounds is not None:
-        tails = find_tails(rounds)
-        heads = find_heads(rounds, tails)
-        bound = max(bound, heads.makespan, bound_ranks_alone(rounds, heads, tails))
+    if rounds is not None and problem.boundary == "nothing":
+        busiest = np.argsort(-rounds.visits.whole, kind="stable")[:_FEW_RANKS]
+        bound = max(bound, *(_bound_by_rounds(rounds.alone(rank)) for rank in busiest.tolist()))
+    elif rounds is not None:
+        bound = max(bound, _bound_by_rounds(rounds))
     return bound * (1 - _ROUNDING)
 
 
+def _bound_by_rounds(rounds: Rounds) -> float:
+    tails = find_tails(rounds)
+    heads = find_heads(rounds, tails)
+    return max(heads.step, bound_ranks_alone(rounds, heads, tails))
+
+
 def _apart(problem: SchedulingProblem) -> SchedulingProblem:
-    """Return a problem without overlaps whose best makespan is not larger.
+    """Return a problem without overlaps whose best step is not longer.
 
     A pair takes at most `gain` times its F less than the sum of both. So with every F shorter by
     that, F and then the other fit one after the other into the pair's time, end no later than it
@@ -43,21 +60,49 @@ def _apart(problem: SchedulingProblem) -> SchedulingProblem:
 
 
 def _bound_by_work(problem: SchedulingProblem) -> float:
-    """Return the work of the busiest rank: a rank does one thing at a time."""
-    seconds = problem.forward + sum(cheapest_backward(problem))
-    holder = np.array(problem.placement.rank_of_stage)
-    work = np.bincount(holder, problem.microbatches * seconds, problem.ranks)
-    return float(work.max())
+    """Return the work of the busiest rank: a rank does one thing at a time.
+
+    Until the last rank ends there is more: a rank begins when the first microbatch has come down
+    to it; and when all its F and I are done, the last gradient has its way up, and W to follow.
+    """
+    backward, weight = cheapest_backward(problem)
+    work = _per_rank(problem, problem.forward + backward + weight)
+    if not problem.lasts_until_all_end:
+        return float(work.max())
+    first = [problem.placement.stages(rank)[0] for rank in range(problem.ranks)]
+    before_last = (
+        _per_rank(problem, problem.forward + backward) + _way_up(problem, backward)[first]
+    )
+    last_weight = float(weight[0])
+    return float((_arrivals(problem)[first] + np.maximum(work, before_last + last_weight)).max())
 
 
 def _bound_by_round_trip(problem: SchedulingProblem) -> float:
     """Return the longest round trip from F of a stage to its I, plus its other I and all W.
 
-    All of that is between the first and the last action of the stage's rank.
+    All of that is between the first and the last action of the stage's rank. Until the last rank
+    ends, the way down to the stage comes before it.
     """
     backward, weight = cheapest_backward(problem)
     down = np.append(problem.forward[:-1] + problem.lag_down, problem.forward[-1])
     up = np.append(backward[:-1] + problem.lag_up, backward[-1])
     way = np.cumsum((down + up)[::-1])[::-1]
     rest = (problem.microbatches - 1) * backward + problem.microbatches * weight
-    return float((way + rest).max())
+    before = _arrivals(problem) if problem.lasts_until_all_end else 0.0
+    return float((before + way + rest).max())
+
+
+def _per_rank(problem: SchedulingProblem, seconds: Floats) -> Floats:
+    """Return, per rank, these seconds of all its stages and microbatches."""
+    holder = np.array(problem.placement.rank_of_stage)
+    return np.bincount(holder, problem.microbatches * seconds, problem.ranks).astype(np.float64)
+
+
+def _arrivals(problem: SchedulingProblem) -> Floats:
+    """Return, per stage, when the first microbatch can be there at the earliest."""
+    return np.concatenate(([0.0], np.cumsum(problem.forward[:-1] + problem.lag_down)))
+
+
+def _way_up(problem: SchedulingProblem, backward: Floats) -> Floats:
+    """Return, per stage, the seconds from the end of its I to the end of I of the first stage."""
+    return np.concatenate(([0.0], np.cumsum(backward[:-1] + problem.lag_up)))

@@ -51,7 +51,7 @@ def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[_J
         jobs += _jobs(forward, seconds, tails.forward[stage] - seconds)
         seconds = float(visits.backward[turn, rank])
         jobs += _jobs(backward, seconds, tails.backward[stage])
-        ends = np.full_like(backward, -rounds.first_start[rank])
+        ends = np.full_like(backward, -rounds.counted_from[rank])
         jobs += _jobs(backward + seconds, float(visits.weight[turn, rank]), ends)
     return sorted(jobs)
 

@@ -20,7 +20,8 @@ class Rounds:
     """The costs of visits, and the lags from one to the next, per stage.
 
     `stage` has a row per round and a column per rank, `ranks_in_order` each round's ranks in the
-    order in which microbatches come by.
+    order in which microbatches come by. `turnaround` is the seconds from the last stage's F to
+    its I. If `counts_from_start`, the step of a rank is its span, else its end.
     """
 
     visits: Visits
@@ -28,6 +29,8 @@ class Rounds:
     ranks_in_order: Longs
     lag_down: Floats
     lag_up: Floats
+    turnaround: float
+    counts_from_start: bool
 
     @cached_property
     def descent(self) -> Floats:
@@ -46,6 +49,30 @@ class Rounds:
         """Per rank, when it starts: with F of its first stage, which nothing can delay."""
         start: Floats = self.descent[0]
         return start
+
+    @property
+    def counted_from(self) -> Floats:
+        """Per rank, the second from which its step counts."""
+        return self.first_start if self.counts_from_start else np.zeros_like(self.first_start)
+
+    def alone(self, rank: int) -> "Rounds":
+        """Return one rank by itself: all others only delay what passes through them."""
+        stages = self.stage[:, rank]
+        forward, backward = self.by_stage(self.visits.forward), self.by_stage(self.visits.backward)
+        down = np.concatenate(([0.0], np.cumsum(forward[:-1] + self.lag_down)))
+        up = np.concatenate(([0.0], np.cumsum(backward[1:] + self.lag_up)))
+        last = stages[-1]
+        beyond = down[-1] - down[last] + forward[-1] - forward[last]
+        beyond += self.turnaround + up[-1] - up[last]
+        return Rounds(
+            visits=self.visits.take(np.array([rank])),
+            stage=np.arange(len(stages))[:, None],
+            ranks_in_order=np.zeros((len(stages), 1), dtype=np.int64),
+            lag_down=np.diff(down[stages]) - forward[stages[:-1]],
+            lag_up=np.diff(up[stages]) - backward[stages[1:]],
+            turnaround=float(beyond),
+            counts_from_start=True,
+        )
 
     def by_stage(self, values: Floats) -> Floats:
         """Return values per round and rank in the order of the stages."""
@@ -80,7 +107,15 @@ def relax_to_rounds(problem: SchedulingProblem) -> Rounds | None:
         stash=np.minimum(problem.stash[stage], activation),
         room=np.minimum(problem.room, enough) * (1 + _GRACE),
     )
-    return Rounds(visits, stage, order, problem.lag_down, problem.lag_up)
+    return Rounds(
+        visits,
+        stage,
+        order,
+        problem.lag_down,
+        problem.lag_up,
+        turnaround=0.0,
+        counts_from_start=not problem.lasts_until_all_end,
+    )
 
 
 def cheapest_backward(problem: SchedulingProblem) -> tuple[Floats, Floats]:

@@ -14,8 +14,8 @@ __all__ = ["Tails", "find_tails"]
 class Tails:
     """Per stage and microbatch: from the start of F, and from the end of I, to the end of a step.
 
-    The end is that of a rank whose clock is set back by its first start: what starts (F) or ends
-    (I) at second t makes the makespan at least t plus its tail.
+    What starts (F) or ends (I) at second t makes the step at least t plus its tail. Where the
+    step of a rank is its span, the end is that of a rank whose clock is set back by its start.
     """
 
     forward: Floats
@@ -32,7 +32,7 @@ def find_tails(rounds: Rounds) -> Tails:
     own_forward, own_backward = _own_tails(rounds)
     backward = np.empty_like(own_backward)
     seconds = rounds.by_stage(rounds.visits.backward)
-    weight = rounds.by_stage(rounds.visits.weight - rounds.first_start)
+    weight = rounds.by_stage(rounds.visits.weight - rounds.counted_from)
     for stage, spacing in enumerate(seconds):
         tail = np.maximum(own_backward[stage] - spacing, weight[stage])
         if stage:
@@ -40,7 +40,7 @@ def find_tails(rounds: Rounds) -> Tails:
             tail = np.maximum(tail, ahead + backward[stage - 1])
         backward[stage] = _wait_for_next(tail, spacing)
     forward = np.empty_like(backward)
-    after = seconds[-1] + backward[-1]
+    after = rounds.turnaround + seconds[-1] + backward[-1]
     for stage, spacing in reversed(list(enumerate(rounds.by_stage(rounds.visits.forward)))):
         tail = np.maximum(own_forward[stage], spacing + after)
         forward[stage] = _wait_for_next(tail, spacing)
@@ -59,7 +59,7 @@ def _wait_for_next(tail: Floats, spacing: float) -> Floats:
 def _own_tails(rounds: Rounds) -> tuple[Floats, Floats]:
     """Return, per stage and microbatch, what its rank has left when it starts F, and I, there."""
     visits = rounds.visits
-    everything = visits.microbatches * visits.whole - rounds.first_start
+    everything = visits.microbatches * visits.whole - rounds.counted_from
     left = everything[None, :, None] - visits.most_done
     own_backward = left[visits.rounds :][::-1]
     return rounds.by_stage(left[: visits.rounds]), rounds.by_stage(own_backward)

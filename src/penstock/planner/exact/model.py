@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.ir.rows import Floats
 from penstock.planner.exact.ticks import Ticks, find_limits
 from penstock.planner.problem import SchedulingProblem
 
@@ -37,7 +38,7 @@ Actions = tuple[tuple[Interval, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScheduleModel:
-    """The makespan to make small, and F, I and W of every stage and microbatch.
+    """The step to make short, and F, I and W of every stage and microbatch.
 
     `is_merged` says per microbatch whether I and W are one piece, B: I then takes as long as B,
     and W nothing. Only stages where that can be better than I and W in a row are in it.
@@ -47,19 +48,24 @@ class ScheduleModel:
     problem: SchedulingProblem
     ticks: Ticks
     horizon: int
-    makespan: IntVar
+    step: IntVar
     forward: Actions
     backward: Actions
     weight: Actions
     is_merged: dict[int, tuple[IntVar, ...]]
 
+    def to_bound(self, ticks: float) -> float:
+        """Return the seconds that a bound in ticks proves."""
+        rounded = 0 if self.problem.lasts_until_all_end else 1
+        return (ticks - rounded) * self.ticks.seconds
+
 
 def make_model(
     model: CpModel, problem: SchedulingProblem, *, least: float, most: float
 ) -> ScheduleModel:
-    """Fill an empty model with a problem whose best makespan lies between `least` and `most`."""
-    ticks = Ticks.for_makespan(most)
-    # Every rank starts within the makespan of the first rank, and then has one of its own.
+    """Fill an empty model with a problem whose best step lies between `least` and `most`."""
+    ticks = Ticks.for_step(most)
+    # Every rank starts within the span of the first rank, and then has one of its own.
     horizon = 2 * ticks.most(most)
     draft = _Draft(model, problem, ticks, horizon)
     is_merged = draft.choices()
@@ -68,7 +74,7 @@ def make_model(
         problem,
         ticks,
         horizon,
-        model.new_int_var(ticks.least(least), ticks.most(most), "makespan"),
+        model.new_int_var(ticks.least(least), ticks.most(most), "step"),
         tuple(draft.fixed(seconds) for seconds in problem.forward),
         draft.backwards(is_merged),
         draft.weights(is_merged),
@@ -177,15 +183,29 @@ def _add_ranks(filled: ScheduleModel) -> None:
         model.add_no_overlap(
             piece.interval for stage in stages for kind in kinds for piece in kind[stage]
         )
-        first = filled.forward[stages[0]][0]
-        latest: IntVar | int = first.start
-        if len({problem.placement.rank_of_stage[s] for s in range(stages[0])}) == stages[0]:
-            # No rank before it has two stages on the way, so nothing can delay its first F.
-            latest = filled.ticks.most(arrival[stages[0]])
-            model.add(first.start <= latest)
+        latest = _add_start(filled, stages[0], arrival)
         for stage in stages:
             for piece in filled.weight[stage]:
-                model.add(piece.end <= filled.makespan + latest)
+                model.add(piece.end <= filled.step + latest)
+
+
+def _add_start(filled: ScheduleModel, stage: int, arrival: Floats) -> IntVar | int:
+    """Return the second from which a rank's step counts, given its first stage."""
+    model, problem = filled.model, filled.problem
+    first = filled.forward[stage][0].start
+    if problem.lasts_until_all_end:
+        return 0
+    if problem.boundary == "nothing":
+        if stage == 0:
+            # Everything waits for the first F, so time may as well begin with it.
+            model.add(first == 0)
+        return first
+    if len({problem.placement.rank_of_stage[s] for s in range(stage)}) < stage:
+        return first
+    # No rank before it has two stages on the way, so nothing can delay its first F.
+    latest = filled.ticks.most(arrival[stage])
+    model.add(first <= latest)
+    return latest
 
 
 def _add_order(filled: ScheduleModel) -> None:
@@ -225,4 +245,4 @@ def _add_limits(filled: ScheduleModel) -> None:
         for pieces, times, tails in zip(actions, earliest, after, strict=True):
             for piece, time, tail in zip(pieces, times, tails, strict=True):
                 model.add(piece.start >= max(0, ticks.least(time)))
-                model.add(filled.makespan >= piece.start + ticks.least(tail))
+                model.add(filled.step >= piece.start + ticks.least(tail))

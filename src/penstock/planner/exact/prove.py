@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Exact", "prove"]
 
-# Takes the makespan and the bound so far.
+# Takes the seconds of the best step and the bound so far.
 Progress: TypeAlias = Callable[[float, float], None]
 
 # A schedule is taken for optimal if it is above the bound by no more than this part of it: the
@@ -39,13 +39,13 @@ class Exact:
     """The best schedule that was found, and seconds that no schedule can beat."""
 
     schedule: Schedule
-    makespan: float
+    seconds: float
     lower_bound: float
 
     @property
     def is_optimal(self) -> bool:
         """Whether no schedule is faster, to a millionth."""
-        return self.makespan <= self.lower_bound * (1 + _TOLERANCE)
+        return self.seconds <= self.lower_bound * (1 + _TOLERANCE)
 
 
 def prove(
@@ -59,17 +59,17 @@ def prove(
 
     `start` is a schedule that is known already: the search begins there, and the answer is never
     worse. Without it, the search begins with microbatches that go one at a time. `progress` is
-    called with the makespan and the bound whenever a better schedule is found. Unless the time
+    called with the seconds and the bound whenever a better schedule is found. Unless the time
     runs out, the same problem always gives the same answer.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
     >>> exact = prove(SchedulingProblem.of(Costs(), Placement.loop(2), 2))
-    >>> exact.makespan, exact.is_optimal
+    >>> exact.seconds, exact.is_optimal
     (7.0, True)
     """
     schedule = _one_at_a_time(problem) if start is None else start
-    known = Exact(schedule, simulate(schedule, problem.costs).makespan, lower_bound(problem))
+    known = Exact(schedule, _seconds(schedule, problem), lower_bound(problem))
     return known if known.is_optimal else _search(problem, known, seconds, progress)
 
 
@@ -77,22 +77,26 @@ def _search(
     problem: SchedulingProblem, known: Exact, seconds: float, progress: Progress | None
 ) -> Exact:
     library = _load_library()
-    filled = make_model(library.CpModel(), problem, least=known.lower_bound, most=known.makespan)
+    filled = make_model(library.CpModel(), problem, least=known.lower_bound, most=known.seconds)
     add_bytes(filled)
     add_hints(filled, known.schedule)
-    filled.model.minimize(filled.makespan)
+    filled.model.minimize(filled.step)
     solver = _make_solver(library, seconds)
     with _kept_interrupt():
         status = solver.solve(filled.model, _make_follower(filled, progress))
-    bound = max(known.lower_bound, solver.best_objective_bound * filled.ticks.seconds)
+    bound = max(known.lower_bound, filled.to_bound(solver.best_objective_bound))
     best = known
     if status in (library.OPTIMAL, library.FEASIBLE):
         schedule = read_schedule(filled, solver.value)
         timeline = simulate(schedule, problem.costs)
         fits = all(map(le, timeline.rank_peak_bytes, problem.memory))
-        if fits and timeline.makespan < known.makespan:
-            best = Exact(schedule, timeline.makespan, bound)
+        if fits and timeline.period(problem.boundary) < known.seconds:
+            best = Exact(schedule, timeline.period(problem.boundary), bound)
     return replace(best, lower_bound=bound)
+
+
+def _seconds(schedule: Schedule, problem: SchedulingProblem) -> float:
+    return simulate(schedule, problem.costs).period(problem.boundary)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Take any schedule that keeps the limits, and round its start times down to ticks. With seconds of
 work and of transfers rounded down too, nothing overlaps that did not before and every input is
 there in time, because floor(a) + floor(b) <= floor(a + b). So the ticks of the best schedule are
-among the solutions in ticks, and the least of these is never more than its makespan.
+among the solutions in ticks, and the least of these is never more than its step, or one
+tick more where a rank's own start counts, which is rounded down too.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["TickLimits", "Ticks", "find_limits"]
 
-# The binary digits of a makespan in ticks; more make no plan better and the solver slower.
+# The binary digits of a step in ticks; more make no plan better and the solver slower.
 _DIGITS = 26
 # Sums of seconds are off by less than this part of a tick.
 _ROUNDING = 1e-3
@@ -32,8 +33,8 @@ class Ticks:
     seconds: float
 
     @classmethod
-    def for_makespan(cls, seconds: float) -> "Ticks":
-        """Return a tick that is fine enough for this makespan."""
+    def for_step(cls, seconds: float) -> "Ticks":
+        """Return a tick that is fine enough for a step of these seconds."""
         return cls(2.0 ** (int(np.frexp(seconds)[1]) - _DIGITS))
 
     def down(self, seconds: float) -> int:
@@ -60,7 +61,10 @@ class TickLimits:
 
 
 def find_limits(problem: SchedulingProblem) -> TickLimits:
-    """Return the bounds on single actions; all 0 where the placement has no rounds."""
+    """Return the bounds on single actions; all 0 where the placement has no rounds.
+
+    Where nothing waits between steps, a rank may begin late, so little follows from a late start.
+    """
     shape = (problem.stages, problem.microbatches)
     rounds = relax_to_rounds(problem)
     if rounds is None:
@@ -68,6 +72,9 @@ def find_limits(problem: SchedulingProblem) -> TickLimits:
     tails = find_tails(rounds)
     start = find_heads(rounds, tails).start
     half = rounds.visits.rounds
+    if problem.boundary == "nothing":
+        heads = (rounds.by_stage(start[:half]), rounds.by_stage(start[half:][::-1]))
+        return TickLimits(*heads, np.zeros(shape), np.zeros(shape))
     after_backward = tails.backward + rounds.by_stage(rounds.visits.backward)[:, None]
     return TickLimits(
         rounds.by_stage(start[:half]),

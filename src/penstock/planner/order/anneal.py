@@ -27,7 +27,7 @@ _TEMPERATURES = (0.02, 0.1, 0.4, 0.05, 0.2, 0.05)
 # The farthest that an action is moved, in places.
 _REACH = 8
 
-# Between orders of one makespan, the one with the smaller mean over the ranks is better.
+# Between orders of equal seconds, the one with the smaller mean over the ranks is better.
 _WEIGHT_OF_MEAN = 0.01
 
 # The number of moves between two looks at the clock.
@@ -35,11 +35,11 @@ MOVES = 1000
 
 
 class _Orders(NamedTuple):
-    """The current order, the best so far with its makespan, and the last random number."""
+    """The current order, the best so far with its seconds, and the last random number."""
 
     current: Any
     best: Any
-    makespan: Any
+    seconds: Any
     random: Any
 
 
@@ -74,7 +74,7 @@ def anneal(
 ) -> Longs:
     """Return the best order that annealing meets, starting from this one.
 
-    `progress` gets the best makespan so far and returns which share of the annealing is over; 1
+    `progress` gets the best seconds so far and returns which share of the annealing is over; 1
     ends it.
     """
     loop: Callable[..., bool] = compiled(_make_moves, *_PARTS) if is_compiled else _make_moves
@@ -86,7 +86,7 @@ def anneal(
     starts = (order, order, np.full(1, inf), np.ones(1, dtype=np.int64))
     orders = _Orders(*map(give, starts))
     spell = 0
-    while (part := progress(orders.makespan[0])) < 1:
+    while (part := progress(orders.seconds[0])) < 1:
         if spell != int(part * len(_TEMPERATURES)):
             spell = int(part * len(_TEMPERATURES))
             orders.current[:] = orders.best
@@ -123,7 +123,7 @@ def _make_moves(columns: Columns, temperature: float, orders: _Orders) -> bool:
         longest = changed = inf
         is_allowed = _time(columns, order, scratch)
         if is_allowed:
-            longest, total = _measure(scratch)
+            longest, total = _measure(columns, scratch)
             changed = longest + _WEIGHT_OF_MEAN * total / len(columns.room)
         is_kept = is_allowed and changed <= value
         random[0] = random[0] * 48271 % 2147483647
@@ -133,8 +133,8 @@ def _make_moves(columns: Columns, temperature: float, orders: _Orders) -> bool:
             _undo(order, move)
             continue
         value = changed
-        if longest < orders.makespan[0]:
-            orders.makespan[0] = longest
+        if longest < orders.seconds[0]:
+            orders.seconds[0] = longest
             for row in range(len(order)):
                 orders.best[row] = order[row]
     return True
@@ -240,13 +240,15 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
     return is_finished
 
 
-def _measure(scratch: _Scratch) -> tuple[float, float]:
-    """Return the longest time of a rank from first start to last end, and the sum over ranks."""
+def _measure(columns: Columns, scratch: _Scratch) -> tuple[float, float]:
+    """Return the largest of the ranks' seconds, and their sum."""
     longest = total = 0.0
     for rank in range(len(scratch.clock)):
-        span = scratch.clock[rank] - scratch.began[rank]
-        longest = max(longest, span)
-        total += span
+        seconds = scratch.clock[rank]
+        if columns.counts_from_start:
+            seconds -= scratch.began[rank]
+        longest = max(longest, seconds)
+        total += seconds
     return longest, total
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from time import perf_counter
 
 from penstock.errors import MemoryLimitError
 from penstock.ir.schedule import Schedule
+from penstock.planner.effort_clock import EffortClock
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
@@ -21,25 +21,29 @@ _SECONDS_BETWEEN_REPORTS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a search: seconds elapsed, the best makespan so far, and what is tried."""
+    """The state of a search: seconds elapsed, the best step so far, and what is tried."""
 
     seconds: float
-    makespan: float
+    step: float
     lower_bound: float
     trying: str
 
 
 @dataclass(slots=True)
 class BestSoFar:
-    """The fastest schedule so far that keeps the memory limit, with the state of the search."""
+    """The fastest schedule so far that keeps the memory limit, with the state of the search.
+
+    `is_cut_short` says that the clock ended some part of it before its work was done.
+    """
 
     problem: SchedulingProblem
     bound: float
     seconds: float
     progress: Callable[[Progress], None] | None
-    makespan: float = inf
+    step: float = inf
     _best: Schedule | None = None
-    _begin: float = field(default_factory=perf_counter)
+    is_cut_short: bool = False
+    _clock: EffortClock = field(default_factory=EffortClock)
     _reported: float = -inf
 
     @property
@@ -59,35 +63,41 @@ class BestSoFar:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the start."""
-        return perf_counter() - self._begin
+        """Seconds of work since the start."""
+        return self._clock.seconds
+
+    def is_over(self, seconds: float) -> bool:
+        """Return whether the clock is past these seconds, and remember that it ended a search."""
+        is_over = self.elapsed >= seconds
+        self.is_cut_short |= is_over
+        return is_over
 
     @property
     def is_optimal(self) -> bool:
         """Whether no schedule can be faster than the best so far."""
-        return meets_bound(self.makespan, self.bound)
+        return meets_bound(self.step, self.bound)
 
     def offer(self, schedule: Schedule, trying: str) -> None:
         """Take a schedule if it keeps the limit and is faster than the best."""
         timeline = simulate(schedule, self.problem.costs)
         pairs = zip(timeline.rank_peak_bytes, self.problem.memory, strict=True)
         fits = all(peak <= limit * (1 + _ROUNDING) for peak, limit in pairs)
-        if fits and timeline.makespan < self.makespan:
-            self._best, self.makespan = schedule, timeline.makespan
+        if fits and (step := timeline.period(self.problem.boundary)) < self.step:
+            self._best, self.step = schedule, step
         self.report(trying)
 
-    def report(self, trying: str, makespan: float = inf) -> None:
+    def report(self, trying: str, step: float = inf) -> None:
         """Report what is being tried and the best so far, unless a report was made just now.
 
-        `makespan` is that of the best order that is not offered yet.
+        `step` is that of the best order that is not offered yet.
         """
-        elapsed, best = self.elapsed, min(makespan, self.makespan)
+        elapsed, best = self.elapsed, min(step, self.step)
         is_due = elapsed - self._reported >= _SECONDS_BETWEEN_REPORTS
         if self.progress is not None and best < inf and is_due:
             self._reported = elapsed
             self.progress(Progress(elapsed, best, self.bound, trying))
 
 
-def meets_bound(makespan: float, bound: float) -> bool:
-    """Return whether a makespan meets the bound, up to rounding."""
-    return makespan <= bound * (1 + _ROUNDING)
+def meets_bound(seconds: float, bound: float) -> bool:
+    """Return whether the seconds of a step meet the bound, up to rounding."""
+    return seconds <= bound * (1 + _ROUNDING)

@@ -46,12 +46,13 @@ class Policy(NamedTuple):
 class Built:
     """An order of lanes, rank after rank, and the start of every lane's microbatches.
 
-    `makespan` is the longest time of a rank from first to last, `mean` the mean over the ranks.
+    `seconds` is the largest of the ranks' seconds (see `Columns.counts_from_start`), and `mean`
+    is their mean.
     """
 
     order: Longs
     start: Floats
-    makespan: float
+    seconds: float
     mean: float
 
 
@@ -73,10 +74,10 @@ class Builder:
         finish = self._call(run_ranks, self._columns, listing.lanes, policy)
         if not finish.is_finished:
             return None
-        spans = np.asarray(finish.span)
-        makespan, mean = float(spans.max()), float(spans.mean())
+        of_ranks = np.asarray(finish.seconds)
+        seconds, mean = float(of_ranks.max()), float(of_ranks.mean())
         start = np.reshape(finish.start, urgency.shape)
-        return Built(np.asarray(finish.order), start, makespan, mean)
+        return Built(np.asarray(finish.order), start, seconds, mean)
 
     @cached_property
     def _columns(self) -> Columns:

@@ -22,7 +22,7 @@ __all__ = ["ImprovedOrder", "climb", "try_out"]
 # The number of candidates worked on side by side; better ones are chosen more often.
 _SIDE_BY_SIDE = 6
 
-# Between orders of one makespan, the one that leaves more ranks more time is easier to improve.
+# Between orders of equal seconds, the one that leaves more ranks more time is easier to improve.
 _WEIGHT_OF_MEAN = 0.005
 
 
@@ -38,12 +38,12 @@ class ImprovedOrder:
     built: Built
 
 
-def _makespan(candidate: ImprovedOrder) -> float:
-    return candidate.built.makespan
+def _seconds(candidate: ImprovedOrder) -> float:
+    return candidate.built.seconds
 
 
 def _score(candidate: ImprovedOrder) -> float:
-    return candidate.built.makespan + _WEIGHT_OF_MEAN * candidate.built.mean
+    return candidate.built.seconds + _WEIGHT_OF_MEAN * candidate.built.mean
 
 
 def try_out(
@@ -59,7 +59,7 @@ def try_out(
         built = builder.build(guess.urgency, guess.policy)
         if built is not None:
             candidates.append(ImprovedOrder(guess, built))
-            best = min(best or candidates[-1], candidates[-1], key=_makespan)
+            best = min(best or candidates[-1], candidates[-1], key=_seconds)
         if best is not None and not may_go_on(best):
             break
     return sorted(candidates, key=_score)
@@ -73,7 +73,7 @@ def climb(
 ) -> ImprovedOrder:
     """Improve the best candidates while `may_go_on` of the fastest order holds."""
     pool = sorted(candidates, key=_score)[:_SIDE_BY_SIDE]
-    best = min(candidates, key=_makespan)
+    best = min(candidates, key=_seconds)
     while may_go_on(best):
         number = min(int(random.expovariate(0.7)), len(pool) - 1)
         guess = _change(pool[number], random, builder.lanes.cycle)
@@ -84,7 +84,7 @@ def climb(
         if _score(changed) <= _score(pool[number]):
             del pool[number]
             insort(pool, changed, key=_score)
-            best = min(best, changed, key=_makespan)
+            best = min(best, changed, key=_seconds)
     return best
 
 
@@ -96,7 +96,7 @@ def _change(candidate: ImprovedOrder, random: Random, cycle: float) -> Guess:
         return replace(guess, urgency=candidate.built.start)
     for _ in range(random.choice((1, 1, 1, 2))):
         if random.random() < _SHARE_OF_POLICY:
-            lost = max(0.0, candidate.built.makespan - cycle * guess.urgency.shape[1])
+            lost = max(0.0, candidate.built.seconds - cycle * guess.urgency.shape[1])
             guess = replace(guess, policy=_change_policy(guess.policy, random, lost))
         else:
             guess = replace(guess, urgency=_change_urgency(guess.urgency, random, cycle))

@@ -117,7 +117,8 @@ class Lanes:
             *(source, np.where(source >= 0, self.lag[source], 0.0)),
         )
         given = (column if is_compiled else column.tolist() for column in columns)
-        return Columns(self.microbatches, self.stages, *given)
+        counts_from_start = not self.problem.lasts_until_all_end
+        return Columns(self.microbatches, self.stages, counts_from_start, *given)
 
     def to_schedule(self, order: Longs, name: str) -> Schedule:
         """Return the schedule with this order of lanes, rank after rank."""

@@ -27,11 +27,14 @@ class Columns(NamedTuple):
     """A problem as the loops take it: arrays for compiled loops, lists for plain ones.
 
     The lanes of rank r are `lanes[first[r]:first[r + 1]]`. All columns but `first`, `lanes` and
-    `room` (per rank) have an entry per lane; see `Lanes` for what they mean.
+    `room` (per rank) have an entry per lane; see `Lanes` for what they mean. If
+    `counts_from_start`, the seconds of a rank are those from its first action to its last, else
+    those until its end.
     """
 
     microbatches: int
     stages: int
+    counts_from_start: bool
     first: Any
     lanes: Any
     change: Any
@@ -54,12 +57,12 @@ class Listing(NamedTuple):
 class Finish(NamedTuple):
     """The order of lanes in which the ranks ran, and whether they finished.
 
-    `start` is that of every lane's microbatches, `span` each rank's seconds from first to last.
+    `start` is that of every lane's microbatches, `seconds` those of each rank.
     """
 
     order: Any
     start: Any
-    span: Any
+    seconds: Any
     is_finished: bool
 
 
@@ -248,7 +251,7 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
         while head[rank] < last and is_done[head[rank]]:
             head[rank] += 1
         if position[rank] == last:
-            span[rank] = end - span[rank]
+            span[rank] = end - (span[rank] if columns.counts_from_start else 0.0)
             clock[rank] = inf
         left -= 1
     return Finish(order, start, span, True)

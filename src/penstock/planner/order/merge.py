@@ -23,7 +23,11 @@ def merge_for_free(schedule: Schedule, problem: SchedulingProblem) -> Schedule:
     if problem.costs.full_backward is not None:
         choices.append(merge_backward(schedule))
     # The last of equals has the fewest actions.
-    return min(reversed(choices), key=lambda choice: simulate(choice, problem.costs).makespan)
+    return min(reversed(choices), key=lambda choice: _seconds(choice, problem))
+
+
+def _seconds(schedule: Schedule, problem: SchedulingProblem) -> float:
+    return simulate(schedule, problem.costs).period(problem.boundary)
 
 
 def _find_free(schedule: Schedule, problem: SchedulingProblem) -> Bools:

@@ -107,12 +107,13 @@ def _share_over(found: BestSoFar, lanes: Lanes, seconds: float) -> Callable[[flo
     most = (1 - _SHARE_BEFORE_ANNEALING) * seconds * _ANNEALED_PER_SECOND[is_compiled]
     rows = 0.0
 
-    def gone(makespan: float) -> float:
+    def gone(best: float) -> float:
         nonlocal rows
-        found.report("single moves", makespan)
+        found.report("single moves", best)
         rows += MOVES * lanes.num_rows
-        is_over = found.elapsed >= seconds or meets_bound(makespan, found.bound)
-        return 1.0 if is_over else rows / most
+        if rows >= most or meets_bound(best, found.bound):
+            return 1.0
+        return 1.0 if found.is_over(seconds) else rows / most
 
     return gone
 
@@ -161,9 +162,10 @@ class _Search:
             nonlocal left
             left -= 1
             is_whole = self.lanes.problem is self.found.problem
-            self.found.report(trying, best.built.makespan if is_whole else inf)
-            is_over = left < 0 or self.found.elapsed >= self.seconds
-            return not is_over and not meets_bound(best.built.makespan, self.bound)
+            self.found.report(trying, best.built.seconds if is_whole else inf)
+            if left < 0 or meets_bound(best.built.seconds, self.bound):
+                return False
+            return not self.found.is_over(self.seconds)
 
         return may_go_on
 
@@ -187,9 +189,7 @@ def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iter
     seconds = _SHARE_FOR_FEW * search.seconds
     shorter = _Search(search.found, Lanes(few), lower_bound(few), seconds)
     screened = shorter.screen(tuple(fixed_schedules(few)), random)
-    for candidate in sorted(screened, key=lambda candidate: candidate.built.makespan)[
-        :_LENGTHENED
-    ]:
+    for candidate in sorted(screened, key=lambda candidate: candidate.built.seconds)[:_LENGTHENED]:
         yield lengthen(candidate.guess, search.lanes.microbatches)
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from penstock.costs import Costs
-from penstock.errors import SizeError
+from penstock.errors import ArgumentError, SizeError
 from penstock.ir.placement import Placement
 from penstock.planner.partition.criteria import best_cuts
 from penstock.planner.partition.cuts import NoCuts
 from penstock.planner.partition.demand import Demand
 from penstock.planner.partition.misfit import explain_misfit
 from penstock.planner.partition.pieces import Piece
+from penstock.untrusted import quote
 
 __all__ = ["Partition", "find_partition", "partition"]
 
@@ -153,6 +154,12 @@ def partition(
     >>> partition(pieces, Placement.loop(ranks=2)).sizes
     (3, 1)
     """
+    if not isinstance(placement, Placement):
+        raise ArgumentError(
+            f"placement must be a Placement (got {quote(placement)}); write Placement.loop(4)"
+        )
+    if not pieces:
+        raise SizeError("pieces must not be empty; give at least one piece per stage")
     stages = placement.num_stages
     if stages > len(pieces):
         raise SizeError(

@@ -1,12 +1,12 @@
 """Where the seconds of a step go, so that two plans can be compared.
 
-|- work -|- recompute -|- imbalance -|- transfer -|- bubble -|- waiting -|
+|- work -|- recompute -|- imbalance -|- transfer -|- bubble -|
 
   work, recompute   what an average rank computes, once and again
   imbalance         how much more the busiest rank computes
   transfer          what the same order would gain if messages took no time
-  bubble            the rest of the makespan
-  waiting           from there to the end of the last rank, if all wait for it
+  bubble            the rest: waiting that the order causes, to the end of the last rank if all
+                    ranks wait for it
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 
-__all__ = ["Breakdown", "break_down", "step_seconds", "why_slower"]
+__all__ = ["Breakdown", "break_down", "why_slower"]
 
 # Causes below this share of the difference are not mentioned.
 _WORTH_MENTIONING = 0.1
@@ -29,7 +29,6 @@ class Breakdown:
     imbalance: float
     transfer: float
     bubble: float
-    waiting: float
 
     @property
     def seconds(self) -> float:
@@ -42,12 +41,6 @@ class Breakdown:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def step_seconds(plan: Plan) -> float:
-    """Return the seconds of a step: to the end of the last rank, unless ranks check afterwards."""
-    is_checked_after = plan.choices is not None and plan.choices.is_checked_after
-    return plan.timeline.makespan if is_checked_after else plan.timeline.end_time
-
-
 def break_down(plan: Plan) -> Breakdown:
     """Return where the seconds of a plan's step go."""
     problem, timeline = plan.problem, plan.timeline
@@ -56,21 +49,20 @@ def break_down(plan: Plan) -> Breakdown:
     forwards = problem.costs.per_stage("forward", problem.stages)[checkpointed]
     recompute = float(problem.microbatches * forwards.sum()) / problem.ranks
     at_once = simulate(plan.schedule, replace(problem.costs, transfer=0.0))
-    transfer = timeline.makespan - at_once.makespan
+    transfer = plan.seconds - at_once.period(problem.boundary)
     return Breakdown(
         work=mean - recompute,
         recompute=recompute,
         imbalance=busiest - mean,
         transfer=transfer,
-        bubble=timeline.makespan - busiest - transfer,
-        waiting=step_seconds(plan) - timeline.makespan,
+        bubble=plan.seconds - busiest - transfer,
     )
 
 
 def why_slower(other: Breakdown, best: Breakdown) -> str:
     """Return why one plan is slower than another, with the shares of the other's step.
 
-    >>> best = Breakdown(work=90, recompute=0, imbalance=2, transfer=1, bubble=7, waiting=0)
+    >>> best = Breakdown(work=90, recompute=0, imbalance=2, transfer=1, bubble=7)
     >>> why_slower(replace(best, recompute=5, bubble=12, imbalance=1), best)
     'slower by 9.0 %: recompute +5.0 %, bubble +5.0 %'
     """

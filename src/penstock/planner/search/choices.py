@@ -11,12 +11,10 @@ __all__ = ["Choices"]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a model is cut, what it recomputes, the microbatch size, and when ranks wait.
+    """How a model is cut, what it recomputes, and the microbatch size.
 
     `sizes` is how many layers each stage gets, as `split(model, layers=..., stages=sizes)` takes
-    it; `checkpointed` names the stages that keep only their input and run forward again. With
-    `is_checked_after`, a rank does not wait for the others before its optimizer step, and what
-    they have to say about it (a norm, an overflow) is looked at afterwards.
+    it; `checkpointed` names the stages that keep only their input and run forward again.
 
     >>> print(Choices(sizes=(3, 4), checkpointed=(0,), microbatch_size=2))
     layers per stage: 3 4; checkpointed stages: 0; microbatches of 2
@@ -25,7 +23,6 @@ class Choices:
     sizes: tuple[int, ...]
     checkpointed: tuple[int, ...] = ()
     microbatch_size: int = 1
-    is_checked_after: bool = False
 
     def __post_init__(self) -> None:
         if not self.sizes or min(self.sizes) < 1:
@@ -48,12 +45,7 @@ class Choices:
             raise PlanError(f"choices must be {', '.join(names)} (got {quote(list(values))})")
         sizes, checkpointed = (_whole_numbers(name, values[name]) for name in names[:2])
         (microbatch_size,) = _whole_numbers("microbatch_size", [values["microbatch_size"]])
-        is_checked_after = values["is_checked_after"]
-        if not isinstance(is_checked_after, bool):
-            raise PlanError(
-                f"is_checked_after must be true or false (got {quote(is_checked_after)})"
-            )
-        return cls(sizes, checkpointed, microbatch_size, is_checked_after)
+        return cls(sizes, checkpointed, microbatch_size)
 
     def to_mapping(self) -> dict[str, object]:
         """Return names and plain values, from which `from_mapping` makes the same choices."""
@@ -61,14 +53,12 @@ class Choices:
 
     def __str__(self) -> str:
         listed = " ".join(map(str, self.checkpointed)) or "none"
-        lines = [
+        parts = [
             f"layers per stage: {' '.join(map(str, self.sizes))}",
             f"checkpointed stages: {listed}",
             f"microbatches of {self.microbatch_size}",
         ]
-        if self.is_checked_after:
-            lines.append("optimizer step checked after the fact")
-        return "; ".join(lines)
+        return "; ".join(parts)
 
 
 def _whole_numbers(name: str, value: object) -> tuple[int, ...]:

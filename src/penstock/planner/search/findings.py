@@ -6,15 +6,16 @@ from functools import cached_property
 from itertools import groupby
 
 from penstock.planner.plans import Plan
-from penstock.planner.search.breakdown import Breakdown, break_down, step_seconds, why_slower
+from penstock.planner.problem import count_bytes
+from penstock.planner.search.breakdown import Breakdown, break_down, why_slower
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.planner.search.space import Candidate
+from penstock.sim.period import name_seconds
 
 __all__ = ["Finding", "Findings", "describe_refusal"]
 
 _HEADINGS = (
-    "seconds",
     "bubble",
     "gap",
     "peak bytes",
@@ -42,7 +43,7 @@ class Finding:
     @cached_property
     def seconds(self) -> float:
         """What a step over the whole batch costs."""
-        return step_seconds(self.plan)
+        return self.plan.seconds
 
     @cached_property
     def causes(self) -> Breakdown:
@@ -76,8 +77,8 @@ class Findings:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """The headings of the table."""
-        return _HEADINGS
+        """The headings of the table; the first names the seconds that a step costs."""
+        return (f"{name_seconds(self.best.problem.boundary)} s", *_HEADINGS)
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -116,7 +117,7 @@ def describe_refusal(candidate: Candidate) -> str:
     return (
         f"{describe_placement(candidate.problem.placement)}, microbatches of "
         f"{choices.microbatch_size}, checkpointed {_join_runs(choices.checkpointed)}: over the "
-        f"limit by {candidate.missing_bytes:,.0f} bytes on rank {candidate.fullest_rank}"
+        f"limit by {count_bytes(candidate.missing_bytes)} bytes on rank {candidate.fullest_rank}"
     )
 
 
@@ -124,8 +125,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     plan, choices = finding.plan, finding.choices
     return (
         f"{finding.seconds:.4g}",
-        f"{plan.timeline.bubble_rate:.1%}".replace("%", " %"),
-        f"{max(plan.gap, 0.0):.1%}".replace("%", " %"),
+        f"{plan.step.bubble_rate:.1%}".replace("%", " %"),
+        f"{plan.gap:.1%}".replace("%", " %"),
         f"{plan.timeline.peak_bytes:.4g}",
         f"{plan.problem.microbatches} x {choices.microbatch_size}",
         describe_placement(plan.problem.placement),

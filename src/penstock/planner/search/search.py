@@ -8,18 +8,18 @@ every combination -> bounds and known families rule most out -> the few best are
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import perf_counter
 
 from penstock.costs import PerLink
 from penstock.errors import MemoryLimitError
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.effort_clock import EffortClock
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.solver import Progress, solve
+from penstock.planner.order.solver import Progress, require_seconds, solve
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
-from penstock.planner.search.breakdown import step_seconds
 from penstock.planner.search.findings import Finding, Findings, describe_refusal
 from penstock.planner.search.space import Candidate, Space
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["search"]
 
@@ -39,7 +39,7 @@ def search(
     batch: int,
     memory: float | Sequence[float] | None = None,
     transfer: PerLink | Mapping[int, PerLink] = 0.0,
-    is_checked_after: bool = False,
+    boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 20.0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
@@ -50,11 +50,12 @@ def search(
     a step, `memory` the bytes per rank. Chosen are the microbatch size, the placement, the stages
     per rank, which layers make which stage, which stages are checkpointed, and the order.
 
-    A step lasts until the last rank is done, since ranks wait for each other before the optimizer
-    step; with `is_checked_after` they do not, and what would forbid the step is found afterwards.
-    `seconds` is how long to solve.
+    A step lasts until the last rank is done, since ranks of a `Pipeline` meet then. `boundary`
+    names what happens between two steps if it is something else, as in `plan`. `seconds` is how
+    long to solve.
     """
-    space = Space.of(layers, ranks, batch, memory, transfer, is_checked_after)
+    require_seconds(seconds)
+    space = Space.of(layers, ranks, batch, memory, transfer, boundary)
     candidates = list(space.candidates())
     refused = tuple(one for one in candidates if one.missing_bytes > 0)
     promising = _screen(candidates, inf)
@@ -85,7 +86,7 @@ class _Evaluated:
     @property
     def seconds(self) -> float:
         """What a step costs with the known order, if there is one."""
-        return inf if self.known is None else step_seconds(self.known)
+        return inf if self.known is None else self.known.seconds
 
 
 def _best_first(evaluated: Sequence[_Evaluated]) -> list[_Evaluated]:
@@ -113,7 +114,7 @@ def _best_family(candidate: Candidate, bound: float) -> Plan | None:
         Plan(candidate.problem, schedule, bound, candidate.choices)
         for schedule in fixed_schedules(candidate.problem)
     ]
-    return min((plan for plan in plans if plan.keeps_limit), key=step_seconds, default=None)
+    return min((plan for plan in plans if plan.keeps_limit), key=_seconds, default=None)
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,11 @@ class _Work:
 
     def solve(self, evaluated: Sequence[_Evaluated], share: float) -> list[_Evaluated]:
         """Solve each, unless it is proven to be slower than another; the best first."""
-        end = perf_counter() + share * self.seconds
+        clock, most = EffortClock(), share * self.seconds
         best = min((one.seconds for one in evaluated), default=inf)
         solved = []
         for number, one in enumerate(evaluated):
-            left = max(0.0, end - perf_counter()) / (len(evaluated) - number)
+            left = max(0.0, most - clock.seconds) / (len(evaluated) - number)
             solved.append(self._solve(one, left) if one.lower_bound < best else one)
             best = min(best, solved[-1].seconds)
         return _best_first(solved)
@@ -141,8 +142,12 @@ class _Work:
         bound = max(found.lower_bound, one.lower_bound)
         plans = [replace(found, choices=candidate.choices)]
         plans += [] if one.known is None else [one.known]
-        best = replace(min(plans, key=step_seconds), lower_bound=bound)
+        best = replace(min(plans, key=_seconds), lower_bound=bound)
         return replace(one, lower_bound=bound, known=best)
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.seconds
 
 
 def _nothing_fits(refused: Sequence[Candidate]) -> str:

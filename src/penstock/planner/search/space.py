@@ -17,7 +17,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
-from penstock.planner.problem import SchedulingProblem
+from penstock.planner.problem import SchedulingProblem, read_limits
 from penstock.planner.search.checkpointing import (
     checkpoint,
     fewest_checkpoints,
@@ -27,7 +27,8 @@ from penstock.planner.search.choices import Choices
 from penstock.planner.search.cuts import cuts_for, rebalance
 from penstock.planner.search.in_flight import count_in_flight
 from penstock.planner.search.layouts import regular_placements
-from penstock.schedules.sizes import require_size
+from penstock.schedules.sizes import require_size, require_whole_number
+from penstock.sim.period import Boundary, require_boundary
 
 __all__ = ["Candidate", "Space"]
 
@@ -42,12 +43,12 @@ class Candidate:
     @property
     def missing_bytes(self) -> float:
         """The bytes by which the worst rank misses its limit; none are missing below 0."""
-        return float((self.problem.least_bytes - self.problem.memory).max())
+        return float(self.problem.missing_bytes.max())
 
     @property
     def fullest_rank(self) -> int:
         """The rank that misses its limit by most, or is closest to it."""
-        return int((self.problem.least_bytes - self.problem.memory).argmax())
+        return int(self.problem.missing_bytes.argmax())
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Space:
     ranks: int
     batch: int
     memory: tuple[float, ...]
-    is_checked_after: bool
+    boundary: Boundary
 
     @classmethod
     def of(
@@ -69,7 +70,7 @@ class Space:
         batch: int,
         memory: float | Sequence[float] | None,
         transfer: PerLink | Mapping[int, PerLink],
-        is_checked_after: bool,
+        boundary: Boundary,
     ) -> "Space":
         """Return the space of what a user gives, checked; a list of layers is for one row each."""
         by_size = dict(layers) if isinstance(layers, Mapping) else {1: layers}
@@ -77,18 +78,14 @@ class Space:
             dict(transfer) if isinstance(transfer, Mapping) else dict.fromkeys(by_size, transfer)
         )
         _check(by_size, links, ranks, batch)
-        limits = np.asarray(np.inf if memory is None else memory, dtype=np.float64)
-        if limits.ndim and limits.shape != (ranks,):
-            raise SizeError(
-                f"memory must be one limit, or one per rank (ranks: {ranks}, got {limits.size})"
-            )
+        require_boundary(boundary)
         return cls(
             layers={size: tuple(pieces) for size, pieces in sorted(by_size.items())},
             transfer=links,
             ranks=ranks,
             batch=batch,
-            memory=tuple(np.broadcast_to(limits, (ranks,)).tolist()),
-            is_checked_after=is_checked_after,
+            memory=read_limits(memory, ranks),
+            boundary=boundary,
         )
 
     def candidates(self) -> Iterator[Candidate]:
@@ -112,7 +109,8 @@ class Space:
         plain = replace(cut.to_costs(), transfer=self.transfer[size])
         costs = checkpoint(plain, choices.checkpointed, stages)
         return Candidate(
-            SchedulingProblem(costs, placement, self.batch // size, self.memory), choices
+            SchedulingProblem(costs, placement, self.batch // size, self.memory, self.boundary),
+            choices,
         )
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
@@ -171,12 +169,14 @@ class _Subspace:
         return list(dict.fromkeys([(), *few, tuple(range(self.placement.num_stages))]))
 
     def _choices(self, cut: Partition, stages: tuple[int, ...]) -> Choices:
-        return Choices(cut.sizes, stages, self.size, self.space.is_checked_after)
+        return Choices(cut.sizes, stages, self.size)
 
 
 def _check(
     layers: Mapping[int, Sequence[Piece]], links: Mapping[int, PerLink], ranks: int, batch: int
 ) -> None:
+    for name, value in (("ranks", ranks), ("batch", batch)):
+        require_whole_number(name, value)
     if ranks < 1 or batch < 1:
         raise SizeError(f"ranks and batch must be at least 1 (ranks: {ranks}, batch: {batch})")
     if set(layers) != set(links):
@@ -185,6 +185,8 @@ def _check(
     if not layers or any(named != next(iter(names.values())) for named in names.values()):
         raise ArgumentError("every microbatch size must have the same layers, by name")
     fewest = min(map(len, names.values()))
+    if fewest == 0:
+        raise SizeError("layers must not be empty; give at least one layer per rank")
     if fewest < ranks:
         raise SizeError(
             f"every rank needs a layer (layers: {fewest}, ranks: {ranks}); use {fewest} ranks or "

@@ -96,7 +96,7 @@ def plan_candidates(
 def _seconds_with_messages(one: PlannedCandidate) -> float:
     problem = one.plan.problem
     handicap = 1.0 if problem.stages == problem.ranks else _MESSAGE_HANDICAP
-    return handicap * one.plan.timeline.makespan
+    return handicap * one.plan.seconds
 
 
 def plan_candidate(

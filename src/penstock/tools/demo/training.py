@@ -29,7 +29,7 @@ __all__ = ["HeldBytes", "TrainedStep", "TrainingReport", "train_pipeline", "trai
 class TrainedStep:
     """One finished step: its number from 1, its loss, its seconds, and its idle share.
 
-    `bubble` is the share of the step in which the slowest rank waited; 0 for the unsplit model.
+    `bubble` is the share of the step in which ranks were idle; 0 for the unsplit model.
     """
 
     number: int

@@ -24,28 +24,34 @@ def figures_line(timeline: Timeline) -> str:
     held = f"{format_number(number)} microbatch{'es' * (number != 1)}"
     if timeline.peak_bytes:
         held = format_bytes(timeline.peak_bytes)
-    makespan, bubble = format_number(timeline.makespan), format_share(timeline.bubble_rate)
-    return f"makespan {makespan} · bubble {bubble} · peak {held}"
+    seconds, bubble = format_number(timeline.end_time), format_share(timeline.bubble_rate)
+    return f"end time {seconds} s · bubble {bubble} · peak {held}"
 
 
 def summary_section(timelines: Mapping[str, Timeline]) -> str:
     """Compare time, idle time and memory of every timeline with the first."""
     values = list(timelines.values())
     lines = [
-        _line("makespan", [timeline.makespan for timeline in values], format_number),
-        _line("bubble rate", [timeline.bubble_rate for timeline in values], format_share),
+        _line("end time s", [timeline.end_time for timeline in values], format_number),
+        _line("bubble, all ranks", [timeline.bubble_rate for timeline in values], format_share),
+        _line("longest span of a rank s", [t.longest_span for t in values], format_number),
+        _line("bubble as papers count", [t.papers_bubble_rate for t in values], format_share),
         _line("peak microbatches", [t.peak_microbatches for t in values], format_number),
     ]
     if any(timeline.peak_bytes for timeline in values):
         lines.append(_line("peak bytes", [t.peak_bytes for t in values], format_bytes))
     lines += [
-        _line(f"{LOOKS[kind].label}, all ranks", seconds, format_number)
+        _line(f"{LOOKS[kind].label}, all ranks s", seconds, format_number)
         for kind in COMPUTE_KINDS
         if any(seconds := [_seconds(timeline, kind) for timeline in values])
     ]
     idle = [sum(timeline.idle_seconds) for timeline in values]
-    lines.append(_line("Idle, all ranks", idle, format_number))
-    note = "Times are in the unit of the costs, or in seconds if they were recorded."
+    lines.append(_line("Idle, all ranks s", idle, format_number))
+    note = (
+        "The end time is from the first start to the end of the last rank, which is what a step "
+        "costs if ranks wait for each other; the bubble is the idle share of all ranks in it. "
+        "Papers count from the first action of the slowest rank to its last."
+    )
     table = _table(_headings(list(timelines)), lines)
     return _section("Numbers", f'{table}<p class="note">{note}</p>')
 
@@ -134,7 +140,7 @@ def _means(timeline: Timeline) -> dict[tuple[int, int], float]:
 
 def _rank_table(timeline: Timeline) -> str:
     has_bytes = bool(timeline.peak_bytes)
-    headings = ["rank", "stages", "busy", "idle", "bubble", "peak activations"]
+    headings = ["rank", "stages", "busy s", "idle s", "bubble", "peak activations"]
     busy, idle, bubble = timeline.busy_seconds, timeline.idle_seconds, timeline.rank_bubble_rates
     lines = []
     for rank in range(timeline.schedule.num_ranks):

@@ -5,24 +5,29 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
 from penstock.sim.timeline import Timeline
 from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = ["rank_table", "summary_table"]
 
 
-def summary_table(timelines: Mapping[str, Timeline]) -> Table:
+def summary_table(
+    timelines: Mapping[str, Timeline], boundary: Boundary = DEFAULT_BOUNDARY
+) -> Table:
     """Compare timelines by name: time, idle time, memory, and the ratio to the first."""
     has_bytes = any(timeline.peak_bytes for timeline in timelines.values())
-    table = _start_table("schedule", "makespan", "ratio", "bubble", "peak microbatches")
+    steps = {name: timeline.repeat(boundary) for name, timeline in timelines.items()}
+    seconds = f"{name_seconds(boundary)} s"
+    table = _start_table("schedule", seconds, "ratio", "bubble", "peak microbatches")
     if has_bytes:
         table.add_column("peak bytes", justify="right")
-    first = next((timeline.makespan for timeline in timelines.values()), 0.0)
+    first = next((step.seconds for step in steps.values()), 0.0)
     for name, timeline in timelines.items():
         cells = [
-            format_number(timeline.makespan),
-            f"{timeline.makespan / first:.3f}" if first else "",
-            format_share(timeline.bubble_rate),
+            format_number(steps[name].seconds),
+            f"{steps[name].seconds / first:.3f}" if first else "",
+            format_share(steps[name].bubble_rate),
             format_number(timeline.peak_microbatches),
         ]
         if has_bytes:
@@ -31,13 +36,14 @@ def summary_table(timelines: Mapping[str, Timeline]) -> Table:
     return table
 
 
-def rank_table(timeline: Timeline) -> Table:
+def rank_table(timeline: Timeline, boundary: Boundary = DEFAULT_BOUNDARY) -> Table:
     """List the stages, the busy and idle time, and the peak memory of every rank."""
     has_bytes = bool(timeline.peak_bytes)
-    table = _start_table("rank", "stages", "busy", "idle", "bubble", "peak activations")
+    table = _start_table("rank", "stages", "busy s", "idle s", "bubble", "peak activations")
     if has_bytes:
         table.add_column("peak bytes", justify="right")
-    busy, idle, bubble = timeline.busy_seconds, timeline.idle_seconds, timeline.rank_bubble_rates
+    step = timeline.repeat(boundary)
+    busy, idle, bubble = step.busy_seconds, step.idle_seconds, step.rank_bubble_rates
     for rank in range(timeline.schedule.num_ranks):
         cells = [
             " ".join(map(str, timeline.schedule.placement.stages(rank))),
