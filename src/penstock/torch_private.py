@@ -1,9 +1,9 @@
 """Private names of torch: every one that Penstock uses, under a public name, and what it is for.
 
 Torch may change these in any version. No other module names them, so that this file and its test
-are all that a new version of torch has to be compared with. Torch 2.11 to 2.13 have all of them,
-except where a comment says otherwise. Functions on hot paths are torch's own objects, bound when
-this module is imported; what takes long to load is looked up when it is first imported from here.
+are all that a new version has to be compared with. Torch 2.11 to 2.13 have all of them, except
+where a comment says otherwise. Functions on hot paths are torch's own objects, bound when this
+module is imported; what takes long to load is looked up when it is first imported from here.
 
 Private attributes of torch's objects are used where they are needed. `ATTRIBUTES` lists them.
 """
@@ -154,7 +154,7 @@ is_multithreading_enabled = torch._C._is_multithreading_enabled
 set_multithreading_enabled = torch._C._set_multithreading_enabled
 # The number of the backward pass that runs in this thread, or -1.
 current_graph_task_id = torch._C._current_graph_task_id
-# How many tensors and other objects share a storage, by the storage's `_cdata`.
+# How many objects share a storage, by its `_cdata`.
 storage_use_count = torch._C._storage_Use_Count
 # Whether autocast is on for any kind of device.
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -307,8 +307,8 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_unsafe_view": "a view of a new tensor in a traced graph",
     },
     "OpOverload": {
-        "_schema": "its arguments, and which of them it writes to",
-        "_overloadname": "the part of its name behind the dot",
+        "_schema": "its arguments and writes",
+        "_overloadname": "its name after the dot",
     },
     "DeviceMesh": {
         "_get_root_mesh": "the mesh that it was sliced from",
