@@ -82,7 +82,8 @@ class BatchLabels:
                 if any(_is_equal(call.target, each) for each in _targets(leaf, relation, call)):
                     yield Source(name, place, relation)
         for name, place, leaf in leaves:
-            if _is_equal(_sort(call.target), _sort(leaf)):
+            is_possible = leaf.numel() == call.target.numel()
+            if is_possible and _is_equal(_sort(call.target), _sort(leaf)):
                 yield Source(name, place, Relation.SAME)
 
     def count(self, source: Source, mean: Mean) -> list[float] | None:

@@ -258,9 +258,13 @@ class TermWeights:
         Several may have the same values in this microbatch. Then the source that is known from
         another microbatch is chosen, else one that no other call has taken.
         """
-        found = list(self._given.labels.find(call, microbatch))
-        if known in found:
-            return known
+        found: list[Source] = []
+        # No further than needed: the last ones are found by sorting, which can take longer than
+        # all of the step.
+        for source in self._given.labels.find(call, microbatch):
+            if source == known or (known is None and source not in taken):
+                return source
+            found.append(source)
         if found:
             return next((source for source in found if source not in taken), found[0])
         match call.mean:
