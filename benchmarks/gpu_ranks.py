@@ -244,22 +244,14 @@ class Rank:
         torch.cuda.synchronize()
         return self.slowest(torch.cuda.max_memory_allocated() - others) / 2**20
 
-    def costs_alone(self) -> dict[int, ps.Costs]:
-        """Costs of a stage for one and two stages per rank; the first rank measures them alone."""
+    def costs_alone(self) -> ps.Costs:
+        """Costs of a rank's share of the model, which the first rank measures alone."""
         found: list[Any] = [None]
         if self.rank == 0:
             found = [self.measure()]
         dist.broadcast_object_list(found, 0, self.host)
         f, i, w, b = found[0]
-        return {
-            per_rank: ps.Costs(
-                forward=f / per_rank,
-                backward_input=i / per_rank,
-                backward_weight=w / per_rank,
-                full_backward=b / per_rank,
-            )
-            for per_rank in (1, 2)
-        }
+        return ps.Costs(forward=f, backward_input=i, backward_weight=w, full_backward=b)
 
     def measure(self) -> tuple[float, float, float, float]:
         """F, I, W and B of a rank's blocks inside the model, where gradients are sent on."""
@@ -382,7 +374,7 @@ def bench(own: Rank, is_shared: bool) -> None:
     options = own.options
     own.tell("measuring on the first rank alone")
     costs = own.costs_alone()
-    one = {name: 1e3 * costs[1].per_stage(name, 1)[0] for name in COMPUTE}
+    one = {name: 1e3 * costs.per_stage(name, 1)[0] for name in COMPUTE}
     link = "loopback sockets" if is_shared else "the machine's own links"
     share = f"{options.ranks} ranks on one GPU, {options.share} % each by MPS" if is_shared else ""
     head = [
@@ -403,7 +395,7 @@ def bench(own: Rank, is_shared: bool) -> None:
     for schedule in SCHEDULES:
         if options.only and schedule[0] not in options.only:
             continue
-        for row in own.compare(schedule, costs[schedule[2]]):
+        for row in own.compare(schedule, costs):
             low, middle, high = (1e3 * seconds for seconds in row.one)
             line = (
                 f"| {row.schedule} | {row.who} | {middle:.1f} ({low:.1f} to {high:.1f}) | "

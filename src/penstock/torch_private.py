@@ -306,10 +306,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_to_copy": "a cast in a traced graph",
         "_unsafe_view": "a view of a new tensor in a traced graph",
     },
-    "OpOverload": {
-        "_schema": "its arguments and writes",
-        "_overloadname": "its name after the dot",
-    },
+    "OpOverload": {"_schema": "arguments and writes", "_overloadname": "its name after the dot"},
     "DeviceMesh": {
         "_get_root_mesh": "the mesh that it was sliced from",
         "_layout": "the shape and the strides of its dimensions",
