@@ -7,7 +7,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
 # A worker keeps to neighbouring tests, which share what they set up, until it has none left. Those
 # who forbid Python to keep bytecode would compile the package in every process of every test.
-TESTS := -n 2 --dist worksteal
+TESTS := -n 3 --dist worksteal
 TEST_SETTINGS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 .PHONY: demo test test-all test-oldest test-gpu check docs docs-serve browser bench fuzz clean
@@ -33,7 +33,7 @@ test-oldest: .venv-oldest/ready browser
 # Every test that needs CUDA, between several ranks on one GPU too. From the source and with what
 # python3 has, so that it runs where nothing can be installed; with .venv where there is one.
 GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
-GPU_SECONDS ?= 570
+GPU_SECONDS ?= 900
 test-gpu:
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or \
 	    sys.exit("make test-gpu needs a CUDA device, but torch sees none")'

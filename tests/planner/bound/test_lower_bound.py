@@ -119,7 +119,9 @@ def is_training_a_chain(schedule: Schedule) -> bool:
     return schedule.dataflow.is_chain and not schedule.is_forward_only
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize(
+    "ranks", [1, 2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 16))]
+)
 def test_no_family_of_even_stages_beats_the_bound(ranks: int) -> None:
     prices = Costs(1, 1.2, 0.7, transfer=0.1, activation_bytes=3, weight_stash_bytes=1)
     for microbatches in (1, ranks, 3 * ranks):
