@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.parallel.replica import replica_of
 from penstock.step.stage import Stage
 from penstock.tensors.packet import Packet
+from penstock.training.build.compiled_stages import refuse_compiled_graphs
 
 # torch.compile reads `.grad` of all inputs, including tensors that are not leaves.
 pytestmark = [
@@ -297,3 +298,24 @@ def test_a_pipeline_of_compiled_stages_trains_like_the_model(schedule: str) -> N
         torch.autograd.backward(nn.functional.mse_loss(plain(x), target))
     found = [p.grad for block in blocks for p in block.parameters()]
     torch.testing.assert_close(found, [p.grad for p in plain.parameters()], rtol=1e-12, atol=1e-12)
+
+
+# Its CUDA graphs write every output into the same memory, while a message may wait to be copied.
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_stages_with_the_compilers_own_graphs_are_refused_on_devices(is_wrapped: bool) -> None:
+    def stage_of(mode: str | None) -> Stage:
+        module: nn.Module = nn.Linear(2, 2)
+        if is_wrapped:
+            module = torch.compile(module, mode=mode)  # type: ignore[assignment]  # a module again
+        else:
+            module.compile(mode=mode)
+        return Stage(0, module, replica_of(module))
+
+    cuda, with_graphs = torch.device("cuda"), stage_of("reduce-overhead")
+    refuse_compiled_graphs({0: stage_of(None)}, cuda)
+    refuse_compiled_graphs({0: with_graphs}, torch.device("cpu"))
+    with pytest.raises(ps.errors.ArgumentError, match="stage 3 must not be compiled with mode="):
+        refuse_compiled_graphs({3: with_graphs}, cuda)
+    # The split backward compiles again, without graphs.
+    with_graphs.prepare_split()
+    refuse_compiled_graphs({0: with_graphs}, cuda)

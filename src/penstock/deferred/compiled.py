@@ -29,7 +29,7 @@ from penstock.torch_private import (
     min_cut_rematerialization_partition,
 )
 
-__all__ = ["split_compiled"]
+__all__ = ["captures_graphs", "split_compiled"]
 
 # A function that takes its inputs as a list, and empties it.
 _Compiled: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -45,9 +45,21 @@ def split_compiled(modules: Iterable[nn.Module]) -> bool:
     return any(can_wait)
 
 
+def captures_graphs(module: nn.Module) -> bool:
+    """Return whether a compiled module runs as CUDA graphs, which reuse their outputs' memory."""
+    context = _context_of_module(module)
+    backend: Any = None if context is None else _innermost(context.callback)
+    is_inductor = isinstance(backend, TorchCompileInductorWrapper)
+    return is_inductor and bool(backend.config.get("triton.cudagraphs"))
+
+
+def _context_of_module(module: nn.Module) -> CompileContext | None:
+    is_wrapper = isinstance(module, OptimizedModule)
+    return _context_of(module if is_wrapper else module._compiled_call_impl)
+
+
 def _split_module(module: nn.Module) -> bool:
-    compiled = module if isinstance(module, OptimizedModule) else module._compiled_call_impl
-    context = _context_of(compiled)
+    context = _context_of_module(module)
     backend = None if context is None else _in_halves(_innermost(context.callback))
     if context is None or backend is None:
         return False

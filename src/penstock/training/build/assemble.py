@@ -32,6 +32,7 @@ from penstock.splitting.signature import Signature, sign
 from penstock.step.stage import Stage
 from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap
+from penstock.training.build.compiled_stages import refuse_compiled_graphs
 from penstock.training.build.device import find_device
 from penstock.training.build.membership import warn_without_group
 from penstock.training.build.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
@@ -124,6 +125,7 @@ def assemble(
     with control.together(cannot(BUILDING)):
         _require_names(group, fault_injection)
         part = _build(request)
+        refuse_compiled_graphs(part.stages, part.device)
         facts, known = _facts(part, request.facts), _model_facts(request.stages, part)
     agree(control, facts)
     agree_where_known(control, known)
