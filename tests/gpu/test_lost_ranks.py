@@ -7,6 +7,7 @@ client can take the others along.
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -95,6 +96,16 @@ def check_freed(device: torch.device, before: int) -> None:
     assert free_bytes(device) >= before
 
 
+def check_case(job: Callable[..., str], case: Case, device: torch.device, folder: Path) -> None:
+    """Run the job on all ranks of a case, and check what is left."""
+    before, backend = free_bytes(device), backend_of(device)
+    fates = run_ranks(
+        job, case.ranks, folder, device, case, folder, resume=case.resume, backend=backend
+    )
+    check_survivors(case, fates)
+    check_freed(device, before)
+
+
 # ---- in the middle of a step
 
 
@@ -131,19 +142,7 @@ IN_A_STEP = [
 def test_others_end_and_name_the_rank_that_was_lost_in_a_step(
     accelerator: torch.device, case: Case, tmp_path: Path
 ) -> None:
-    before = free_bytes(accelerator)
-    fates = run_ranks(
-        train_into_the_loss,
-        case.ranks,
-        tmp_path,
-        accelerator,
-        case,
-        tmp_path,
-        resume=case.resume,
-        backend=backend_of(accelerator),
-    )
-    check_survivors(case, fates)
-    check_freed(accelerator, before)
+    check_case(train_into_the_loss, case, accelerator, tmp_path)
 
 
 # ---- while a stream waits, and no host
@@ -204,16 +203,4 @@ def test_waits_of_streams_end_with_nan_when_a_rank_is_lost(
 ) -> None:
     if accelerator.type != "cuda":
         pytest.skip("only devices have streams that wait")
-    before = free_bytes(accelerator)
-    fates = run_ranks(
-        outlive_a_waiting_stream,
-        case.ranks,
-        tmp_path,
-        accelerator,
-        case,
-        tmp_path,
-        resume=case.resume,
-        backend=backend_of(accelerator),
-    )
-    check_survivors(case, fates)
-    check_freed(accelerator, before)
+    check_case(outlive_a_waiting_stream, case, accelerator, tmp_path)

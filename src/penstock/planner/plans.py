@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """What a step costs, for what happens between two steps."""
+        """What a step costs, given what ranks wait for between two steps."""
         return self.step.seconds
 
     @property

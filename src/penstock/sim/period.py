@@ -84,7 +84,7 @@ def name_seconds(boundary: Boundary) -> str:
 
 
 def describe_seconds(boundary: Boundary) -> str:
-    """Return what a step's seconds are, for the rest of a sentence."""
+    """Return what a step's seconds are, as the rest of a sentence."""
     return _MEANINGS[boundary]
 
 

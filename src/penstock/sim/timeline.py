@@ -84,7 +84,7 @@ class Timeline:
         *,
         optimizer_seconds: float | Sequence[float] = 0.0,
     ) -> float:
-        """Return the seconds of a repeated step, for what happens between two steps.
+        """Return the seconds per step of many in a row, given what ranks wait for in between.
 
         See `penstock.sim.period` for the boundaries. `optimizer_seconds` are those of each rank
         between its last action and the next step. They count unless papers' numbers are asked for.

@@ -155,7 +155,7 @@ def _get_1f1b_rank_ops(
 def _insert_idle(
     actions: Sequence[_Action], rank: int, *, ahead: int, wait: int, drain: int
 ) -> Slots:
-    """Put in idle slots for the later start, for the wait, and before each of the last actions."""
+    """Insert idle slots at the start, at the wait, and before each of the last actions."""
     steady = len(actions) - drain
     last = [slot for action in actions[steady:] for slot in (None, action)]
     between = _idle(wait if ahead else 0)
