@@ -1,0 +1,1 @@
+"""What happens when a pipeline is built: devices, membership, agreement, seeds."""
