@@ -1,11 +1,15 @@
-"""Pictures of schedules for the site, drawn by the simulator when the site is built.
+"""Pictures of schedules, drawn by the simulator.
 
 A page requests one with a comment, which other viewers of the page hide:
 
     <!-- picture: GPipe, ranks=4, microbatches=8 -->
     <!-- picture: 1F1B ZBV, ranks=4, microbatches=8, transfer=0.25 -->
+    <!-- picture: 1F1B, microbatches=8, seconds=40, memory=yes -->
 
-Several names share one time scale.
+Several names share one time scale, and `seconds` sets the time of the full width, so that all
+pictures of a page can share one. `memory` adds what every rank holds. When the site is built, the
+picture replaces the comment and the link to an image below it, which is for viewers that show
+pages as they are (`docs_build/picture_files.py`).
 """
 
 import re
@@ -15,14 +19,28 @@ from dataclasses import dataclass
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 import penstock as ps
+from docs_build.memory_curves import memory_drawing
 from penstock.errors import ArgumentError
 from penstock.sim.comparison import compare
 from penstock.view.svg import timeline_drawing
 from penstock.view.units import format_number, format_share
 
-__all__ = ["Sizes", "draw_pictures", "numbers_of", "one_scale", "picture", "price"]
+__all__ = [
+    "REQUEST",
+    "Request",
+    "Sizes",
+    "caption_of",
+    "draw_pictures",
+    "joined",
+    "numbers_of",
+    "one_scale",
+    "picture",
+    "price",
+    "read_request",
+]
 
-_MARK = re.compile(r"^<!-- picture: (.+?) -->$", re.MULTILINE)
+# A comment that requests a picture, and the link to its file if there is one.
+REQUEST = re.compile(r"^<!-- picture: (.+?) -->$(?:\n!\[[^\n]*\]\([^\n]*\)$)?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +50,15 @@ class Sizes:
     ranks: int = 4
     microbatches: int = 8
     transfer: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The pictures of one comment: timelines on one scale, with or without their memory."""
+
+    timelines: tuple[ps.Timeline, ...]
+    seconds: float
+    with_memory: bool
 
 
 def price(name: str, sizes: Sizes) -> ps.Timeline:
@@ -55,16 +82,24 @@ def numbers_of(timeline: ps.Timeline) -> str:
     return f"{text}, at most {_count(timeline.peak_microbatches, 'microbatch')} in memory"
 
 
-def picture(timeline: ps.Timeline, *, seconds: float) -> str:
+def picture(timeline: ps.Timeline, *, seconds: float, with_memory: bool = False) -> str:
     """Return a timeline as a figure element, with its name and numbers below."""
     schedule = timeline.schedule
     figure = Element("figure", {"class": "timeline"})
-    figure.append(_joined(timeline_drawing(timeline, seconds=seconds)))
+    figure.append(joined(timeline_drawing(timeline, seconds=seconds)))
+    if with_memory:
+        figure.append(memory_drawing(timeline, seconds=seconds))
     caption = SubElement(figure, "figcaption")
     SubElement(caption, "strong").text = schedule.name
-    sizes = f"{_count(schedule.num_ranks, 'rank')}, {_count(schedule.microbatches, 'microbatch')}"
-    caption[0].tail = f", {sizes}: {numbers_of(timeline)}"
+    caption[0].tail = caption_of(timeline).removeprefix(schedule.name)
     return tostring(figure, encoding="unicode", short_empty_elements=False)
+
+
+def caption_of(timeline: ps.Timeline) -> str:
+    """Return the line below a picture: name, sizes and numbers."""
+    schedule = timeline.schedule
+    sizes = f"{_count(schedule.num_ranks, 'rank')}, {_count(schedule.microbatches, 'microbatch')}"
+    return f"{schedule.name}, {sizes}: {numbers_of(timeline)}"
 
 
 def _count(number: float, noun: str) -> str:
@@ -74,23 +109,40 @@ def _count(number: float, noun: str) -> str:
 
 def draw_pictures(markdown: str) -> str:
     """Replace the comments of a page with the pictures they request."""
-    return _MARK.sub(lambda found: _draw(found[1]), markdown)
+    return REQUEST.sub(lambda found: _draw(found[1]), markdown)
 
 
-def _draw(request: str) -> str:
-    names, *settings = (part.strip() for part in request.split(","))
+def _draw(text: str) -> str:
+    request = read_request(text)
+    return "\n\n".join(
+        picture(timeline, seconds=request.seconds, with_memory=request.with_memory)
+        for timeline in request.timelines
+    )
+
+
+def read_request(text: str) -> Request:
+    """Return what a comment asks for: names, then settings.
+
+    >>> read_request("GPipe, ranks=2, microbatches=3").seconds
+    12.0
+    """
+    names, *settings = (part.strip() for part in text.split(","))
     given = dict(setting.split("=", 1) for setting in settings)
+    known = ("ranks", "microbatches", "transfer", "seconds", "memory")
+    if unknown := sorted(given.keys() - set(known)):
+        raise ArgumentError(
+            f"settings of a picture must be among {', '.join(known)} (got {unknown[0]})"
+        )
     sizes = _sizes(given)
-    timelines = [price(name, sizes) for name in names.split()]
-    seconds = one_scale(timelines)
-    return "\n\n".join(picture(timeline, seconds=seconds) for timeline in timelines)
+    timelines = tuple(price(name, sizes) for name in names.split())
+    shortest = one_scale(timelines)
+    seconds = float(given.get("seconds", shortest))
+    if seconds < shortest:
+        raise ArgumentError(f"seconds must be at least {shortest:g} for {names} (got {seconds:g})")
+    return Request(timelines, seconds, given.get("memory") == "yes")
 
 
 def _sizes(given: Mapping[str, str]) -> Sizes:
-    if unknown := sorted(given.keys() - {"ranks", "microbatches", "transfer"}):
-        raise ArgumentError(
-            f"settings of a picture must be ranks, microbatches or transfer (got {unknown[0]})"
-        )
     default = Sizes()
     return Sizes(
         int(given.get("ranks", default.ranks)),
@@ -99,7 +151,7 @@ def _sizes(given: Mapping[str, str]) -> Sizes:
     )
 
 
-def _joined(drawing: Element) -> Element:
+def joined(drawing: Element) -> Element:
     """Return the picture in a fifth of the bytes: one path per colour, one text per lane."""
     bars: dict[str, list[str]] = defaultdict(list)
     digits: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import json
+import os
 import pkgutil
 import re
 import shlex
@@ -103,7 +104,11 @@ def page_runner() -> Iterator[subprocess.Popen[str]]:
     pytest.importorskip("torch")
     command = [sys.executable, "-W", "error", "-c", RUN_PAGES]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as runner:
+    # A page must write nothing to the error stream; transformers would draw a progress bar there.
+    environment = os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, cwd=ROOT, env=environment
+    ) as runner:
         yield runner
         assert runner.stdin is not None
         runner.stdin.close()

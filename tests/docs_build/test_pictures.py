@@ -1,15 +1,19 @@
 """Pictures match their timeline, and pages get the pictures they request."""
 
 import re
+from pathlib import Path
 from xml.etree.ElementTree import fromstring
 
 import pytest
 
+from docs_build.memory_curves import memory_drawing
+from docs_build.picture_files import expected_files, with_links
 from docs_build.pictures import Sizes, draw_pictures, one_scale, picture, price
 from penstock.errors import ArgumentError
 from penstock.schedules.registry import FAMILIES
 from penstock.view.layout import rectangles
 
+ROOT = Path(__file__).parents[2]
 MAX_BYTES = 15_000
 LEFT, WIDTH = 60.0, 840.0
 
@@ -69,6 +73,39 @@ def test_other_comments_are_kept() -> None:
 
 
 def test_unknown_setting_is_rejected() -> None:
-    message = r"must be ranks, microbatches or transfer \(got rank\)"
+    message = r"must be among ranks, microbatches, transfer, seconds, memory \(got rank\)"
     with pytest.raises(ArgumentError, match=message):
         draw_pictures("<!-- picture: GPipe, rank=2 -->")
+
+
+def test_scale_that_is_too_short_is_rejected() -> None:
+    with pytest.raises(ArgumentError, match=r"at least 12 for GPipe \(got 11\)"):
+        draw_pictures("<!-- picture: GPipe, ranks=4, microbatches=1, seconds=11 -->")
+
+
+def test_site_shows_the_drawn_picture_in_place_of_the_linked_file() -> None:
+    request = "<!-- picture: GPipe, ranks=2, microbatches=4 -->"
+    page = with_links(f"before\n\n{request}\n\nafter", Path("docs/howto/learner.md"))
+    assert "](../pictures/GPipe-ranks-2-microbatches-4.svg)" in page
+    assert with_links(page, Path("docs/howto/learner.md")) == page
+    assert draw_pictures(page) == draw_pictures(f"before\n\n{request}\n\nafter")
+
+
+def test_pages_and_picture_files_are_current() -> None:
+    files = expected_files()
+    wrong = [str(path) for path, text in files.items() if (ROOT / path).read_text("utf-8") != text]
+    assert wrong == [], "run: python -m docs_build.picture_files"
+    committed = {path.relative_to(ROOT) for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert committed == {path for path in files if path.suffix == ".svg"}
+
+
+def test_memory_curve_has_the_peak_of_every_rank() -> None:
+    timeline = price("1F1B", Sizes(ranks=4, microbatches=8))
+    drawing = memory_drawing(timeline, seconds=timeline.end_time)
+    labels = [text.text for text in drawing.iter("text")]
+    assert labels == ["holds 4", "holds 3", "holds 2", "holds 1"]
+    # Rank 3 holds one microbatch from the start of a forward to the end of its backward.
+    last = list(drawing.iter("path"))[3].attrib["d"]
+    steps = [float(across) for across in re.findall(r"H([0-9.]+)V", last)]
+    scale = 840.0 / 33.0
+    assert steps[1:3] == pytest.approx([60 + 3 * scale, 60 + 6 * scale], abs=0.1)
