@@ -1,4 +1,4 @@
-"""Phrases that read like a translation, found in code, tests and the design page.
+"""Phrases that read like a translation, found in code, tests and documentation.
 
 Every phrase here comes with a better one. Run one room with `pytest tests/test_words.py -k view`.
 """
@@ -83,7 +83,7 @@ PHRASES = (
 ALLOWED: dict[str, dict[str, str]] = {
     f"tests/splitting/by_layers/{name}.py": {"stand in": "the class StandIn, in names of tests"}
     for name in ("test_replay", "test_stand_ins")
-}
+} | {"CHANGELOG.md": {"Findings.verdicts": "the name that was replaced"}}
 
 # Articles, pronouns and prepositions that open a noun phrase or a sentence about the code.
 _NOT_IMPERATIVE = (
@@ -102,16 +102,16 @@ class Piece:
 
 
 def rooms() -> list[str]:
-    """Return the folders and modules right below the package, docs_build and the design page."""
+    """Return the folders and modules right below the package, docs_build and the pages."""
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py"}
     found |= {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
-    return sorted(found | {"docs_build", "design.md"})
+    return sorted(found | {"docs_build", "pages"})
 
 
 def files_of(room: str) -> Iterator[Path]:
     """Yield the source files of a room, and its tests."""
-    if room == "design.md":
-        yield ROOT / "docs" / "design.md"
+    if room == "pages":
+        yield from sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
         return
     base = ROOT / room if room == "docs_build" else SOURCE / room
     yield from [base.with_suffix(".py")] if base.with_suffix(".py").exists() else []
