@@ -46,7 +46,7 @@ Value: TypeAlias = Callable[[At], float]
 class Formula:
     """A formula as a paper would print it, and its value or, if not exact, its maximum.
 
-    Values are linear in the seconds. `for_equal_costs` says that it holds for F = I = W only.
+    Values are linear in the seconds. `for_equal_costs` says that it is exact for F = I = W only.
     """
 
     text: str
@@ -123,7 +123,7 @@ FORMULAE: dict[str, Formulae] = {
         Formula("p + 1/2", lambda at: at.p + 1 / 2),
     ),
     "DualPipe": Formulae(
-        Formula("(p/2-1)(F&B+B-3W)", lambda at: (at.p / 2 - 1) * _dual(at)),
+        Formula("(p/2-1)(F&B+B-3W)", lambda at: (at.p / 2 - 1) * _dual(at), for_equal_costs=True),
         Formula("p + 1", lambda at: at.p + 1),
     ),
 }
