@@ -38,7 +38,7 @@ def page() -> str:
 
 @cache
 def stages_of(name: str, wanted: int) -> int:
-    """The stages per rank of a family where the slider says `wanted`."""
+    """Return the stages per rank of a family where the slider says `wanted`."""
     family: Family = FAMILIES[name]
     return wanted if wanted in choices_of(family) else family.stages_per_rank
 

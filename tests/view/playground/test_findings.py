@@ -67,7 +67,7 @@ def test_random_edits_give_the_findings_of_python(visit_page: Opener) -> None:
         base = FAMILIES[name].generate(ranks, microbatches, stages_of(name, 2))
         cases = [random_edits(base, random) for _ in range(20)]
         sizes: dict[str, Any] = settings(ranks=ranks, microbatches=microbatches, stages=2)
-        found = visit.ask("judge", name, sizes, [edits for edits, _ in cases])
+        found = visit.ask("findProblems", name, sizes, [edits for edits, _ in cases])
         for (edits, edited), texts in zip(cases, found, strict=True):
             assert texts == said(edited), (name, edits)
         rules = {text.rpartition("(rule: ")[2] for texts in found for text in texts}
@@ -85,7 +85,7 @@ def test_a_deadlock_names_its_cycle_as_python_does(visit_page: Opener) -> None:
     assert "deadlock: these actions wait for each other" in visit.ask("read", stuck)[0]
 
 
-def test_pasted_text_is_judged_as_python_judges_it(visit_page: Opener) -> None:
+def test_pasted_text_is_read_as_python_reads_it(visit_page: Opener) -> None:
     visit = visit_page(page())
     for text in PASTED:
         try:

@@ -102,18 +102,18 @@ def test_play_runs_to_the_end_of_the_step(visit_page: Opener) -> None:
     assert visit.page.locator("#play").inner_text() == "▶ Play"
 
 
-def test_five_lessons_set_the_page(visit_page: Opener) -> None:
+def test_five_chapters_set_the_page(visit_page: Opener) -> None:
     visit = visit_page(page(), viewport=DESK)
     seen = []
-    visit.page.locator("#lessons button").first.click()
+    visit.page.locator("#chapters button").first.click()
     for _ in range(5):
         state = visit.ask("settings")
         seen.append((state["family"], state["ranks"], state["microbatches"]))
         # The numbers in the text are those of the picture beside it.
         bubble = visit.page.locator("#figures dd").nth(1).inner_text()
-        lesson = visit.page.locator("#lesson").inner_text()
-        assert bubble in lesson or "bubble" not in lesson.lower().split("try:")[0]
-        visit.page.locator("#lesson-next").click()
+        chapter = visit.page.locator("#chapter").inner_text()
+        assert bubble in chapter or "bubble" not in chapter.lower().split("try:")[0]
+        visit.page.locator("#chapter-next").click()
     assert seen == [
         ("1F1B", 1, 4),
         ("GPipe", 4, 1),
@@ -121,7 +121,7 @@ def test_five_lessons_set_the_page(visit_page: Opener) -> None:
         ("1F1B", 4, 8),
         ("ZBV", 4, 8),
     ]
-    assert visit.page.locator("#lesson").count() == 0
+    assert visit.page.locator("#chapter").count() == 0
 
 
 def test_address_holds_settings_and_edited_order(visit_page: Opener) -> None:

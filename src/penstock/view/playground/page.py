@@ -13,7 +13,7 @@ from penstock.view.playground.catalogue import (
     STAGES_PER_RANK,
     catalogue,
 )
-from penstock.view.playground.lessons import lessons
+from penstock.view.playground.chapters import chapters
 
 __all__ = ["playground"]
 
@@ -45,7 +45,7 @@ _SCRIPTS = (
             "player",
             "picture",
             "dragging",
-            "lessons",
+            "chapters",
             "exporting",
             "texts",
             "app",
@@ -100,6 +100,6 @@ def _data() -> dict[str, object]:
             for count in STAGES_PER_RANK
         ],
         "wording": WORDING,
-        "lessons": lessons(),
+        "chapters": chapters(),
         "families": catalogue(),
     }

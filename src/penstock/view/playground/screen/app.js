@@ -17,7 +17,7 @@ class App {
     this.player = new Player(() => this.drawFocus());
     this.cards = new Cards(data.shades, (family) => this.set({ family }));
     this.controls = new Controls(this.sizes, (name, value) => this.set({ [name]: value }));
-    this.lessons = new Lessons(data.lessons, (lesson) => this.openLesson(lesson));
+    this.chapters = new Chapters(data.chapters, (chapter) => this.openChapter(chapter));
     /** @type {Result[]} */
     this.results = [];
     /** @type {any} */
@@ -39,15 +39,15 @@ class App {
     this.update(isOther);
   }
 
-  /** @param {any} lesson */
-  openLesson({ family, ranks, microbatches, title }) {
+  /** @param {any} chapter */
+  openChapter({ family, ranks, microbatches, title }) {
     this.player.now = Infinity;
     this.picture.zoom = 1;
     this.set({ ...DEFAULTS, family, ranks, microbatches });
-    say(`Lesson: ${title}`);
+    say(`Chapter: ${title}`);
   }
 
-  /** Compute everything anew. @param {boolean} startsAgain whether the order in focus is replaced */
+  /** Compute everything again. @param {boolean} startsAgain whether the order in focus is replaced */
   update(startsAgain) {
     this.results = this.families.map((family) => new Result(family, this.settings));
     if (startsAgain) {

@@ -62,7 +62,7 @@ function connectDragging(app) {
   }
 }
 
-/** Return the place in a rank's list that a time stands for, without the work that moves.
+/** Return the place in a rank's list at a time, without the work that moves.
  * @param {Painter} painter @param {Place} from @param {number} rank @param {number} time */
 function placeAt(painter, from, rank, time) {
   const { schedule, timeline } = painter;

@@ -21,7 +21,7 @@ function makeHook(app) {
     },
     /** What is wrong with a family's order after moves and removals, for each list of edits.
      * @param {string} name @param {Partial<Settings>} changes @param {any[][]} lists */
-    judge: (name, changes, lists) => {
+    findProblems: (name, changes, lists) => {
       const family = /** @type {Family} */ (app.families.find((each) => each.name === name));
       const base = /** @type {Schedule} */ (new Result(family, { ...app.settings, ...changes }).schedule);
       return lists.map((list) => {

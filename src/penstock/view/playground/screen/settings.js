@@ -18,7 +18,7 @@ const NUMBERS = [
   { name: "gain", key: "g", label: "Overlap gain", from: 0, to: 1, step: 0.05, unit: "", hint: "share of the shorter one that an overlapped pair saves" },
   { name: "activation", key: "a", label: "Activations", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of a microbatch, held from F to I or B" },
   { name: "stash", key: "s", label: "Kept from I to W", from: 0, to: 16, step: 0.25, unit: "GiB" },
-  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "0 is no limit" },
+  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "0 means unlimited" },
 ];
 
 /** @type {Settings} */

@@ -1,4 +1,4 @@
-"""Five short lessons, from one device to zero bubble, with the numbers of their schedules."""
+"""Five short chapters, from one device to zero bubble, with the numbers of their schedules."""
 
 from dataclasses import asdict, dataclass
 
@@ -6,11 +6,11 @@ from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
 from penstock.view.units import format_number, format_share
 
-__all__ = ["lessons"]
+__all__ = ["chapters"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lesson:
+class _Chapter:
     """A schedule to look at, what it shows, and what to try next."""
 
     title: str
@@ -21,8 +21,8 @@ class _Lesson:
     task: str
 
 
-_LESSONS = (
-    _Lesson(
+_CHAPTERS = (
+    _Chapter(
         "One device",
         "1F1B",
         1,
@@ -31,7 +31,7 @@ _LESSONS = (
         "It is never idle, and a step takes {time}. But the whole model has to fit on it.",
         "Press Play and watch one action after the other.",
     ),
-    _Lesson(
+    _Chapter(
         "Four devices, one batch",
         "GPipe",
         4,
@@ -41,7 +41,7 @@ _LESSONS = (
         "That idle time is the bubble.",
         "Press Play: the list below the picture says what each rank waits for.",
     ),
-    _Lesson(
+    _Chapter(
         "Microbatches fill the pipe",
         "GPipe",
         4,
@@ -51,7 +51,7 @@ _LESSONS = (
         "holds the activations of {memory} microbatches at once.",
         "Move the slider Microbatches to 32: the bubble shrinks further, and memory grows.",
     ),
-    _Lesson(
+    _Chapter(
         "One forward, one backward",
         "1F1B",
         4,
@@ -61,7 +61,7 @@ _LESSONS = (
         "number.",
         "Drag a B of rank 0 to the left of its F: the finding says which rule that breaks.",
     ),
-    _Lesson(
+    _Chapter(
         "Zero bubble",
         "ZBV",
         4,
@@ -75,16 +75,16 @@ _LESSONS = (
 )
 
 
-def lessons() -> list[dict[str, object]]:
-    """Return the lessons as JSON values for the page."""
-    return [asdict(lesson) | {"text": _with_numbers(lesson)} for lesson in _LESSONS]
+def chapters() -> list[dict[str, object]]:
+    """Return the chapters as JSON values for the page."""
+    return [asdict(chapter) | {"text": _with_numbers(chapter)} for chapter in _CHAPTERS]
 
 
-def _with_numbers(lesson: _Lesson) -> str:
-    family = FAMILIES[lesson.family]
-    schedule = family.generate(lesson.ranks, lesson.microbatches, family.stages_per_rank)
+def _with_numbers(chapter: _Chapter) -> str:
+    family = FAMILIES[chapter.family]
+    schedule = family.generate(chapter.ranks, chapter.microbatches, family.stages_per_rank)
     timeline = simulate(schedule)
-    return lesson.text.format(
+    return chapter.text.format(
         time=f"{format_number(timeline.end_time)} s",
         bubble=format_share(timeline.bubble_rate),
         memory=format_number(timeline.peak_microbatches),
