@@ -58,6 +58,11 @@ class Lanes {
     const rank = Math.floor((y + this.scrolled) / this.step);
     return rank - 0.5 + Math.min(0.999, (y + this.scrolled - rank * this.step) / this.barStep);
   }
+
+  /** Whether a height in pixels is on the memory curve of a rank. */
+  isOnMemory(y) {
+    return (y + this.scrolled) % this.step > this.barStep;
+  }
 }
 
 function clamp(value, least, most) {

@@ -17,6 +17,7 @@ async function start() {
   const app = new App(panels, settings);
   connectButtons(app);
   connectKeys(app);
+  applyState(app, location.hash.slice(1));
   await app.settle();
   return app;
 }
@@ -28,12 +29,21 @@ function connectButtons(app) {
     reset: () => app.window.reset(),
     critical: () => app.toggleCritical(),
     memory: () => app.toggleMemory(),
+    moved: () => app.toggleMoved(),
+    share: () => share(app),
+    "save-png": async () => saveFile(await pngOf(app), "timelines.png"),
+    "save-svg": () => saveFile(new Blob([svgOf(app)], { type: "image/svg+xml" }), "timelines.svg"),
     theme: () => app.toggleTheme(),
     keys: () => document.getElementById("help").showModal(),
   };
   for (const [id, action] of Object.entries(actions)) {
     document.getElementById(id).addEventListener("click", action);
   }
+  document.getElementById("moved").hidden = app.panels.length === 1;
+  for (const button of document.querySelectorAll("#legend button")) {
+    button.addEventListener("click", () => app.toggleKind(Number(button.dataset.kind)));
+  }
+  document.querySelectorAll("#numbers table").forEach(makeSortable);
   document.getElementById("search").addEventListener("submit", (event) => {
     event.preventDefault();
     app.search(document.getElementById("query").value);
@@ -49,6 +59,8 @@ function connectKeys(app) {
     0: () => app.window.reset(),
     c: () => app.toggleCritical(),
     m: () => app.toggleMemory(),
+    x: () => app.panels.length > 1 && app.toggleMoved(),
+    s: () => share(app),
     d: () => app.toggleTheme(),
     "?": () => document.getElementById("help").showModal(),
     "/": () => document.getElementById("query").focus(),

@@ -40,6 +40,10 @@ _SCRIPTS = (
     "panel",
     "descriptions",
     "search",
+    "moved",
+    "sorting",
+    "sharing",
+    "files",
     "gestures",
     "screen",
     "app",
@@ -142,6 +146,7 @@ def _legend(timelines: Mapping[str, Timeline]) -> str:
             ),
             count,
             f"{LOOKS[kind].letter} {LOOKS[kind].label}",
+            kind,
         )
         for kind in kinds
     ]
@@ -158,11 +163,16 @@ def _legend(timelines: Mapping[str, Timeline]) -> str:
     return "".join(items)
 
 
-def _key(boxes: str, width: int, label: str) -> str:
-    return (
-        f'<li><svg viewBox="0 0 {width} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}'
-        f"</svg>{escape(label)}</li>"
+def _key(boxes: str, width: int, label: str, kind: Kind | None = None) -> str:
+    """Return an entry of the legend; the entry of a kind is a button that hides the kind."""
+    picture = (
+        f'<svg viewBox="0 0 {width} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
     )
+    text = picture + escape(label)
+    if kind is not None:
+        button = f'<button type="button" data-kind="{kind.value}" aria-pressed="true">'
+        text = f"{button}{text}</button>"
+    return f"<li>{text}</li>"
 
 
 def _data(timelines: Mapping[str, Timeline], timeline_data: list[PageData]) -> str:

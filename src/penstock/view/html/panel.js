@@ -6,6 +6,7 @@ class Panel {
     this.timeline = timeline;
     this.bars = new Bars(timeline, settings.lane_height);
     this.shades = new Shades(timeline, settings.shades);
+    this.hiddenKinds = new Set();
     this.isCritical = new Uint8Array(timeline.numRows);
     for (const row of timeline.critical) this.isCritical[row] = 1;
     const addCanvas = () => element.appendChild(document.createElement("canvas"));
@@ -75,6 +76,15 @@ class Panel {
     }
   }
 
+  /** Return what a rank holds at a time. */
+  heldAt(rank, time) {
+    let now = 0;
+    this.eachLevel(rank, (when, held) => {
+      if (when <= time) now = held;
+    });
+    return now;
+  }
+
   /** Return the box of a row, in pixels from the corner of the canvas. */
   box(row) {
     const { lanes, bars, timeline } = this;
@@ -90,7 +100,8 @@ class Panel {
     this.lanes.scrolled = this.element.scrollTop;
     const [x, y] = [event.clientX - left, event.clientY - top];
     const isOnLanes = x >= this.lanes.margin && y < this.lanes.laneHeight;
-    return { time: this.lanes.time(x), lane: this.lanes.lane(y), isOnLanes };
+    const isOnMemory = isOnLanes && this.lanes.isOnMemory(y);
+    return { time: this.lanes.time(x), lane: this.lanes.lane(y), isOnLanes, isOnMemory };
   }
 
   /** Return how far across the lanes a point on the screen is, from 0 to 1. */

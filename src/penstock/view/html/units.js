@@ -16,6 +16,11 @@ function formatMemory(value, unit) {
   return unit === "bytes" ? formatBytes(value) : `${value} activation${value === 1 ? "" : "s"}`;
 }
 
+/** Format memory for the scale of a curve, where room is short. */
+function shortMemory(value, unit) {
+  return unit === "bytes" ? formatBytes(value) : `${formatNumber(value)} act.`;
+}
+
 /** Return the smallest of 1, 2, 5, 10, ... or 0.5, 0.2, ... that is not below a number. */
 function niceStep(atLeast) {
   const power = 10 ** Math.floor(Math.log10(atLeast));
