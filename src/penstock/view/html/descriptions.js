@@ -3,7 +3,10 @@
 // The most actions of a chain that get a button.
 const MAX_LINKS = 120;
 
-/** Make an element with text or other elements in it; text is never parsed as HTML. */
+/**
+ * Make an element with text or other elements in it; text is never parsed as HTML.
+ * @param {string} tag @param {string | Node | (string | Node)[]} content @param {Record<string, string>} attributes
+ */
 function make(tag, content = [], attributes = {}) {
   const element = document.createElement(tag);
   element.append(...[content].flat());

@@ -68,6 +68,10 @@ class SvgContext {
     this.numClips = 0;
     this.globalAlpha = 1;
     this.lineWidth = 1;
+    this.fillStyle = this.strokeStyle = "none";
+    this.font = "11px sans-serif";
+    this.textAlign = "left";
+    this.textBaseline = "middle";
   }
 
   /** Draw what follows this far below the top. */
