@@ -162,3 +162,23 @@ def test_tables_of_a_comparison_fit_the_page(visit_page: Opener) -> None:
         ".filter((box) => box.scrollWidth > box.clientWidth).length"
     )
     assert cut == 0
+
+
+def test_ranks_collapse_by_their_names_and_come_back(visit_page: Opener) -> None:
+    timeline = timeline_of("1F1B", 4, 8, COSTS)
+    visit = visit_page(page(timeline), viewport=DESK)
+    boxes = [visit.ask("box", 0, find_row(timeline, f"{rank}F0")) for rank in range(4)]
+    left = visit.page.locator("#lanes-0").bounding_box()["x"]  # type: ignore[index]
+    visit.page.mouse.click(left + 20, boxes[1]["y"] + 5)
+    visit.settle()
+    assert text_of(visit, "#status") == "Collapsed: rank 1"
+    rows = [find_row(timeline, text) for text in ("0F0", "2F0", "3F0")]
+    heights = [visit.ask("box", 0, row)["y"] for row in rows]
+    assert heights == sorted(heights)
+    # What is under the pointer is what is drawn there.
+    for row in rows:
+        point_at(visit, row)
+        assert visit.ask("marks", 0)["hovered"] == row
+    visit.page.locator("#expand").click()
+    visit.settle()
+    assert [visit.ask("box", 0, find_row(timeline, f"{rank}F0")) for rank in range(4)] == boxes

@@ -107,10 +107,30 @@ class App {
   }
 
   click(panel, event) {
-    const { time, lane, isOnLanes } = panel.point(event);
+    const { time, lane, isOnLanes, isOnLabel } = panel.point(event);
+    if (isOnLabel) return this.collapse(Math.round(lane));
     const row = isOnLanes ? panel.bars.at(time, lane) : NOTHING;
     if (row === NOTHING) this.clear();
     else this.select(this.panels.indexOf(panel), row);
+    return undefined;
+  }
+
+  /** Collapse a rank in every panel; the last one stays. */
+  collapse(rank) {
+    for (const { hiddenRanks, lanes } of this.panels) if (lanes.numRanks > 1) hiddenRanks.add(rank);
+    this.showRanks();
+  }
+
+  expandAll() {
+    for (const { hiddenRanks } of this.panels) hiddenRanks.clear();
+    this.showRanks();
+  }
+
+  showRanks() {
+    this.resize();
+    const hidden = [...this.panels[0].hiddenRanks].sort((one, other) => one - other);
+    document.getElementById("expand").hidden = !hidden.length;
+    say(hidden.length ? `Collapsed: rank ${hidden.join(", ")}` : "All ranks are shown");
   }
 
   /** Select an action with its chain, here and in the other timelines that have it. */
@@ -166,6 +186,7 @@ class App {
       const span = isWide ? shown : clamp(seconds * 40, this.window.finest, this.window.whole);
       this.window.show(start + seconds / 2 - span / 2, span);
     }
+    if (this.panels[at].hiddenRanks.has(timeline.rank[row])) this.expandAll();
     this.panels[at].reveal(timeline.rank[row]);
     this.panels[at].element.scrollIntoView({ block: "nearest" });
   }
@@ -216,7 +237,7 @@ class App {
 
   selectFirst(at) {
     const { lanes, bars } = this.panels[at];
-    const row = bars.after(lanes.firstRank, this.window.goalLeft);
+    const row = bars.after(lanes.visibleRanks[0], this.window.goalLeft);
     if (row !== NOTHING) this.goTo(at, row);
   }
 

@@ -9,13 +9,14 @@ function drawDensity(context, panel, colours) {
   const columns = Math.max(1, Math.round(lanes.width * panel.ratio));
   const height = lanes.barStep * bars.laneHeight;
   const lines = clamp(Math.round(height * panel.ratio), 1, MOST_LINES);
-  const numLanes = lanes.endRank - lanes.firstRank;
+  const ranks = lanes.visibleRanks;
+  const numLanes = ranks.length;
   const image = new ImageData(columns, numLanes * lines);
   const palette = new Palette(panel);
   const shares = new Float32Array(palette.size * columns);
   for (let lane = 0; lane < numLanes; lane++) {
     shares.fill(0);
-    addShares(panel, lanes.firstRank + lane, shares, columns, palette);
+    addShares(panel, ranks[lane], shares, columns, palette);
     for (let column = 0; column < columns; column++) {
       const from = column * palette.size;
       const pixels = { data: image.data, at: (lane * lines * columns + column) * 4, next: columns * 4 };
@@ -26,7 +27,7 @@ function drawDensity(context, panel, colours) {
   canvas.getContext("2d").putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
   for (let lane = 0; lane < numLanes; lane++) {
-    const rank = lanes.firstRank + lane;
+    const rank = ranks[lane];
     const top = lanes.y(rank - bars.laneHeight / 2, rank);
     context.drawImage(canvas, 0, lane * lines, columns, lines, lanes.margin, top, lanes.width, height);
   }

@@ -44,7 +44,7 @@ function paintRange(context, { lanes }, [from, to], colours) {
 /** Dim the bars, but not the memory curves. */
 function paintVeil(context, { lanes, bars }, colours) {
   context.fillStyle = colours.text.veil;
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     const top = lanes.y(rank - bars.laneHeight / 2, rank);
     context.fillRect(lanes.margin, top, lanes.width, lanes.barStep * bars.laneHeight);
   }

@@ -35,7 +35,7 @@ function paintIdle(context, { lanes, bars, timeline }, colours) {
   context.fillStyle = colours.text.idle;
   const from = Math.max(lanes.x(0), lanes.margin);
   const to = Math.min(lanes.x(timeline.seconds), lanes.margin + lanes.width);
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     const top = lanes.y(rank - bars.laneHeight / 2, rank);
     context.fillRect(from, top, to - from, lanes.barStep * bars.laneHeight);
   }
@@ -93,7 +93,7 @@ function paintMemory(context, panel, colours) {
   const { lanes, timeline } = panel;
   const end = lanes.margin + lanes.width;
   context.fillStyle = colours.text.memory;
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     const bottom = lanes.y(rank + 0.5, rank) + lanes.memoryStep - 5;
     const height = (held) => bottom - (held / timeline.mostMemory) * (lanes.memoryStep - 7);
     context.fillRect(lanes.margin, bottom, lanes.width, 0.5);
@@ -141,7 +141,7 @@ function paintLabels(context, lanes, colours) {
   context.textBaseline = "middle";
   // Every second, fourth, ... label if they do not all fit.
   const every = 2 ** Math.max(0, Math.ceil(Math.log2(12 / lanes.step)));
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     if (rank % every) continue;
     const label = lanes.isNarrow ? String(rank) : `rank ${rank}`;
     context.fillText(label, lanes.margin - 7, lanes.y(rank, rank));

@@ -10,6 +10,8 @@ function formatState(app) {
   state.set("memory", app.showsMemory ? "1" : "0");
   const hidden = [...app.panels[0].hiddenKinds].map((kind) => app.settings.kinds[kind].text);
   if (hidden.length) state.set("hide", hidden.join("."));
+  const ranks = [...app.panels[0].hiddenRanks];
+  if (ranks.length) state.set("collapse", ranks.join("."));
   if (app.selected) state.set("select", `${app.selected.panel}~${app.selected.row}`);
   return state.toString();
 }
@@ -27,6 +29,7 @@ function applyState(app, text) {
     const kind = app.settings.kinds.findIndex((each) => each.text === name);
     if (kind >= 0) app.toggleKind(kind);
   }
+  for (const rank of (state.get("collapse") ?? "").split(".").filter(Boolean)) app.collapse(Number(rank));
   const [panel, row] = pair("select");
   if (state.has("select") && row < app.panels[panel]?.timeline.numRows) app.select(panel, row);
 }
