@@ -10,7 +10,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 TESTS := -n 3 --dist worksteal
 TEST_SETTINGS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-all test-oldest test-gpu check docs docs-serve browser bench fuzz clean
+.PHONY: demo test test-all test-oldest test-gpu check scripts docs docs-serve browser bench fuzz clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -41,11 +41,18 @@ test-gpu:
 	    $(GPU_PYTHON) -m pytest -m gpu -rfEs --durations=15 -o faulthandler_timeout=240 \
 	    $$(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
 
-check: $(READY)
+check: $(READY) scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(MKDOCS) build --quiet --site-dir "$$folder"
+
+# The types of the pages' scripts, where Node is installed; TypeScript comes from npm, once.
+TYPESCRIPT ?= npx --yes --package typescript@5.9.3 tsc
+scripts:
+	@if command -v npx > /dev/null; then \
+	    $(TYPESCRIPT) -p src/penstock/view/html && $(TYPESCRIPT) -p src/penstock/view/playground; \
+	else echo "no Node: the types of scripts are not checked"; fi
 
 # The documentation, into site/; with a server, on which the search box works too.
 docs: $(READY)

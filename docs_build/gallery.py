@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 import penstock as ps
-from docs_build.families import ENTRIES, Entry, Formula
+from docs_build.families import ENTRIES, Entry
 from docs_build.pictures import Sizes, one_scale, picture, price
+from penstock.schedules.formulae import FORMULAE, Formula
 from penstock.schedules.registry import FAMILIES, Family
 from penstock.view.units import format_number, format_share
 
@@ -74,10 +75,10 @@ def _anchor(family: Family) -> str:
 
 
 def _section(family: Family, timeline: ps.Timeline, seconds: float) -> str:
-    entry = ENTRIES[family.name]
+    entry, formulae = ENTRIES[family.name], FORMULAE[family.name]
     facts = [
-        ["bubble", _formula(entry.bubble)],
-        ["memory", _formula(entry.memory)],
+        ["bubble", _formula(formulae.bubble)],
+        ["memory", _formula(formulae.memory)],
         ["stages per rank", _stages_per_rank(family)],
         ["from", _papers(entry)],
         ["other names", ", ".join(f"`{name}`" for name in family.aliases) or "none"],

@@ -11,6 +11,7 @@ from docs_build.pictures import Sizes, draw_pictures, price
 from docs_build.reference import commands_page, reference_page
 from docs_build.scripts import examples_page
 from penstock import view
+from penstock.view.playground.page import playground
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -33,6 +34,7 @@ def on_files(files: Files, *, config: "MkDocsConfig") -> Files:
         "live/comparison.html": view.page(
             view.compare({name: price(name, Sizes()) for name in _COMPARED})
         ),
+        "live/playground.html": playground(home="../index.html"),
     }
     for path, content in generated.items():
         files.append(File.generated(config, path, content=content))

@@ -13,6 +13,10 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("howto/trainer.md", "train a model of your own"),
         ("howto/researcher.md", "make a schedule of your own"),
     ),
+    "playground.md": (
+        ("how-it-works.md", "why there is more than one schedule, in pictures"),
+        ("gallery.md", "every schedule, drawn, with its origin"),
+    ),
     "how-it-works.md": (
         ("gallery.md", "every schedule, drawn"),
         ("howto/learner.md", "try it yourself, without a GPU"),

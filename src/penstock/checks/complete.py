@@ -10,6 +10,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.ir.lookup import find_rows
 from penstock.ir.rows import ABSENT, Bools
 from penstock.ir.schedule import Schedule
+from penstock.ir.wording import WORDING
 
 __all__ = ["expected_work", "find_incomplete", "find_misplaced"]
 
@@ -30,7 +31,7 @@ def find_misplaced(schedule: Schedule) -> Iterator[Problem]:
     holder = np.array(schedule.placement.rank_of_stage)
     home = holder[np.clip(rows.stage, 0, schedule.num_stages - 1)]
     for row in np.flatnonzero(is_known & (home != rows.rank_of_row())):
-        message = f"stage {rows.stage[row]} is on rank {home[row]}"
+        message = WORDING["placement"].format(stage=rows.stage[row], rank=home[row])
         yield at_row(schedule, int(row), "placement", message)
     for row in np.flatnonzero(rows.in_overlap() & ~rows.is_compute):
         # Only columns can hold this; it cannot be shown as works in a neighbourhood.
@@ -81,9 +82,8 @@ def _find_uncounted(schedule: Schedule, kind: Kind, expected: Bools) -> Iterator
 
 
 def _missing(schedule: Schedule, action: Action, count: NDArray[np.int64]) -> Problem:
-    message = "is missing"
-    if not count[:, 0].any() and action.microbatch == 0:
-        message += "; microbatches must be numbered from 0"
+    is_first = not count[:, 0].any() and action.microbatch == 0
+    message = WORDING["missing first" if is_first else "missing"]
     return Problem("once", schedule.placement.rank_of_stage[action.stage], str(action), message)
 
 
@@ -93,9 +93,9 @@ def _surplus(
     for stage, microbatch in np.argwhere((count > 1) | ((count > 0) & ~expected)):
         row = _rows_of(schedule, kind, stage, microbatch)[-1]
         if expected[stage, microbatch]:
-            message = f"appears {count[stage, microbatch]} times"
+            message = WORDING["twice"].format(count=count[stage, microbatch])
         else:
-            message = f"microbatch {microbatch} runs in another copy of the model"
+            message = WORDING["other copy"].format(microbatch=microbatch)
         yield at_row(schedule, int(row), "once", message)
 
 
@@ -110,8 +110,7 @@ def _find_backwards(schedule: Schedule, expected: Bools) -> Iterator[Problem]:
     both = (whole > 0) & (first + second > 0)
     for stage, microbatch in np.argwhere(both):
         row = _rows_of(schedule, Kind.FULL_BACKWARD, stage, microbatch)[-1]
-        message = "the backward is both whole and split; keep B, or I and W"
-        yield at_row(schedule, int(row), "backward", message)
+        yield at_row(schedule, int(row), "backward", WORDING["whole and split"])
     for half, other, found, absent in (
         (Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, first, second),
         (Kind.BACKWARD_WEIGHT, Kind.BACKWARD_INPUT, second, first),
@@ -119,7 +118,8 @@ def _find_backwards(schedule: Schedule, expected: Bools) -> Iterator[Problem]:
         for stage, microbatch in np.argwhere((found > 0) & (absent == 0) & ~both):
             row = _rows_of(schedule, half, stage, microbatch)[-1]
             lost = Action(other, int(stage), int(microbatch))
-            yield at_row(schedule, int(row), "backward", f"its other half {lost} is missing")
+            message = WORDING["other half"].format(action=lost)
+            yield at_row(schedule, int(row), "backward", message)
     for kind, count in (
         (Kind.FULL_BACKWARD, whole),
         (Kind.BACKWARD_INPUT, first),
@@ -138,7 +138,8 @@ def _find_reversed(schedule: Schedule) -> Iterator[Problem]:
         is_there = (later != ABSENT) & (earlier != ABSENT) & (later != earlier)
         after, before = later[is_there], earlier[is_there]
         for row in np.sort(after[opens[after] <= opens[before]]):
-            yield at_row(schedule, int(row), "order", f"comes before its {name} has ended")
+            message = WORDING["order"].format(earlier=name)
+            yield at_row(schedule, int(row), "order", message)
 
 
 def _rows_of(schedule: Schedule, kind: Kind, stage: int, microbatch: int) -> NDArray[np.int64]:

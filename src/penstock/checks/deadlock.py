@@ -22,6 +22,7 @@ from penstock.ir.graph import NeedList, build_graph, join_needs
 from penstock.ir.lookup import edge_of_row
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
+from penstock.ir.wording import WORDING
 
 __all__ = ["Channels", "find_deadlock"]
 
@@ -117,10 +118,12 @@ def _describe_cycle(schedule: Schedule, run: Run) -> Problem:
 
     def place(row: int) -> str:
         rank, position = rows.position(row)
-        return f"rank {rank}, position {position}, {rows.action(row)}"
+        return WORDING["place"].format(rank=rank, position=position, action=rows.action(row))
 
     waits = ((int(run.stuck_at[rank]), int(run.waits_for[rank])) for rank in cycle)
-    lines = [f"  {place(stuck)} waits for {place(awaited)}" for stuck, awaited in waits]
-    message = "deadlock: these actions wait for each other"
-    problem = at_row(schedule, int(run.stuck_at[cycle[0]]), "deadlock", message)
+    lines = [
+        "  " + WORDING["wait"].format(stuck=place(stuck), awaited=place(awaited))
+        for stuck, awaited in waits
+    ]
+    problem = at_row(schedule, int(run.stuck_at[cycle[0]]), "deadlock", WORDING["deadlock"])
     return replace(problem, neighbourhood="\n".join(lines))

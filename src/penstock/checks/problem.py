@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
+from penstock.ir.wording import WORDING
 
 __all__ = ["Problem", "at_row"]
 
@@ -26,7 +27,9 @@ class Problem:
         place = f"rank {self.rank}"
         if self.position is not None:
             place += f", position {self.position}"
-        text = f"{place}, {self.action}: {self.message} (rule: {self.rule})"
+        text = WORDING["problem"].format(
+            place=place, action=self.action, message=self.message, rule=self.rule
+        )
         return f"{text}\n{self.neighbourhood}" if self.neighbourhood else text
 
 

@@ -18,6 +18,7 @@ _COMMANDS = {
     "explain": ("penstock.cli.explain", "explain_command"),
     "list": ("penstock.cli.show", "list_command"),
     "plan": ("penstock.cli.plan", "plan_command"),
+    "playground": ("penstock.cli.playground", "playground_command"),
     "revise": ("penstock.cli.revise", "revise_command"),
     "show": ("penstock.cli.show", "show_command"),
     "simulate": ("penstock.cli.prices", "simulate_command"),

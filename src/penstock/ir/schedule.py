@@ -13,6 +13,7 @@ from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Rows
 from penstock.ir.text import format_csv, format_table, parse_csv, parse_work
+from penstock.ir.wording import WORDING
 from penstock.untrusted import clean_name, read_text
 
 __all__ = ["Schedule"]
@@ -72,8 +73,7 @@ class Schedule:
         microbatches = int(rows.microbatch[rows.is_compute].max()) + 1
         if microbatches > len(rows):
             raise ScheduleError(
-                f"microbatch {microbatches - 1} is named, but there are only {len(rows)} actions; "
-                "number the microbatches from 0 without gaps"
+                WORDING["microbatch gap"].format(microbatch=microbatches - 1, actions=len(rows))
             )
         flow = Dataflow.chain(placement.num_stages) if dataflow is None else dataflow
         if flow.num_parts * microbatches > max(_FEW_FORWARDS, 4 * len(rows)):
@@ -163,27 +163,26 @@ def _read_placement(rows: Rows) -> Placement:
     compute = rows.is_compute
     stage, rank = rows.stage[compute], rows.rank_of_row()[compute]
     if not len(stage):
-        raise ScheduleError("the schedule has no compute action; add forwards such as 0F0")
+        raise ScheduleError(WORDING["no compute"])
     num_stages = int(stage.max()) + 1
     if num_stages > len(rows):
-        raise ScheduleError(
-            f"stage {num_stages - 1} is named, but there are only {len(rows)} actions; "
-            "number the stages from 0 without gaps"
-        )
+        raise ScheduleError(WORDING["stage gap"].format(stage=num_stages - 1, actions=len(rows)))
     holder = np.full(num_stages, -1)
     holder[stage] = rank
     if (missing := np.flatnonzero(holder < 0)).size:
-        raise ScheduleError(
-            f"stage {missing[0]} never computes, but stage {num_stages - 1} does; "
-            "number the stages from 0 without gaps"
-        )
+        raise ScheduleError(WORDING["stage missing"].format(stage=missing[0], last=num_stages - 1))
     if (wrong := np.flatnonzero(holder[stage] != rank)).size:
         row = int(np.flatnonzero(compute)[wrong[0]])
         at, position = rows.position(row)
         raise ScheduleError(
-            f"rank {at}, position {position}, {rows.action(row)}: stage {rows.stage[row]} also "
-            f"runs on rank {holder[rows.stage[row]]}; a stage must be on one rank"
+            WORDING["stage twice"].format(
+                rank=at,
+                position=position,
+                action=rows.action(row),
+                stage=rows.stage[row],
+                other=holder[rows.stage[row]],
+            )
         )
     if idle := set(range(rows.num_ranks)) - set(holder.tolist()):
-        raise ScheduleError(f"rank {min(idle)} computes nothing; give every rank a stage")
+        raise ScheduleError(WORDING["idle rank"].format(rank=min(idle)))
     return Placement(tuple(holder.tolist()))

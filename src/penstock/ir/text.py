@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from penstock.errors import ParseError
 from penstock.ir.actions import OVERLAP_TEXT, Action, Kind, Overlap, Work
 from penstock.ir.dataflow import Dataflow
+from penstock.ir.wording import WORDING
 from penstock.untrusted import quote
 
 __all__ = ["format_csv", "format_table", "parse_csv", "parse_work"]
@@ -42,9 +43,7 @@ def parse_work(text: str) -> Work:
 def _parse_action(text: str) -> Action:
     match = _ACTION.fullmatch(text)
     if match is None:
-        raise ParseError(
-            f"not a valid action: {quote(text)} (expected STAGE KIND MICROBATCH, e.g. 2F0)"
-        )
+        raise ParseError(WORDING["action"].format(text=quote(text)))
     stage, kind, microbatch, peer = match.groups()
     try:
         return Action(
@@ -78,7 +77,7 @@ def parse_csv(text: str) -> tuple[list[list[Work]], Dataflow | None]:
     except csv.Error as error:
         raise ParseError(f"not a CSV file: {error}") from error
     if not table:
-        raise ParseError("the file is empty; write one line per rank, one action per cell")
+        raise ParseError(WORDING["empty"])
     return [_parse_row(rank, row) for rank, row in enumerate(table)], dataflow
 
 
@@ -89,7 +88,8 @@ def _parse_row(rank: int, row: Sequence[str]) -> list[Work]:
             try:
                 order.append(parse_work(cell))
             except ParseError as error:
-                raise ParseError(f"rank {rank}, cell {column}: {error}") from error
+                text = WORDING["cell"].format(rank=rank, cell=column, error=error)
+                raise ParseError(text) from error
     return order
 
 

@@ -68,13 +68,15 @@ def test_click_selects_the_chain_and_escape_clears_it(visit_page: Opener) -> Non
     assert visit.page.locator("#details").is_hidden()
 
 
-def test_wheel_zooms_around_the_pointer_and_zero_resets(visit_page: Opener) -> None:
+def test_wheel_with_ctrl_zooms_around_the_pointer_and_zero_resets(visit_page: Opener) -> None:
     timeline = timeline_of("ZBV", 4, 8, COSTS)
     visit = visit_page(page(timeline), viewport=DESK)
     row, whole = find_row(timeline, "1F3"), visit.ask("window")
     point_at(visit, row)
     before = visit.ask("box", 0, row)
+    visit.page.keyboard.down("Control")
     visit.page.mouse.wheel(0, -600)
+    visit.page.keyboard.up("Control")
     visit.settle()
     after = visit.ask("box", 0, row)
     assert after["width"] > 2 * before["width"]
@@ -252,11 +254,11 @@ def test_everything_has_a_role_a_name_and_a_tab_stop(visit_page: Opener) -> None
         found = visit.page.get_by_role(role, name=name)  # type: ignore[arg-type]  # a literal
         assert found.count() >= 1, (role, name)
     reached = []
-    for _ in range(12):
+    for _ in range(15):
         press(visit, "Tab")
         reached.append(visit.page.evaluate("document.activeElement.id"))
-    expected = "query zoom-out zoom-in reset critical memory theme keys lanes-0"
-    assert " ".join(reached[1:10]) == expected
+    expected = "query zoom-out zoom-in reset critical memory share save-png save-svg theme keys"
+    assert " ".join(reached[1:13]) == f"{expected} lanes-0"
     press(visit, "?")
     assert visit.page.get_by_role("dialog", name="Keys and gestures").is_visible()
 

@@ -9,6 +9,8 @@ class App {
     this.hovered = { panel: NOTHING, row: NOTHING };
     this.found = { query: "", matches: [], at: NOTHING };
     this.showsCritical = false;
+    this.showsMoved = false;
+    this.range = null;
     // Memory curves are worth their space only with few lanes.
     this.showsMemory = panels.every((panel) => panel.timeline.numRanks <= 16);
     this.waiting = [];
@@ -59,6 +61,7 @@ class App {
       selected: this.selectedRow(at),
       hovered: this.hovered.panel === at ? this.hovered.row : NOTHING,
       showsCritical: this.showsCritical,
+      range: this.range,
     };
   }
 
@@ -78,13 +81,22 @@ class App {
   }
 
   hover(panel, event) {
-    const { time, lane, isOnLanes } = panel.point(event);
-    const row = isOnLanes ? panel.bars.at(time, lane) : NOTHING;
-    const rank = clamp(Math.round(lane), 0, panel.timeline.numRanks - 1);
-    const next = isOnLanes && row === NOTHING ? panel.bars.after(rank, time) : NOTHING;
-    this.hovered = { panel: this.panels.indexOf(panel), row };
-    if (row === NOTHING && next === NOTHING) hideTip();
-    else showTip(describePoint(panel.timeline, row, next), event);
+    const { timeline, bars } = panel;
+    const { time, lane, isOnLanes, isOnMemory } = panel.point(event);
+    const row = isOnLanes ? bars.at(time, lane) : NOTHING;
+    const rank = clamp(Math.round(lane), 0, timeline.numRanks - 1);
+    this.hovered = { panel: this.panels.indexOf(panel), row: isOnMemory ? NOTHING : row };
+    const isInStep = isOnLanes && time >= 0 && time <= timeline.seconds;
+    if (!isInStep && row === NOTHING) hideTip();
+    else if (isOnMemory) showTip(describeMemory(panel, rank, time, row), event);
+    else if (row !== NOTHING) showTip(describeAction(timeline, row), event);
+    else showTip(describeIdle(timeline, bars.after(rank, time)), event);
+    this.paintMarks();
+  }
+
+  /** Mark a range of time, or none. */
+  showRange(from, to) {
+    this.range = from === null ? null : [from, to];
     this.paintMarks();
   }
 
@@ -95,10 +107,30 @@ class App {
   }
 
   click(panel, event) {
-    const { time, lane, isOnLanes } = panel.point(event);
+    const { time, lane, isOnLanes, isOnLabel } = panel.point(event);
+    if (isOnLabel) return this.collapse(Math.round(lane));
     const row = isOnLanes ? panel.bars.at(time, lane) : NOTHING;
     if (row === NOTHING) this.clear();
     else this.select(this.panels.indexOf(panel), row);
+    return undefined;
+  }
+
+  /** Collapse a rank in every panel; the last one stays. */
+  collapse(rank) {
+    for (const { hiddenRanks, lanes } of this.panels) if (lanes.numRanks > 1) hiddenRanks.add(rank);
+    this.showRanks();
+  }
+
+  expandAll() {
+    for (const { hiddenRanks } of this.panels) hiddenRanks.clear();
+    this.showRanks();
+  }
+
+  showRanks() {
+    this.resize();
+    const hidden = [...this.panels[0].hiddenRanks].sort((one, other) => one - other);
+    document.getElementById("expand").hidden = !hidden.length;
+    say(hidden.length ? `Collapsed: rank ${hidden.join(", ")}` : "All ranks are shown");
   }
 
   /** Select an action with its chain, here and in the other timelines that have it. */
@@ -110,6 +142,8 @@ class App {
       if (twin !== NOTHING) twins.push({ panel: other, row: twin });
     });
     this.selected = { panel: at, row, twins };
+    this.showsMoved = false;
+    press("moved", false);
     this.panels.forEach((panel, each) => {
       const chosen = this.selectedRow(each);
       this.lit[each] = chosen === NOTHING ? null : lightRows(panel, panel.timeline.chain(chosen));
@@ -132,6 +166,8 @@ class App {
   clear() {
     this.selected = null;
     this.lit.fill(null);
+    this.showsMoved = false;
+    press("moved", false);
     this.found = { query: "", matches: [], at: NOTHING };
     document.getElementById("details").hidden = true;
     hideTip();
@@ -150,6 +186,7 @@ class App {
       const span = isWide ? shown : clamp(seconds * 40, this.window.finest, this.window.whole);
       this.window.show(start + seconds / 2 - span / 2, span);
     }
+    if (this.panels[at].hiddenRanks.has(timeline.rank[row])) this.expandAll();
     this.panels[at].reveal(timeline.rank[row]);
     this.panels[at].element.scrollIntoView({ block: "nearest" });
   }
@@ -200,7 +237,7 @@ class App {
 
   selectFirst(at) {
     const { lanes, bars } = this.panels[at];
-    const row = bars.after(lanes.firstRank, this.window.goalLeft);
+    const row = bars.after(lanes.visibleRanks[0], this.window.goalLeft);
     if (row !== NOTHING) this.goTo(at, row);
   }
 
@@ -211,8 +248,40 @@ class App {
   }
 
   toggleMemory() {
-    this.showsMemory = !this.showsMemory;
+    this.setMemory(!this.showsMemory);
+  }
+
+  setMemory(isShown) {
+    this.showsMemory = isShown;
     this.resize();
+  }
+
+  /** Light the actions that start at another time than in the first timeline. */
+  toggleMoved() {
+    const isShown = !this.showsMoved;
+    this.clear();
+    this.showsMoved = isShown;
+    press("moved", isShown);
+    if (isShown) {
+      const [first, ...others] = this.panels;
+      const found = others.map((panel) => findMoved(first, panel));
+      others.forEach((panel, at) => {
+        this.lit[at + 1] = lightRows(panel, found[at].rows);
+      });
+      say(others.map((panel, at) => movedText(panel, found[at])).join("; "));
+    }
+    this.paintMarks();
+  }
+
+  /** Hide the actions of a kind but for a shadow, or show them again. */
+  toggleKind(kind) {
+    const isHidden = !this.panels[0].hiddenKinds.has(kind);
+    for (const { hiddenKinds } of this.panels) {
+      if (isHidden) hiddenKinds.add(kind);
+      else hiddenKinds.delete(kind);
+    }
+    document.querySelector(`#legend [data-kind="${kind}"]`)?.setAttribute("aria-pressed", String(!isHidden));
+    this.draw();
   }
 
   setTheme(theme) {

@@ -80,15 +80,17 @@ class Bars {
     return this.timeline.rank[row] + this.laneHeight * ((this.part[row] + 1) / this.parts[row] - 0.5);
   }
 
-  /** Return the row at a time and a height in lanes, or -1. */
+  /** Return the row at a time and a height in lanes, or -1; the gap around a bar belongs to it. */
   at(time, lane) {
     const rank = Math.round(lane);
     if (rank < 0 || rank >= this.timeline.numRanks) return NOTHING;
+    const half = 0.499 * this.laneHeight;
+    const height = clamp(lane, rank - half, rank + half);
     const [from, to] = this.between(rank, time, time + this.timeline.tick);
     for (let bar = to - 1; bar >= from; bar--) {
       const row = this.rows[bar];
       const isWithin = this.timeline.start[row] <= time && time < this.timeline.end[row];
-      if (isWithin && this.top(row) <= lane && lane <= this.bottom(row)) return row;
+      if (isWithin && this.top(row) <= height && height <= this.bottom(row)) return row;
     }
     return NOTHING;
   }

@@ -1,62 +1,78 @@
-// Many bars in few pixels: each column of a lane gets the mean colour of its bars.
+// Many bars in few pixels: each column of a lane is divided among the kinds that run in it.
 
-/** Draw the lanes as one small image, one line of pixels each (two with overlaps). */
+// The pixels of a column, top to bottom; a lane has this many lines, or as many as it is high.
+const MOST_LINES = 24;
+
+/** Draw the lanes as one small image. Where several bars share a column, each has its share of it. */
 function drawDensity(context, panel, colours) {
   const { lanes, bars } = panel;
   const columns = Math.max(1, Math.round(lanes.width * panel.ratio));
-  const lines = bars.hasOverlap ? 2 : 1;
-  const numLanes = lanes.endRank - lanes.firstRank;
+  const height = lanes.barStep * bars.laneHeight;
+  const lines = clamp(Math.round(height * panel.ratio), 1, MOST_LINES);
+  const ranks = lanes.visibleRanks;
+  const numLanes = ranks.length;
   const image = new ImageData(columns, numLanes * lines);
-  const sums = new Float32Array(4 * columns);
+  const palette = new Palette(panel);
+  const shares = new Float32Array(palette.size * columns);
   for (let lane = 0; lane < numLanes; lane++) {
-    for (let line = 0; line < lines; line++) {
-      sums.fill(0);
-      sumLine(panel, lanes.firstRank + lane, lines === 2 ? line : NOTHING, sums, columns);
-      writeLine(image.data, (lane * lines + line) * columns * 4, sums, colours.idle);
+    shares.fill(0);
+    addShares(panel, ranks[lane], shares, columns, palette);
+    for (let column = 0; column < columns; column++) {
+      const from = column * palette.size;
+      const pixels = { data: image.data, at: (lane * lines * columns + column) * 4, next: columns * 4 };
+      fillColumn(pixels, lines, shares.subarray(from, from + palette.size), palette, colours.idle);
     }
   }
   const canvas = new OffscreenCanvas(columns, image.height);
   canvas.getContext("2d").putImageData(image, 0, 0);
   context.imageSmoothingEnabled = false;
-  const height = (lanes.barStep * bars.laneHeight) / lines;
-  for (let row = 0; row < image.height; row++) {
-    const rank = lanes.firstRank + Math.floor(row / lines);
-    const top = lanes.y(rank - bars.laneHeight / 2, rank) + (row % lines) * height;
-    context.drawImage(canvas, 0, row, columns, 1, lanes.margin, top, lanes.width, height);
+  for (let lane = 0; lane < numLanes; lane++) {
+    const rank = ranks[lane];
+    const top = lanes.y(rank - bars.laneHeight / 2, rank);
+    context.drawImage(canvas, 0, lane * lines, columns, lines, lanes.margin, top, lanes.width, height);
   }
 }
 
-/** Sum colours weighted by the share of each column they cover; the fourth value is the share. */
-function sumLine({ bars, lanes, shades }, rank, half, sums, columns) {
+/** The colours of a panel by number, kind after kind. */
+class Palette {
+  constructor({ shades, hiddenKinds }) {
+    this.size = shades.table.length * shades.table[0].length;
+    this.numStages = shades.table[0].length;
+    this.channels = shades.table.flat().map(({ channels }) => channels);
+    this.isHidden = shades.table.flatMap((fills, kind) => fills.map(() => hiddenKinds.has(kind)));
+  }
+}
+
+/** Add what each colour covers of each column of a lane. */
+function addShares({ bars, lanes }, rank, shares, columns, palette) {
   const { timeline } = bars;
   const { left, right, span } = lanes.window;
   const scale = columns / span;
   const [from, to] = bars.between(rank, left, right);
   for (let bar = from; bar < to; bar++) {
     const row = bars.rows[bar];
-    const parts = bars.parts[row];
-    if (half !== NOTHING && parts > 1 && Math.floor((2 * bars.part[row]) / parts) !== half) continue;
+    const number = timeline.kind(row) * palette.numStages + timeline.localStageOf[timeline.stage(row)];
+    if (palette.isHidden[number]) continue;
     const begin = Math.max((timeline.start[row] - left) * scale, 0);
     const end = Math.min((timeline.end[row] - left) * scale, columns);
-    const [red, green, blue] = shades.of(row).channels;
     for (let column = Math.floor(begin); column < end; column++) {
       const share = Math.min(end, column + 1) - Math.max(begin, column);
-      const at = 4 * column;
-      sums[at] += red * share;
-      sums[at + 1] += green * share;
-      sums[at + 2] += blue * share;
-      sums[at + 3] += share;
+      shares[column * palette.size + number] += share / bars.parts[row];
     }
   }
 }
 
-function writeLine(pixels, at, sums, idle) {
-  for (let from = 0; from < sums.length; from += 4) {
-    const rest = Math.max(0, 1 - sums[from + 3]);
-    const whole = Math.max(1, sums[from + 3]);
-    for (let channel = 0; channel < 3; channel++) {
-      pixels[at + from + channel] = (sums[from + channel] + idle[channel] * rest) / whole;
-    }
-    pixels[at + from + 3] = 255;
+/** Fill a column of pixels with its colours, one after the other, and idle time below. */
+function fillColumn({ data, at, next }, lines, shares, palette, idle) {
+  let [number, reached] = [0, shares[0]];
+  for (let line = 0; line < lines; line++) {
+    const middle = (line + 0.5) / lines;
+    while (number < shares.length && middle > reached) reached += shares[++number] ?? 0;
+    const [red, green, blue] = number < shares.length ? palette.channels[number] : idle;
+    data[at] = red;
+    data[at + 1] = green;
+    data[at + 2] = blue;
+    data[at + 3] = 255;
+    at += next;
   }
 }

@@ -3,7 +3,10 @@
 // The most actions of a chain that get a button.
 const MAX_LINKS = 120;
 
-/** Make an element with text or other elements in it; text is never parsed as HTML. */
+/**
+ * Make an element with text or other elements in it; text is never parsed as HTML.
+ * @param {string} tag @param {string | Node | (string | Node)[]} content @param {Record<string, string>} attributes
+ */
 function make(tag, content = [], attributes = {}) {
   const element = document.createElement(tag);
   element.append(...[content].flat());
@@ -57,10 +60,23 @@ function headingOf(timeline, row) {
   return [make("strong", timeline.text(row)), ` ${label}, rank ${timeline.rank[row]}`];
 }
 
-/** Describe the action under the pointer, or why the rank is idle there. */
-function describePoint(timeline, row, next) {
-  if (row !== NOTHING) {
-    return [make("div", headingOf(timeline, row)), makeFacts(factsOf(timeline, row))];
+/** Describe the action under the pointer. */
+function describeAction(timeline, row) {
+  return [make("div", headingOf(timeline, row)), makeFacts(factsOf(timeline, row))];
+}
+
+/** Describe what a rank holds at a time, and what it runs meanwhile. */
+function describeMemory(panel, rank, time, row) {
+  const { timeline } = panel;
+  const held = formatMemory(panel.heldAt(rank, time), timeline.memoryUnit);
+  const runs = row === NOTHING ? "idle" : `runs ${timeline.text(row)}`;
+  return [make("div", make("strong", `holds ${held}`)), make("div", `rank ${rank} at ${formatTime(time)}; ${runs}`)];
+}
+
+/** Describe why a rank is idle until its next action. */
+function describeIdle(timeline, next) {
+  if (next === NOTHING) {
+    return [make("div", make("strong", "done")), make("div", `idle until the step ends at ${formatTime(timeline.seconds)}`)];
   }
   const [text, need] = [timeline.text(next), timeline.waitedFor(next)];
   const until = `idle until ${formatTime(timeline.start[next])}`;

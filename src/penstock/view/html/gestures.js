@@ -8,10 +8,14 @@ function connectPointers(panel, window, app) {
   const { element } = panel;
   const pointers = new Map();
   let moved = 0;
+  // Where a range of time begins that is to fill the window.
+  let rangeFrom = null;
 
   element.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     if (pointers.size === 0) moved = 0;
+    const { time, isOnLanes } = panel.point(event);
+    rangeFrom = pointers.size === 0 && (event.shiftKey || !isOnLanes) ? time : null;
     pointers.set(event.pointerId, event);
     element.setPointerCapture(event.pointerId);
   });
@@ -25,6 +29,7 @@ function connectPointers(panel, window, app) {
     if (moved < CLICK_PIXELS) return;
     element.classList.add("dragged");
     app.leave();
+    if (rangeFrom !== null) return app.showRange(rangeFrom, panel.point(event).time);
     if (others.length) pinch(panel, window, others[0], before, event);
     else drag(panel, window, before, event);
   });
@@ -32,19 +37,24 @@ function connectPointers(panel, window, app) {
   const release = (event) => {
     if (!pointers.delete(event.pointerId)) return;
     if (pointers.size === 0) element.classList.remove("dragged");
+    app.showRange(null);
     if (event.type === "pointerup" && moved < CLICK_PIXELS) app.click(panel, event);
+    else if (event.type === "pointerup" && rangeFrom !== null) window.showBetween(rangeFrom, panel.point(event).time);
   };
   element.addEventListener("pointerup", release);
   element.addEventListener("pointercancel", release);
   element.addEventListener("pointerleave", () => app.leave());
 
+  // The wheel scrolls the page, and lanes that do not fit; it zooms with Ctrl, as pinching does.
   const wheel = (event) => {
-    event.preventDefault();
     const lines = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? 16 : 1;
     const [across, down] = [event.deltaX * lines, event.deltaY * lines];
     const isAcross = event.shiftKey || Math.abs(across) > Math.abs(down);
-    if (isAcross) window.pan((across || down) / panel.lanes.width);
-    else window.wheel(down, panel.share(event.clientX));
+    const isZoom = event.ctrlKey || event.metaKey;
+    if (!isZoom && !isAcross) return;
+    event.preventDefault();
+    if (isZoom) window.wheel(down, panel.share(event.clientX));
+    else window.pan((across || down) / panel.lanes.width);
   };
   element.addEventListener("wheel", wheel, { passive: false });
 }

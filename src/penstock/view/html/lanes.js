@@ -9,8 +9,11 @@ const MEMORY_LIMITS = [16, 34];
 const NARROW = 560;
 
 class Lanes {
-  /** Choose sizes in pixels for a number of ranks and the available width and height. */
-  constructor({ numRanks, width, roomHeight, hasMemory, window }) {
+  /** Choose sizes in pixels for the ranks that are shown and the available width and height. */
+  constructor({ shown, width, roomHeight, hasMemory, window }) {
+    this.shown = shown;
+    const numRanks = shown.length;
+    this.slots = new Map(shown.map((rank, slot) => [rank, slot]));
     const [least, most] = LANE_LIMITS;
     const memory = hasMemory ? clamp(roomHeight / numRanks / 2, ...MEMORY_LIMITS) : 0;
     this.numRanks = numRanks;
@@ -32,12 +35,15 @@ class Lanes {
     return this.height - AXIS_HEIGHT;
   }
 
-  get firstRank() {
-    return Math.max(0, Math.floor(this.scrolled / this.step));
+  /** The ranks that are in view, top to bottom. */
+  get visibleRanks() {
+    const from = Math.max(0, Math.floor(this.scrolled / this.step));
+    return this.shown.slice(from, Math.ceil((this.scrolled + this.laneHeight) / this.step));
   }
 
-  get endRank() {
-    return Math.min(this.numRanks, Math.ceil((this.scrolled + this.laneHeight) / this.step));
+  /** Return the place of a rank among the shown ones; a collapsed rank is far out of sight. */
+  slot(rank) {
+    return this.slots.get(rank) ?? -1000;
   }
 
   x(time) {
@@ -50,13 +56,19 @@ class Lanes {
 
   /** Convert a height in lanes to pixels; rank 2 extends from 1.5 to 2.5. */
   y(lane, rank) {
-    return rank * this.step + (lane - rank + 0.5) * this.barStep - this.scrolled;
+    return this.slot(rank) * this.step + (lane - rank + 0.5) * this.barStep - this.scrolled;
   }
 
   /** Convert pixels to a height in lanes; the memory of a rank counts as just above it. */
   lane(y) {
-    const rank = Math.floor((y + this.scrolled) / this.step);
-    return rank - 0.5 + Math.min(0.999, (y + this.scrolled - rank * this.step) / this.barStep);
+    const slot = clamp(Math.floor((y + this.scrolled) / this.step), 0, this.numRanks - 1);
+    const height = clamp((y + this.scrolled - slot * this.step) / this.barStep, 0, 0.999);
+    return this.shown[slot] - 0.5 + height;
+  }
+
+  /** Whether a height in pixels is on the memory curve of a rank. */
+  isOnMemory(y) {
+    return (y + this.scrolled) % this.step > this.barStep;
   }
 }
 

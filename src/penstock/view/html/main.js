@@ -3,6 +3,11 @@
 const PAN_SHARE = 0.15;
 const KEY_ZOOM = 1.5;
 
+/** Return an element as whatever kind it is. @param {string} id @returns {any} */
+function element(id) {
+  return document.getElementById(id);
+}
+
 async function start() {
   const settings = JSON.parse(document.getElementById("data").textContent);
   const panels = [];
@@ -17,6 +22,7 @@ async function start() {
   const app = new App(panels, settings);
   connectButtons(app);
   connectKeys(app);
+  applyState(app, location.hash.slice(1));
   await app.settle();
   return app;
 }
@@ -28,15 +34,25 @@ function connectButtons(app) {
     reset: () => app.window.reset(),
     critical: () => app.toggleCritical(),
     memory: () => app.toggleMemory(),
+    expand: () => app.expandAll(),
+    moved: () => app.toggleMoved(),
+    share: () => share(app),
+    "save-png": async () => saveFile(await pngOf(app), "timelines.png"),
+    "save-svg": () => saveFile(new Blob([svgOf(app)], { type: "image/svg+xml" }), "timelines.svg"),
     theme: () => app.toggleTheme(),
-    keys: () => document.getElementById("help").showModal(),
+    keys: () => element("help").showModal(),
   };
   for (const [id, action] of Object.entries(actions)) {
     document.getElementById(id).addEventListener("click", action);
   }
+  document.getElementById("moved").hidden = app.panels.length === 1;
+  for (const button of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("#legend button"))) {
+    button.addEventListener("click", () => app.toggleKind(Number(button.dataset.kind)));
+  }
+  document.querySelectorAll("#numbers table").forEach(makeSortable);
   document.getElementById("search").addEventListener("submit", (event) => {
     event.preventDefault();
-    app.search(document.getElementById("query").value);
+    app.search(element("query").value);
   });
 }
 
@@ -49,14 +65,18 @@ function connectKeys(app) {
     0: () => app.window.reset(),
     c: () => app.toggleCritical(),
     m: () => app.toggleMemory(),
+    x: () => app.panels.length > 1 && app.toggleMoved(),
+    h: () => app.selected && app.collapse(app.panels[app.selected.panel].timeline.rank[app.selected.row]),
+    a: () => app.expandAll(),
+    s: () => share(app),
     d: () => app.toggleTheme(),
-    "?": () => document.getElementById("help").showModal(),
+    "?": () => element("help").showModal(),
     "/": () => document.getElementById("query").focus(),
   };
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || document.getElementById("help").open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || element("help").open) return;
     if (event.key === "Escape") return app.clear();
-    if (event.target.matches("input")) return;
+    if (/** @type {Element} */ (event.target).matches("input")) return;
     const action = anywhere[event.key] ?? arrowAction(app, event);
     if (!action) return;
     event.preventDefault();

@@ -9,6 +9,7 @@ function paintMarks(context, panel, marks, colours) {
   context.beginPath();
   context.rect(lanes.margin, 0, lanes.width, lanes.laneHeight);
   context.clip();
+  if (marks.range) paintRange(context, panel, marks.range, colours);
   const isLit = marks.lit && ((row) => marks.lit[row]);
   if (isLit || marks.showsCritical) {
     paintVeil(context, panel, colours);
@@ -31,10 +32,19 @@ function paintMarks(context, panel, marks, colours) {
   context.restore();
 }
 
+/** Mark the time that is about to fill the window. */
+function paintRange(context, { lanes }, [from, to], colours) {
+  const [left, right] = [lanes.x(Math.min(from, to)), lanes.x(Math.max(from, to))];
+  context.globalAlpha = 0.18;
+  context.fillStyle = colours.text.ink;
+  context.fillRect(left, 0, right - left, lanes.laneHeight);
+  context.globalAlpha = 1;
+}
+
 /** Dim the bars, but not the memory curves. */
 function paintVeil(context, { lanes, bars }, colours) {
   context.fillStyle = colours.text.veil;
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     const top = lanes.y(rank - bars.laneHeight / 2, rank);
     context.fillRect(lanes.margin, top, lanes.width, lanes.barStep * bars.laneHeight);
   }

@@ -4,14 +4,9 @@ The file needs no network, works from disk, and allows only its own script to ru
 in this folder; the scripts are joined in dependency order.
 """
 
-import json
-from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cache
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from string import Template
 
 from penstock.errors import ArgumentError
@@ -19,6 +14,7 @@ from penstock.ir.actions import Kind
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import find_waits
 from penstock.view.html.data import PageData, page_data
+from penstock.view.html.document import embed, join_scripts, policy, read_part
 from penstock.view.html.tables import (
     figures_line,
     idle_section,
@@ -44,6 +40,10 @@ _SCRIPTS = (
     "panel",
     "descriptions",
     "search",
+    "moved",
+    "sorting",
+    "sharing",
+    "files",
     "gestures",
     "screen",
     "app",
@@ -72,10 +72,10 @@ def page(timelines: Timeline | Mapping[str, Timeline], *, title: str | None = No
     tables = summary_section(timelines)
     tables += idle_section({name: found.idle for name, found in waits.items()})
     tables += stage_section(timelines) + rank_section(timelines)
-    style, script = _style(), _script()
-    return Template(_read("page.html")).substitute(
+    style, script = _style(), join_scripts(f"html/{name}" for name in _SCRIPTS)
+    return Template(read_part("html/page.html")).substitute(
         title=escape(" and ".join(timelines) if title is None else title),
-        policy=_policy(style, script),
+        policy=policy(style, script),
         summary=escape(_summary(timelines)),
         style=style,
         panels="\n".join(
@@ -89,34 +89,8 @@ def page(timelines: Timeline | Mapping[str, Timeline], *, title: str | None = No
     )
 
 
-@cache
-def _read(name: str) -> str:
-    return files("penstock.view").joinpath("html", name).read_text(encoding="utf-8")
-
-
 def _style() -> str:
-    return Template(_read("style.css")).substitute(idle=IDLE, memory=MEMORY)
-
-
-def _script() -> str:
-    return "\n" + "\n".join(_read(f"{name}.js") for name in _SCRIPTS)
-
-
-def _policy(style: str, script: str) -> str:
-    """Return a policy that blocks everything but our own style and script, by their hashes."""
-    rules = {
-        "default-src": "'none'",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "img-src": "data:",
-        "style-src": f"'sha256-{_hash(style)}'",
-        "script-src": f"'sha256-{_hash(script)}'",
-    }
-    return "; ".join(f"{name} {value}" for name, value in rules.items())
-
-
-def _hash(text: str) -> str:
-    return b64encode(sha256(text.encode("utf-8")).digest()).decode("ascii")
+    return Template(read_part("html/style.css")).substitute(idle=IDLE, memory=MEMORY)
 
 
 def _summary(timelines: Mapping[str, Timeline]) -> str:
@@ -172,6 +146,7 @@ def _legend(timelines: Mapping[str, Timeline]) -> str:
             ),
             count,
             f"{LOOKS[kind].letter} {LOOKS[kind].label}",
+            kind,
         )
         for kind in kinds
     ]
@@ -188,15 +163,20 @@ def _legend(timelines: Mapping[str, Timeline]) -> str:
     return "".join(items)
 
 
-def _key(boxes: str, width: int, label: str) -> str:
-    return (
-        f'<li><svg viewBox="0 0 {width} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}'
-        f"</svg>{escape(label)}</li>"
+def _key(boxes: str, width: int, label: str, kind: Kind | None = None) -> str:
+    """Return an entry of the legend; the entry of a kind is a button that hides the kind."""
+    picture = (
+        f'<svg viewBox="0 0 {width} 1" preserveAspectRatio="none" aria-hidden="true">{boxes}</svg>'
     )
+    text = picture + escape(label)
+    if kind is not None:
+        button = f'<button type="button" data-kind="{kind.value}" aria-pressed="true">'
+        text = f"{button}{text}</button>"
+    return f"<li>{text}</li>"
 
 
 def _data(timelines: Mapping[str, Timeline], timeline_data: list[PageData]) -> str:
-    """Return the data of the scripts as JSON; `<` is escaped, or it could end the element."""
+    """Return the data of the scripts."""
     count = _num_local_stages(timelines)
     shades = [[shade(kind, at, count) for at in range(count)] for kind in Kind]
     settings = {
@@ -208,4 +188,4 @@ def _data(timelines: Mapping[str, Timeline], timeline_data: list[PageData]) -> s
         "shades": [[(fill, text_colour(fill)) for fill in fills] for fills in shades],
         "timelines": [asdict(data) for data in timeline_data],
     }
-    return json.dumps(settings, separators=(",", ":")).replace("<", "\\u003c")
+    return embed(settings)

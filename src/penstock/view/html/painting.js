@@ -3,8 +3,11 @@
 // With more visible bars, columns of pixels replace bars, and numbers are left out.
 const MAX_BARS = 6000;
 const MAX_NUMBERS = 2500;
+const SMALL_FONT = "9.5px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const DIGIT_WIDTH = 6.6;
+// What is left of the colour of kinds that the legend hides.
+const HIDDEN_SHARE = 0.12;
 
 function paintPanel(context, panel, colours) {
   const { lanes } = panel;
@@ -32,7 +35,7 @@ function paintIdle(context, { lanes, bars, timeline }, colours) {
   context.fillStyle = colours.text.idle;
   const from = Math.max(lanes.x(0), lanes.margin);
   const to = Math.min(lanes.x(timeline.seconds), lanes.margin + lanes.width);
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     const top = lanes.y(rank - bars.laneHeight / 2, rank);
     context.fillRect(from, top, to - from, lanes.barStep * bars.laneHeight);
   }
@@ -56,9 +59,13 @@ function paintBars(context, panel, colours) {
 function paintBar(context, panel, row) {
   const { x, y, width, height } = panel.box(row);
   const { fill, ink } = panel.shades.of(row);
+  const isHidden = panel.hiddenKinds.has(panel.timeline.kind(row));
   context.fillStyle = fill;
+  context.globalAlpha = isHidden ? HIDDEN_SHARE : 1;
   const hair = width > 3 ? Math.min(1, width / 8) : 0;
   context.fillRect(x, y, Math.max(width - hair, 0.3), height - (panel.bars.parts[row] > 1 ? 0.5 : 0));
+  context.globalAlpha = 1;
+  if (isHidden) return;
   const microbatch = panel.timeline.microbatch[row];
   if (!panel.showsNumbers || microbatch === NOTHING || height < 11) return;
   // The number is centred in the visible part of the bar.
@@ -86,7 +93,7 @@ function paintMemory(context, panel, colours) {
   const { lanes, timeline } = panel;
   const end = lanes.margin + lanes.width;
   context.fillStyle = colours.text.memory;
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     const bottom = lanes.y(rank + 0.5, rank) + lanes.memoryStep - 5;
     const height = (held) => bottom - (held / timeline.mostMemory) * (lanes.memoryStep - 7);
     context.fillRect(lanes.margin, bottom, lanes.width, 0.5);
@@ -111,7 +118,20 @@ function paintMemory(context, panel, colours) {
     context.globalAlpha = 0.6;
     context.fill();
     context.globalAlpha = 1;
+    paintScale(context, panel, bottom, colours);
   }
+}
+
+/** Write the largest and the smallest value of a memory curve beside it. */
+function paintScale(context, { lanes, timeline }, bottom, colours) {
+  if (lanes.memoryStep < MEMORY_LIMITS[0]) return;
+  context.fillStyle = colours.text.muted;
+  context.font = SMALL_FONT;
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  const most = lanes.isNarrow ? formatNumber(timeline.mostMemory) : shortMemory(timeline.mostMemory, timeline.memoryUnit);
+  context.fillText(timeline.memoryUnit === "bytes" && lanes.isNarrow ? "" : most, lanes.margin - 7, bottom - lanes.memoryStep + 11);
+  context.fillStyle = colours.text.memory;
 }
 
 function paintLabels(context, lanes, colours) {
@@ -121,7 +141,7 @@ function paintLabels(context, lanes, colours) {
   context.textBaseline = "middle";
   // Every second, fourth, ... label if they do not all fit.
   const every = 2 ** Math.max(0, Math.ceil(Math.log2(12 / lanes.step)));
-  for (let rank = lanes.firstRank; rank < lanes.endRank; rank++) {
+  for (const rank of lanes.visibleRanks) {
     if (rank % every) continue;
     const label = lanes.isNarrow ? String(rank) : `rank ${rank}`;
     context.fillText(label, lanes.margin - 7, lanes.y(rank, rank));

@@ -6,6 +6,8 @@ class Panel {
     this.timeline = timeline;
     this.bars = new Bars(timeline, settings.lane_height);
     this.shades = new Shades(timeline, settings.shades);
+    this.hiddenKinds = new Set();
+    this.hiddenRanks = new Set();
     this.isCritical = new Uint8Array(timeline.numRows);
     for (const row of timeline.critical) this.isCritical[row] = 1;
     const addCanvas = () => element.appendChild(document.createElement("canvas"));
@@ -17,9 +19,10 @@ class Panel {
   /** Fit the canvases to the width of the page. */
   resize(window, roomHeight, hasMemory) {
     const width = this.element.clientWidth;
-    const { numRanks } = this.timeline;
+    const ranks = Array.from({ length: this.timeline.numRanks }, (_, rank) => rank);
+    const shown = ranks.filter((rank) => !this.hiddenRanks.has(rank));
     this.ratio = globalThis.devicePixelRatio || 1;
-    this.lanes = new Lanes({ numRanks, width, roomHeight, hasMemory, window });
+    this.lanes = new Lanes({ shown, width, roomHeight, hasMemory, window });
     const { height, fullHeight } = this.lanes;
     for (const { canvas } of this.contexts) {
       canvas.width = Math.round(width * this.ratio);
@@ -44,9 +47,9 @@ class Panel {
   }
 
   countVisible() {
-    const { firstRank, endRank, window } = this.lanes;
+    const { visibleRanks, window } = this.lanes;
     let count = 0;
-    for (let rank = firstRank; rank < endRank; rank++) {
+    for (const rank of visibleRanks) {
       const [from, to] = this.bars.between(rank, window.left, window.right);
       count += to - from;
     }
@@ -54,8 +57,8 @@ class Panel {
   }
 
   eachVisible(visit) {
-    const { firstRank, endRank, window } = this.lanes;
-    for (let rank = firstRank; rank < endRank; rank++) {
+    const { visibleRanks, window } = this.lanes;
+    for (const rank of visibleRanks) {
       const [from, to] = this.bars.between(rank, window.left, window.right);
       for (let bar = from; bar < to; bar++) visit(this.bars.rows[bar]);
     }
@@ -75,6 +78,15 @@ class Panel {
     }
   }
 
+  /** Return what a rank holds at a time. */
+  heldAt(rank, time) {
+    let now = 0;
+    this.eachLevel(rank, (when, held) => {
+      if (when <= time) now = held;
+    });
+    return now;
+  }
+
   /** Return the box of a row, in pixels from the corner of the canvas. */
   box(row) {
     const { lanes, bars, timeline } = this;
@@ -90,7 +102,9 @@ class Panel {
     this.lanes.scrolled = this.element.scrollTop;
     const [x, y] = [event.clientX - left, event.clientY - top];
     const isOnLanes = x >= this.lanes.margin && y < this.lanes.laneHeight;
-    return { time: this.lanes.time(x), lane: this.lanes.lane(y), isOnLanes };
+    const isOnLabel = x < this.lanes.margin && y < this.lanes.laneHeight;
+    const isOnMemory = isOnLanes && this.lanes.isOnMemory(y);
+    return { time: this.lanes.time(x), lane: this.lanes.lane(y), isOnLanes, isOnMemory, isOnLabel };
   }
 
   /** Return how far across the lanes a point on the screen is, from 0 to 1. */
@@ -102,7 +116,7 @@ class Panel {
   /** Scroll a rank into view. */
   reveal(rank) {
     const { step, laneHeight } = this.lanes;
-    const [top, bottom] = [rank * step, (rank + 1) * step];
+    const [top, bottom] = [this.lanes.slot(rank) * step, (this.lanes.slot(rank) + 1) * step];
     if (top < this.element.scrollTop) this.element.scrollTop = top;
     if (bottom > this.element.scrollTop + laneHeight) this.element.scrollTop = bottom - laneHeight;
   }

@@ -39,7 +39,7 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
         _line("peak microbatches", [t.peak_microbatches for t in values], format_number),
     ]
     if any(timeline.peak_bytes for timeline in values):
-        lines.append(_line("peak bytes", [t.peak_bytes for t in values], format_bytes))
+        lines.append(_byte_line("peak bytes", [t.peak_bytes for t in values]))
     lines += [
         _line(f"{LOOKS[kind].label}, all ranks s", seconds, format_number)
         for kind in COMPUTE_KINDS
@@ -170,6 +170,14 @@ def _line(label: str, values: Sequence[float], format_value: Callable[[float], s
         ratio = f"{value / first:.3f}" if first else ""
         cells += [format_value(value), sign + format_value(abs(more)), ratio]
     return cells
+
+
+def _byte_line(label: str, values: Sequence[float]) -> list[str]:
+    """Return a line of bytes; a timeline may have been recorded or priced without them."""
+    if all(values):
+        return _line(label, values, format_bytes)
+    first, *others = (format_bytes(value) if value else "not known" for value in values)
+    return [label, first, *(cell for other in others for cell in (other, "", ""))]
 
 
 def _table(headings: Iterable[str], lines: Iterable[Sequence[str]]) -> str:

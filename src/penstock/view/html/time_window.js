@@ -47,6 +47,13 @@ class TimeWindow {
     this.onChange();
   }
 
+  /** Show the time between two moments, in either order. */
+  showBetween(one, other) {
+    const [left, right] = [Math.max(0, Math.min(one, other)), Math.min(this.whole, Math.max(one, other))];
+    const span = Math.min(Math.max(right - left, this.finest), this.whole);
+    this.show(left, span);
+  }
+
   reset() {
     this.show(0, this.whole);
   }

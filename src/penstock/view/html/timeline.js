@@ -26,7 +26,9 @@ class Timeline {
     this.critical = columns.critical;
     this.localStageOf = localStages(data.rank_of_stage);
     this.rank = ranksOf(this.first);
-    [this.start, this.end] = timesOf(columns, data.tick);
+    const times = timesOf(columns, data.tick);
+    this.start = times[0];
+    this.end = times[1];
     this.memory = scaled(sums(columns.memory), data.memory_tick);
     this.seconds = largest(this.end) || 1;
     this.mostMemory = largest(this.memory) || 1;

@@ -1,0 +1,1 @@
+"""The playground: one page in which schedules are priced, played, changed and checked."""

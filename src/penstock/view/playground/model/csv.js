@@ -1,0 +1,111 @@
+// Schedules as CSV: a line per rank, a cell per action; like ir/text.py.
+
+const ACTION = /^([0-9]{1,9})(F|I|W|B)([0-9]{1,9})$/;
+// What lowering adds. The page prices transfers by itself, so these are left out.
+const ADDED = /^([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)([0-9]{1,9})?(>[0-9]{1,9})?$/;
+const OVERLAP = /^\(([^()]*)\)OVERLAP_F_B$/;
+const DATAFLOW = /^# dataflow:((?: +[0-9]{1,9}>[0-9]{1,9})*) *\| *parts:((?: +[0-9]{1,9})*)$/;
+const MOST_ACTIONS = 20000;
+
+/** @param {Schedule} schedule */
+function formatCsv(schedule) {
+  const { edges, parts } = schedule.layout;
+  const isChain =
+    edges.length === parts.length - 1 &&
+    edges.every(([from, to], at) => from === at && to === at + 1) &&
+    parts.every((part, stage) => part === stage);
+  const flow = edges.map(([from, to]) => `${from}>${to}`).join(" ");
+  const head = isChain ? [] : [`# dataflow: ${flow} | parts: ${parts.join(" ")}`];
+  const lines = schedule.orders.map((order) => order.map(workText).join(","));
+  return `${[...head, ...lines].join("\n")}\n`;
+}
+
+/**
+ * Read a schedule; `left` counts the actions that are left out. Throws an error with Python's words.
+ * @param {string} text @param {string} name @param {Record<string, string>} wording
+ * @returns {{schedule: Schedule, left: number}}
+ */
+function parseCsv(text, name, wording) {
+  const lines = text.trimEnd().split(/\r\n|\n|\r/);
+  let head = null;
+  if (lines[0].trimStart().startsWith("#")) {
+    head = DATAFLOW.exec(lines[0].trim());
+    if (!head) throw new Error(`not a valid dataflow: '${lines[0].trim()}'; write # dataflow: 0>1 1>2 | parts: 0 1 2`);
+    lines.shift();
+  }
+  if (lines.join("").trim() === "") throw new Error(wording.empty);
+  let left = 0;
+  const orders = lines.map((line, rank) => {
+    return line.split(",").flatMap((cell, column) => {
+      const stripped = cell.trim().replace(/^"(.*)"$/, "$1").trim();
+      if (stripped === "") return [];
+      if (ADDED.test(stripped)) return (left += 1), [];
+      const work = parseWork(stripped);
+      if (work) return [work];
+      const error = fill(wording.action, { text: `'${stripped.slice(0, 60)}'` });
+      throw new Error(fill(wording.cell, { rank, cell: column, error }));
+    });
+  });
+  const edges = head?.[1].trim().split(/ +/).filter(Boolean).map((edge) => edge.split(">").map(Number));
+  const parts = head?.[2].trim().split(/ +/).filter(Boolean).map(Number);
+  return { schedule: readOrders(orders, name, wording, parts, /** @type {Edge[]} */ (edges)), left };
+}
+
+/** @param {string} text @returns {Work | undefined} */
+function parseWork(text) {
+  const group = OVERLAP.exec(text);
+  const members = (group ? group[1].split(";") : [text]).map((each) => ACTION.exec(each.trim()));
+  if (members.some((match) => !match) || (group && members.length < 2)) return undefined;
+  return members.map((match) => {
+    const [, stage, letter, microbatch] = /** @type {string[]} */ (/** @type {unknown} */ (match));
+    return { kind: LETTERS.indexOf(letter), stage: Number(stage), microbatch: Number(microbatch) };
+  });
+}
+
+/**
+ * Read placement and microbatches off the lists, like `Schedule.from_orders`.
+ * @param {Orders} orders @param {string} name @param {Record<string, string>} wording
+ * @param {number[]} [parts] @param {Edge[]} [edges]
+ */
+function readOrders(orders, name, wording, parts, edges) {
+  const actions = orders.flat(2).length;
+  const rankOfStage = readPlacement(orders, actions, wording);
+  const microbatches = Math.max(...orders.flat(2).map((action) => action.microbatch)) + 1;
+  if (microbatches > actions) {
+    throw new Error(fill(wording["microbatch gap"], { microbatch: microbatches - 1, actions }));
+  }
+  if (actions > MOST_ACTIONS) {
+    throw new Error(`the page shows at most ${MOST_ACTIONS} actions (got ${actions}); use penstock show`);
+  }
+  const numbered = parts ?? rankOfStage.map((_, stage) => stage);
+  if (numbered.length !== rankOfStage.length) {
+    throw new Error(`parts must have one number per stage (stages: ${rankOfStage.length}, parts: ${numbered.length})`);
+  }
+  const layout = { rankOfStage, parts: numbered, edges: edges ?? edgesOf(numbered), microbatches };
+  return new Schedule(name, orders, layout);
+}
+
+/** @param {Orders} orders @param {number} actions @param {Record<string, string>} wording */
+function readPlacement(orders, actions, wording) {
+  const stages = orders.flat(2).map((action) => action.stage);
+  if (!stages.length) throw new Error(wording["no compute"]);
+  const last = Math.max(...stages);
+  if (last >= actions) throw new Error(fill(wording["stage gap"], { stage: last, actions }));
+  const holder = new Array(last + 1).fill(NONE);
+  orders.forEach((order, rank) => order.flat().forEach((action) => (holder[action.stage] = rank)));
+  const missing = holder.indexOf(NONE);
+  if (missing >= 0) throw new Error(fill(wording["stage missing"], { stage: missing, last }));
+  orders.forEach((order, rank) => {
+    order.forEach((work, position) => {
+      for (const { kind, stage, microbatch } of work) {
+        if (holder[stage] === rank) continue;
+        const action = `${stage}${LETTERS[kind]}${microbatch}`;
+        const values = { rank, position, action, stage, other: holder[stage] };
+        throw new Error(fill(wording["stage twice"], values));
+      }
+    });
+  });
+  const idle = orders.findIndex((_, rank) => !holder.includes(rank));
+  if (idle >= 0) throw new Error(fill(wording["idle rank"], { rank: idle }));
+  return holder;
+}

@@ -1,0 +1,70 @@
+// The settings of the page, and their form in its address.
+
+/**
+ * @typedef {{family: string, ranks: number, microbatches: number, stages: number, forward: number,
+ *   input: number, weight: number, transfer: number, gain: number, activation: number, stash: number,
+ *   limit: number}} Settings
+ */
+
+/** Every number: its key in the address, its label, range, unit, and what it means. */
+const NUMBERS = [
+  { name: "ranks", key: "p", label: "Ranks", unit: "" },
+  { name: "microbatches", key: "m", label: "Microbatches", unit: "" },
+  { name: "stages", key: "v", label: "Stages per rank", unit: "", hint: "for families that leave the choice" },
+  { name: "forward", key: "F", label: "F, forward", from: 0.1, to: 4, step: 0.1, unit: "s" },
+  { name: "input", key: "I", label: "I, backward for inputs", from: 0.1, to: 4, step: 0.1, unit: "s" },
+  { name: "weight", key: "W", label: "W, backward for weights", from: 0.1, to: 4, step: 0.1, unit: "s" },
+  { name: "transfer", key: "t", label: "Transfer to another rank", from: 0, to: 1, step: 0.02, unit: "s" },
+  { name: "gain", key: "g", label: "Overlap gain", from: 0, to: 1, step: 0.05, unit: "", hint: "share of the shorter one that an overlapped pair saves" },
+  { name: "activation", key: "a", label: "Activations", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of a microbatch, held from F to I or B" },
+  { name: "stash", key: "s", label: "Kept from I to W", from: 0, to: 16, step: 0.25, unit: "GiB" },
+  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "0 means unlimited" },
+];
+
+/** @type {Settings} */
+const DEFAULTS = {
+  family: "1F1B", ranks: 4, microbatches: 8, stages: 2, forward: 1, input: 1, weight: 1,
+  transfer: 0, gain: 0, activation: 1, stash: 0.5, limit: 0,
+};
+
+/** Return the settings as the part of an address after #. @param {Settings} settings */
+function formatSettings(settings) {
+  const parts = [`f=${encodeURIComponent(settings.family)}`];
+  for (const { name, key } of NUMBERS) {
+    // @ts-ignore -- the names of NUMBERS are those of Settings
+    if (settings[name] !== DEFAULTS[name] || ["p", "m"].includes(key)) parts.push(`${key}=${settings[name]}`);
+  }
+  return parts.join("&");
+}
+
+/**
+ * Read settings from an address; whatever is not valid keeps its default.
+ * @param {string} text @param {Record<string, number[]>} sizes @param {string[]} families
+ */
+function parseSettings(text, sizes, families) {
+  const given = new URLSearchParams(text);
+  /** @type {any} */
+  const settings = { ...DEFAULTS };
+  if (families.includes(given.get("f") ?? "")) settings.family = given.get("f");
+  for (const { name, key, from = 0, to = 0 } of NUMBERS) {
+    if (!given.has(key)) continue;
+    const value = Number(given.get(key));
+    const allowed = sizes[name];
+    const isValid = allowed ? allowed.includes(value) : value >= from && value <= to;
+    if (isValid) settings[name] = value;
+  }
+  return { settings: /** @type {Settings} */ (settings), packed: given.get("csv") };
+}
+
+/** Pack text into letters for an address. @param {string} text */
+async function pack(text) {
+  const stream = new Blob([text]).stream().pipeThrough(new CompressionStream("deflate-raw"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const letters = Array.from(bytes, (byte) => String.fromCharCode(byte)).join("");
+  return btoa(letters).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** @param {string} packed */
+async function unpack(packed) {
+  return new TextDecoder().decode(await inflate(packed.replaceAll("-", "+").replaceAll("_", "/")));
+}
