@@ -79,8 +79,6 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._set_stage_mapping(
             generate_stage_to_rank_mapping(self.pp_group_size, self._num_stages)
         )
-        self._stages_forward_initialized = False
-        self._stages_backward_initialized = False
         self._backward_requires_autograd = backward_requires_autograd
         self.pipeline_order: Order = {}
         # What was last run, and the order that it was made from.
@@ -109,28 +107,10 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._validate_and_set_stage_mapping(order)
         self.pipeline_order = order
 
-    @property
-    def _initialized(self) -> tuple[bool, bool]:
-        return self._stages_forward_initialized, self._stages_backward_initialized
-
-    @property
-    def _own_stages(self) -> list[_PipelineStageBase]:
-        return self._stages
-
-    def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
-        self._initialize_stages(args, kwargs, target, loss_kwargs)
-
     def _initialize_stages(
-        self,
-        args: Any,
-        kwargs: Any,
-        target: Any = None,
-        loss_kwargs: dict[str, Any] | None = None,
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
     ) -> None:
-        done = self._initialize_pp_stages(
-            self._stages, args, kwargs, target, *self._initialized, loss_kwargs
-        )
-        self._stages_forward_initialized, self._stages_backward_initialized = done
+        super()._initialize_stages(args, kwargs, target, loss_kwargs)
         self._validate_adjacent_stage_communication()
 
     def _validate_adjacent_stage_communication(self) -> None:

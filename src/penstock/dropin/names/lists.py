@@ -109,8 +109,7 @@ def make_schedule(
     _check_places(order, holder)
     rows = to_rows([order[rank] for rank in sorted(order)])
     placement = Placement(tuple(holder[stage] for stage in sorted(holder)))
-    chain = [(stage, stage + 1) for stage in range(len(holder) - 1)]
-    flow = Dataflow(len(holder), chain if edges is None else edges)
+    flow = Dataflow.chain(len(holder)) if edges is None else Dataflow(len(holder), edges)
     return Schedule(rows, placement, flow, microbatches)
 
 
@@ -125,8 +124,7 @@ def to_schedule(
     _check_places(order, holder)
     rows = to_rows([order[rank] for rank in number], range(num_stages, num_stages + len(number)))
     placement = Placement((*(number[rank] for rank in holder.values()), *number.values()))
-    edges = [(stage, stage + 1) for stage in range(num_stages - 1)]
-    dataflow = Dataflow(placement.num_stages, edges)
+    dataflow = Dataflow(placement.num_stages, Dataflow.chain(num_stages).edges)
     return Schedule(rows, placement, dataflow, int(rows.microbatch.max(initial=0)) + 1)
 
 

@@ -17,8 +17,11 @@ from torch.export import ExportedProgram
 
 from penstock.dropin.pipe.cut_form import give_form
 from penstock.dropin.pipe.graphs import PP_SUBMOD_PREFIX, get_submod_name
-from penstock.dropin.pipe.local_run import DetachExecutor, _insert_stage_symbolic_backward
-from penstock.dropin.pipe.loss import _find_loss_output
+from penstock.dropin.pipe.loss import (
+    DetachExecutor,
+    _find_loss_output,
+    _insert_stage_symbolic_backward,
+)
 from penstock.dropin.stages.kinds import PipeInfo, _PipelineStage, build_stage
 from penstock.errors import ArgumentError, ModelError, PipelineError
 from penstock.splitting.by_tracing.capture.capture import Capture, capture
