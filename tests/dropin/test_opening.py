@@ -115,7 +115,8 @@ def change_one_rank(rank: int, changed: int, values: list[int]) -> list[str]:
         except Exception as error:
             found.append(str(error).splitlines()[0].split(": ")[-1])
         else:
-            found.append("known" if schedule._runner.session.transport.knows_shapes else "learned")
+            transport: Any = schedule._runner.session.transport
+            found.append("known" if transport.knows_shapes else "learned")
     return found
 
 

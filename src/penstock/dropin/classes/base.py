@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS
-from penstock.dropin.classes.checks import check_counts, check_rows, count_rows, take_loss
+from penstock.dropin.classes.checks import check_counts, check_rows, count_rows
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
@@ -261,7 +261,14 @@ class _PipelineSchedule(ABC):
         """Return the loss of a microbatch on the last stage, for its backward."""
         if not stage.is_last or self._loss_fn is None or not self._internal_losses:
             return None
-        return take_loss(self._internal_losses, mb_index)
+        losses = self._internal_losses
+        if not 0 <= mb_index < len(losses) or losses[mb_index] is None:
+            have = [number for number, loss in enumerate(losses) if loss is not None]
+            raise PipelineError(
+                f"the loss of microbatch {mb_index} is missing; there are those of {have}"
+            )
+        loss: torch.Tensor = losses[mb_index]
+        return loss
 
     def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
         """Give the losses of a step to the caller, and let go of them."""

@@ -217,16 +217,13 @@ def read_order(filename: Path | str) -> Order:
         table = list(csv.reader(io.StringIO(read_text(file), newline="")))
         while table and not table[-1]:
             table.pop()
-        return {
-            rank: [_read_cell(cell, rank, at) for at, cell in enumerate(row)]
-            for rank, row in enumerate(table)
-        }
     except (ParseError, csv.Error) as error:
         raise ActionTextError(f"{file}: {error}") from error
-
-
-def _read_cell(cell: str, rank: int, position: int) -> _Action | None:
-    try:
-        return _Action.from_str(cell)
-    except ActionTextError as error:
-        raise ActionTextError(f"rank {rank}, cell {position}: {error}") from error
+    order: Order = {rank: [] for rank in range(len(table))}
+    for rank, row in enumerate(table):
+        for at, cell in enumerate(row):
+            try:
+                order[rank].append(_Action.from_str(cell))
+            except ActionTextError as error:
+                raise ActionTextError(f"{file}: rank {rank}, cell {at}: {error}") from error
+    return order

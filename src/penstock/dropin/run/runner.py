@@ -54,14 +54,13 @@ class StepRunner:
         is_guarded: bool,
     ) -> Iterator[None]:
         """Be around a step, which every rank calls; a rank that fails keeps its own error."""
-        failure: StepFailedError | None = None
         try:
             with self._open(find_lowered, stages, timeouts).call(is_guarded=is_guarded):
                 yield
+            return
         except StepFailedError as error:
             failure = error
-        if failure is not None:
-            raise self._own_error(failure)
+        raise self._own_error(failure)
 
     def _open(
         self,

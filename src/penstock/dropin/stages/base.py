@@ -91,7 +91,7 @@ class _PipelineStageBase(StageBoundary):
         self._is_reduced = False
         self._is_replaced = is_backward_replaced()
 
-    def end_training(self, *, has_failed: bool = False) -> None:
+    def end_training(self, *, has_failed: bool) -> None:
         """End a step, and undo the scaling of gradients that nobody has divided."""
         if has_failed:
             self.clear_runtime_states()
