@@ -75,8 +75,7 @@ class _CustomReducer:
     """Merge one output of all microbatches by a function of two values, from a first value on."""
 
     def __init__(self, init_value: Any, reduce_fn: Callable[[Any, Any], Any]) -> None:
-        self.init_value = init_value
-        self.reduce_fn = reduce_fn
+        self.reduce_fn, self.init_value = reduce_fn, init_value
 
 
 class _LossReducer(_CustomReducer):

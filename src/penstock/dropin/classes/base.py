@@ -53,12 +53,9 @@ class _PipelineSchedule(ABC):
         output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
         scale_grads: bool = True,
     ) -> None:
-        self._n_microbatches = n_microbatches
-        self._loss_fn = loss_fn
-        self._args_chunk_spec = args_chunk_spec
-        self._kwargs_chunk_spec = kwargs_chunk_spec
-        self._output_merge_spec = output_merge_spec
-        self.scale_grads = scale_grads
+        self._n_microbatches, self.scale_grads = n_microbatches, scale_grads
+        self._args_chunk_spec, self._kwargs_chunk_spec = args_chunk_spec, kwargs_chunk_spec
+        self._output_merge_spec, self._loss_fn = output_merge_spec, loss_fn
         self.timeouts = DEFAULT_TIMEOUTS
         self._has_backward = loss_fn is not None
         self._internal_losses: list[Any] = []

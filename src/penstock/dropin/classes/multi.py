@@ -72,10 +72,9 @@ class PipelineScheduleMulti(_PipelineSchedule):
         super().__init__(n_microbatches, loss_fn, *specs, scale_grads)
         if use_full_backward is not None:
             _logger.warning("use_full_backward has no effect any more; leave it out")
-        self._stages = stages
-        self._num_stages = stages[0].num_stages
-        self.pp_group_size = stages[0].group_size
-        self.rank = stages[0].group_rank
+        self._stages, first = stages, stages[0]
+        self.rank, self.pp_group_size = first.group_rank, first.group_size
+        self._num_stages = first.num_stages
         self._set_stage_mapping(
             generate_stage_to_rank_mapping(self.pp_group_size, self._num_stages)
         )

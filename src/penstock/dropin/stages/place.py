@@ -38,11 +38,8 @@ class StagePlace(ABC):
     ) -> None:
         if stage_index >= num_stages:
             raise ArgumentError(f"stage {stage_index} is out of range for {num_stages} stages")
-        self.submod = submodule
-        self.stage_index = stage_index
-        self.num_stages = num_stages
-        self.device = device
-        self.group = group
+        self.stage_index, self.num_stages = stage_index, num_stages
+        self.submod, self.device, self.group = submodule, device, group
         self.dw_builder = dw_builder
         # By microbatch, the weight work that waits.
         self.dw_runner: dict[int, Callable[..., Any]] = {}
