@@ -44,7 +44,6 @@ class PipelineScheduleSingle(_PipelineSchedule):
     """
 
     _held = "stage"
-    _initialize_stage = _PipelineSchedule._initialize_stages
 
     def __init__(
         self,
@@ -62,6 +61,11 @@ class PipelineScheduleSingle(_PipelineSchedule):
         self._num_stages = stage.num_stages
         self.pipeline_order: Order | None = self._get_pipeline_order()
         self._lowered: Lowered | None = None
+
+    def _initialize_stage(
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        self._initialize_stages(args, kwargs, target, loss_kwargs)
 
     def _get_pipeline_order(self) -> Order | None:
         """Return every rank's order, where there is one."""
