@@ -64,7 +64,9 @@ def refuse_after_steady_steps(rank: int) -> tuple[str, bool]:
     fresh, others = build(OURS, "1F1B", rank, RANKS, MICROBATCHES)
     step(fresh, others, RANKS, batch)
     torch.testing.assert_close(again, gradients(others))
-    return str(caught.value).split(" (")[0].split(";")[0], schedule._runner.knows_shapes
+    return str(caught.value).split(" (")[0].split(";")[
+        0
+    ], schedule._runner.session.transport.knows_shapes
 
 
 def test_a_rank_that_cannot_begin_is_named_after_steps_that_went_well(
@@ -113,7 +115,8 @@ def change_one_rank(rank: int, changed: int, values: list[int]) -> list[str]:
         except Exception as error:
             found.append(str(error).splitlines()[0].split(": ")[-1])
         else:
-            found.append("known" if schedule._runner.knows_shapes else "learned")
+            transport: Any = schedule._runner.session.transport
+            found.append("known" if transport.knows_shapes else "learned")
     return found
 
 

@@ -112,7 +112,7 @@ def change_shapes(rank: int, ranks: int, name: str) -> list[bool]:
     known = []
     for batch, (output, grads) in zip(batches, reference(num_stages, held, batches), strict=True):
         _, found = step(schedule, held, ranks, batch)
-        known.append(schedule._runner.knows_shapes)
+        known.append(schedule._runner.session.transport.knows_shapes)
         torch.testing.assert_close(gradients(held), grads, **CLOSE)
         for rows in (5, 8):
             other = make_batch(rows, 3)

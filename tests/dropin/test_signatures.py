@@ -4,8 +4,10 @@ The installed torch is the oracle. The tables below list what differs, with its 
 or a difference that they lack fails the test, and so does an entry without a difference.
 """
 
+import ast
 import importlib
 import inspect
+import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -81,6 +83,13 @@ DIFFERENT = {
 }
 
 
+# Constants of torch's modules that are not ours.
+ABSENT = {
+    "logger": "every module logs under its own name",
+    "_debug_mask_minibatches": "turns on a check of torch's own way to split, which is not ours",
+}
+
+
 def load(package: str, name: str) -> ModuleType:
     return importlib.import_module(package + name)
 
@@ -149,6 +158,28 @@ def test_no_difference_is_listed_for_nothing() -> None:
     found = [compare(name) for name in MODULES]
     assert sorted(set(MISSING) - set().union(*(missing for missing, _ in found))) == []
     assert sorted(set(DIFFERENT) - set().union(*(other for _, other in found))) == []
+
+
+def assigned_in(module: ModuleType) -> set[str]:
+    """Return the names that a module's own code assigns at its top, constants and types too."""
+    found: set[str] = set()
+    for node in ast.parse(inspect.getsource(module)).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found.update(target.id for target in targets if isinstance(target, ast.Name))
+    return found
+
+
+@pytest.mark.skipif(IS_OLD_TORCH, reason="the tables are those of torch 2.13")
+@pytest.mark.parametrize("name", MODULES)
+def test_constants_of_torchs_modules_are_here(name: str) -> None:
+    theirs, ours = load(THEIRS, name), load(OURS, name)
+    names = {name for name in assigned_in(theirs) if not name.startswith("__")}
+    assert sorted(name for name in names - set(ABSENT) if not hasattr(ours, name)) == []
+
+
+def test_torch_has_no_other_modules() -> None:
+    theirs, ours = (pkgutil.iter_modules(load(package, "").__path__) for package in (THEIRS, OURS))
+    assert {module.name for module in theirs} <= {module.name for module in ours}
 
 
 # What public trainers import or replace, by module; REVIEW and public code say so.

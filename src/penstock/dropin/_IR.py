@@ -3,7 +3,6 @@
 from penstock.dropin._backward import *
 from penstock.dropin._unflatten import *
 from penstock.dropin.pipe.graphs import *
-from penstock.dropin.pipe.local_run import *
 from penstock.dropin.pipe.loss import *
 from penstock.dropin.pipe.marking import *
 from penstock.dropin.pipe.pipe import *

@@ -13,13 +13,15 @@ from penstock.missing_torch import torch_needed_by
 
 if TYPE_CHECKING:
     from penstock.dropin.classes.families import (
+        Schedule1F1B,
         ScheduleDualPipeV,
+        ScheduleGPipe,
         ScheduleInterleaved1F1B,
         ScheduleInterleavedZeroBubble,
         ScheduleLoopedBFS,
         ScheduleZBVZeroBubble,
+        _ScheduleForwardOnly,
     )
-    from penstock.dropin.classes.single import Schedule1F1B, ScheduleGPipe, _ScheduleForwardOnly
     from penstock.dropin.pipe.marking import pipe_split
     from penstock.dropin.pipe.pipe import Pipe, SplitPoint, pipeline
     from penstock.dropin.stages.kinds import PipelineStage, build_stage

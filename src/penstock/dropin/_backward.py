@@ -14,7 +14,7 @@ import operator
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -84,18 +84,21 @@ def stage_backward_input(
         for output, grad in zip(stage_outputs_or_loss, grads, strict=True)
         if _requires_gradient(output)
     ]
-    wanted = [value for value in input_values if _requires_gradient(value)]
+    wanted = [_edge(value).node for value in input_values if _requires_gradient(value)]
     trained = [_edge(weight).node for weight in weights if weight.requires_grad]
     try:
-        param_groups = _find_groups(roots, [_edge(value).node for value in wanted], trained)
-        found = iter(_differentiate(roots, wanted, param_groups))
+        param_groups = _find_groups(roots, wanted, trained)
+        dinputs = _differentiate(roots, input_values, param_groups)
     except Exception as error:
         arguments = (stage_outputs_or_loss, output_grads, input_values)
         raise _failure("backward for inputs", *arguments) from error
-    dinputs = tuple(next(found) if _requires_gradient(value) else None for value in input_values)
     for value, gradient in zip(input_values, dinputs, strict=True):
-        _add_gradient(value, gradient)
-    _let_go(stage_outputs_or_loss)
+        if gradient is not None and (value.is_leaf or value.retains_grad):
+            value.grad = _null_coalesce_accumulate(value.grad, gradient)
+    for output in stage_outputs_or_loss:
+        # The graph is cut off as far as that can be done in place.
+        if isinstance(output, torch.Tensor) and not output._is_view():
+            output.detach_()
     return dinputs, param_groups
 
 
@@ -136,7 +139,7 @@ def _null_coalesce_accumulate(
 
 
 def _autograd_grad_for_inputs(
-    outputs: Sequence[torch.Tensor],
+    outputs: Sequence[Root],
     inputs: Sequence[Any],
     grad_outputs: Sequence[torch.Tensor | None] | None = None,
     retain_graph: bool = False,
@@ -303,22 +306,17 @@ def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:
 
 def _differentiate(
     roots: Sequence[tuple[GradientEdge, torch.Tensor]],
-    wanted: Sequence[Root],
+    inputs: Sequence[Any],
     param_groups: Sequence[dict[str, Any]],
-) -> Sequence[torch.Tensor | None]:
+) -> Gradients:
     """Return the gradients of the inputs, and note what arrives at the intermediates."""
-    if not roots or not wanted:
-        return [None] * len(wanted)
-    edges, gradients = zip(*roots, strict=True)
+    edges, gradients = [edge for edge, _ in roots], [gradient for _, gradient in roots]
     with ExitStack() as hooks:
         for group in param_groups:
             for number, node in enumerate(group["intermediates"]):
                 note = partial(operator.setitem, group["grads"], number)
                 hooks.enter_context(node.register_prehook(note))
-        found: Gradients = torch.autograd.grad(
-            edges, cast(Any, wanted), gradients, retain_graph=True, allow_unused=True
-        )
-    return found
+        return _autograd_grad_for_inputs(edges, inputs, gradients, True, True)
 
 
 def _take_gradient(value: Any) -> torch.Tensor | None:
@@ -326,18 +324,6 @@ def _take_gradient(value: Any) -> torch.Tensor | None:
         return None
     gradient, value.grad = value.grad, None
     return gradient
-
-
-def _add_gradient(value: Any, gradient: torch.Tensor | None) -> None:
-    if gradient is not None and (value.is_leaf or value.retains_grad):
-        value.grad = gradient if value.grad is None else value.grad + gradient
-
-
-def _let_go(outputs: Sequence[Root]) -> None:
-    """Cut the outputs off from the graph, as far as that can be done in place."""
-    for output in outputs:
-        if isinstance(output, torch.Tensor) and not output._is_view():
-            output.detach_()
 
 
 def _failure(what: str, output: Any, grads: Any, values: Any) -> PipelineError:

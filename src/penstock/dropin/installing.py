@@ -19,8 +19,14 @@ THEIRS = "torch.distributed.pipelining"
 _OURS = "penstock.dropin"
 
 
-class _Loader(Loader):
-    """Gives our module in place of the one that was asked for."""
+class _Finder(MetaPathFinder, Loader):
+    """Answers for torch's package and what lies in it, with our module in place of torch's."""
+
+    def find_spec(
+        self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a module of this package, or None for any other."""
+        return ModuleSpec(name, self) if _is_theirs(name) else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Put our module under the name, where the import system looks it up afterwards."""
@@ -28,15 +34,8 @@ class _Loader(Loader):
         sys.modules[name] = import_module(_OURS + name.removeprefix(THEIRS))
 
 
-class _Finder(MetaPathFinder):
-    """Answers for torch's package and what lies in it."""
-
-    def find_spec(
-        self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a module of this package, or None for any other."""
-        is_theirs = name == THEIRS or name.startswith(f"{THEIRS}.")
-        return ModuleSpec(name, _Loader()) if is_theirs else None
+def _is_theirs(name: str) -> bool:
+    return name == THEIRS or name.startswith(f"{THEIRS}.")
 
 
 _FINDER = _Finder()
@@ -62,7 +61,7 @@ def uninstall() -> None:
     """Let `import torch.distributed.pipelining` give torch's own package again."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
-    for name in [name for name in sys.modules if name == THEIRS or name.startswith(f"{THEIRS}.")]:
+    for name in filter(_is_theirs, list(sys.modules)):
         if sys.modules[name].__name__.startswith(_OURS):
             del sys.modules[name]
     parent = sys.modules.get(THEIRS.rpartition(".")[0])

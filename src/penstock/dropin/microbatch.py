@@ -7,7 +7,8 @@ Without specs, tensors and block masks are split along dimension 0 and the rest 
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -74,8 +75,7 @@ class _CustomReducer:
     """Merge one output of all microbatches by a function of two values, from a first value on."""
 
     def __init__(self, init_value: Any, reduce_fn: Callable[[Any, Any], Any]) -> None:
-        self.init_value = init_value
-        self.reduce_fn = reduce_fn
+        self.reduce_fn, self.init_value = reduce_fn, init_value
 
 
 class _LossReducer(_CustomReducer):
@@ -100,7 +100,14 @@ def split_args_kwargs_into_chunks(
     tree = tuple(args), kwargs or {}
     pairs = [*_pair_up(tree[0], args_chunk_spec), *_pair_up(tree[1], kwargs_chunk_spec)]
     num_chunks = min([chunks, *(_most_chunks(value, spec, chunks) for value, spec in pairs)])
-    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
+    columns = [
+        [value] * num_chunks
+        if _is_replicated(spec)
+        else _split_block_mask(value, num_chunks)
+        if _is_mask(value)
+        else _split_tensor(value, spec, num_chunks)
+        for value, spec in pairs
+    ]
     structure = tree_flatten(tree, is_leaf=_is_mask)[1]
     rows = [[column[number] for column in columns] for number in range(num_chunks)]
     parts = [tree_unflatten(row, structure) for row in rows]
@@ -125,7 +132,9 @@ def _pair_up(tree: Any, spec: Any) -> list[tuple[Any, Any]]:
     """Return each leaf of the arguments with its spec."""
     leaves = tree_flatten(tree, is_leaf=_is_mask)[0]
     if spec is None:
-        return [(leaf, _default_spec(leaf)) for leaf in leaves]
+        split, whole = TensorChunkSpec(DEFAULT_CHUNK_DIM), _Replicate()
+        are_split = (v.dim() > 0 if isinstance(v, torch.Tensor) else _is_mask(v) for v in leaves)
+        return [(v, split if yes else whole) for v, yes in zip(leaves, are_split, strict=True)]
     if isinstance(tree, Mapping) and set(tree) != set(spec):
         raise MixedChunksError(
             f"keyword arguments {sorted(tree)} and their chunk specs {sorted(spec)} differ; give "
@@ -139,11 +148,6 @@ def _pair_up(tree: Any, spec: Any) -> list[tuple[Any, Any]]:
             f"{len(leaves)} values have {len(specs)} chunk specs; give one for each"
         )
     return list(zip(leaves, specs, strict=True))
-
-
-def _default_spec(value: object) -> TensorChunkSpec | _Replicate:
-    is_split = value.dim() > 0 if isinstance(value, torch.Tensor) else _is_mask(value)
-    return TensorChunkSpec(DEFAULT_CHUNK_DIM) if is_split else _Replicate()
 
 
 def _is_replicated(spec: object) -> bool:
@@ -169,14 +173,6 @@ def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
     )
 
 
-def _split_leaf(value: Any, spec: Any, num_chunks: int) -> Sequence[Any]:
-    if _is_replicated(spec):
-        return [value] * num_chunks
-    if isinstance(value, BlockMask):
-        return _split_block_mask(value, num_chunks)
-    return _split_tensor(value, spec, num_chunks)
-
-
 def _split_tensor(
     tensor: torch.Tensor, spec: TensorChunkSpec, num_chunks: int
 ) -> Sequence[torch.Tensor]:
@@ -187,22 +183,19 @@ def _split_tensor(
             f"a tensor of shape {tuple(tensor.shape)} has {rows} rows for {num_chunks} "
             f"microbatches; use at most {rows}"
         )
+    dim = spec.split_dim
     if isinstance(tensor, DTensor):
-        chunks = _split_parts(tensor, spec.split_dim, num_chunks)
+        # Each rank splits its own part, without talking to the others.
+        parts = tensor.to_local().tensor_split(num_chunks, dim)
+        pairs = zip(parts, share_out(rows, num_chunks), strict=True)
+        chunks = [_spread(part, tensor, dim, count) for part, count in pairs]
     else:
-        chunks = list(torch.tensor_split(tensor, num_chunks, spec.split_dim))
+        chunks = list(tensor.tensor_split(num_chunks, dim))
     # A view of a leaf keeps its gradient only on request.
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         for chunk in chunks:
             chunk.retain_grad()
     return chunks
-
-
-def _split_parts(tensor: DTensor, dim: int, num_chunks: int) -> list[torch.Tensor]:
-    """Split each rank's part of a tensor over a mesh, without talking to the others."""
-    parts = torch.tensor_split(tensor.to_local(), num_chunks, dim)
-    counts = share_out(tensor.size(dim), num_chunks)
-    return [_spread(part, tensor, dim, rows) for part, rows in zip(parts, counts, strict=True)]
 
 
 def _spread(part: torch.Tensor, like: DTensor, dim: int, rows: int) -> torch.Tensor:
@@ -221,30 +214,18 @@ def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]
     if rows < num_chunks:
         raise MixedChunksError(f"a block mask has {rows} rows for {num_chunks} microbatches")
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    given: dict[str, Any] = {name: getattr(block_mask, name) for name in names}
-    starts = [0, *torch.tensor(share_out(rows, num_chunks)).cumsum(0).tolist()]
+    given: list[Any] = [getattr(block_mask, name) for name in names]
+    counts = share_out(rows, num_chunks)
+    columns = [[None] * num_chunks if one is None else one.split(counts) for one in given]
+
+    def shifted(start: int, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        return block_mask.mask_mod(b + torch.full_like(b, start), *rest)
+
+    form: Any = {"BLOCK_SIZE": block_mask.BLOCK_SIZE, "seq_lengths": block_mask.seq_lengths}
     return [
-        BlockMask.from_kv_blocks(
-            **{name: _take(blocks, begin, end) for name, blocks in given.items()},
-            BLOCK_SIZE=block_mask.BLOCK_SIZE,
-            mask_mod=_shift_rows(block_mask.mask_mod, begin),
-            seq_lengths=block_mask.seq_lengths,
-        )
-        for begin, end in pairwise(starts)
+        BlockMask.from_kv_blocks(*blocks, **form, mask_mod=partial(shifted, start))  # type: ignore[misc]  # four blocks come first
+        for start, *blocks in zip(accumulate(counts[:-1], initial=0), *columns, strict=True)
     ]
-
-
-def _take(blocks: torch.Tensor | None, begin: int, end: int) -> Any:
-    return None if blocks is None else blocks[begin:end]
-
-
-def _shift_rows(mask_mod: Callable[..., torch.Tensor], start: int) -> Callable[..., torch.Tensor]:
-    """Return the mask of a chunk that begins at row `start` of the batch."""
-
-    def shifted(b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return mask_mod(b + torch.full_like(b, start), *rest)
-
-    return shifted
 
 
 def merge_chunks(chunks: list[Any], chunk_spec: Any) -> Any:

@@ -3,7 +3,6 @@
 from penstock.dropin.classes.base import *
 from penstock.dropin.classes.families import *
 from penstock.dropin.classes.multi import *
-from penstock.dropin.classes.single import *
 from penstock.dropin.microbatch import *
 from penstock.dropin.names.actions import *
 from penstock.dropin.names.lists import *

@@ -3,12 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS
-from penstock.dropin.classes.checks import check_counts, check_rows, count_rows, take_loss
+from penstock.dropin.classes.checks import check_counts, check_rows, count_rows
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
@@ -39,6 +39,11 @@ class _PipelineSchedule(ABC):
     step.
     """
 
+    # What torch's names of it have for the stages of a rank: `_initialize_stages` and so on.
+    _held: ClassVar = "stages"
+    _stages: list[_PipelineStageBase]
+    _num_stages: int
+
     def __init__(
         self,
         n_microbatches: int,
@@ -48,18 +53,18 @@ class _PipelineSchedule(ABC):
         output_merge_spec: dict[str, Any] | tuple[Any] | None = None,
         scale_grads: bool = True,
     ) -> None:
-        self._n_microbatches = n_microbatches
-        self._loss_fn = loss_fn
-        self._args_chunk_spec = args_chunk_spec
-        self._kwargs_chunk_spec = kwargs_chunk_spec
-        self._output_merge_spec = output_merge_spec
-        self.scale_grads = scale_grads
+        self._n_microbatches, self.scale_grads = n_microbatches, scale_grads
+        self._args_chunk_spec, self._kwargs_chunk_spec = args_chunk_spec, kwargs_chunk_spec
+        self._output_merge_spec, self._loss_fn = output_merge_spec, loss_fn
         self.timeouts = DEFAULT_TIMEOUTS
         self._has_backward = loss_fn is not None
         self._internal_losses: list[Any] = []
         self._runner = StepRunner()
         self._is_inside = False
         self._p2p_done = False
+        self._flags = [f"_{self._held}_{way}_initialized" for way in ("forward", "backward")]
+        for flag in self._flags:
+            setattr(self, flag, False)
 
     # ------------------------------------------------------------------ what users call
 
@@ -80,8 +85,7 @@ class _PipelineSchedule(ABC):
         Only the first stage takes `args`, only the last one `target`; `kwargs` are each stage's
         own. `losses` is filled on the rank of the last stage, one per microbatch.
         """
-        stages = self._own_stages
-        for stage in stages:
+        for stage in self._stages:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
         with self._call():
@@ -98,7 +102,7 @@ class _PipelineSchedule(ABC):
             extra: Any = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
             parts = (arg_mbs, kwarg_mbs, target_mbs)
             self._step_microbatches(*parts, losses, return_outputs, **extra)
-            for stage in stages:
+            for stage in self._stages:
                 if stage.is_last and return_outputs:
                     return self._merge_outputs(stage.output_chunks)
         return None
@@ -128,8 +132,9 @@ class _PipelineSchedule(ABC):
         with self._call():
             args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
             target = None if target_mbs is None else target_mbs[0]
-            self._prepare_stages(args[0], kwargs[0], target, loss_kwargs)
-            if real := _real_stages(self._own_stages):
+            prepare = getattr(self, f"_initialize_{self._held}")
+            prepare(args[0], kwargs[0], target, loss_kwargs)
+            if real := self._find_real():
                 is_first = any(stage.is_first for stage in real)
                 self._runner.run(
                     real,
@@ -139,21 +144,7 @@ class _PipelineSchedule(ABC):
                     return_outputs=return_outputs,
                     loss_kwargs=loss_kwargs,
                 )
-            self._update_losses(self._own_stages, losses)
-
-    @property
-    @abstractmethod
-    def _own_stages(self) -> list[_PipelineStageBase]:
-        """The stages of this rank."""
-
-    @property
-    @abstractmethod
-    def _initialized(self) -> tuple[bool, bool]:
-        """Whether the stages were prepared for forwards, and whether for backwards."""
-
-    @abstractmethod
-    def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
-        """Prepare the stages, if they are not."""
+            self._update_losses(self._stages, losses)
 
     @abstractmethod
     def _find_lowered(self) -> Lowered:
@@ -162,18 +153,18 @@ class _PipelineSchedule(ABC):
     @property
     def _receives(self) -> Receives:
         """Where a step starts to receive, as in a pipeline of ours on the same devices."""
-        for stage in _real_stages(self._own_stages):
+        for stage in self._find_real():
             return receives_for(stage.group or get_default_group(), torch.device(stage.device))
         return "early"
 
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Be around a step, once: what fails on one rank is raised by all."""
-        real = _real_stages(self._own_stages)
+        real = self._find_real()
         if self._is_inside or not real:
             yield
             return
-        is_prepared = self._initialized == (True, self._has_backward)
+        is_prepared = [getattr(self, flag) for flag in self._flags] == [True, self._has_backward]
         is_guarded = not (is_prepared and all(stage._runtime_validate for stage in real))
         self._is_inside = True
         try:
@@ -182,6 +173,10 @@ class _PipelineSchedule(ABC):
         finally:
             self._is_inside = False
             self._internal_losses.clear()
+
+    def _find_real(self) -> list[_PipelineStageBase]:
+        """Return the stages that run; tests may hand in others."""
+        return [s for s in self._stages if isinstance(s, PipelineStage | _PipelineStage)]
 
     def _check_grad_mode(self) -> None:
         if self._has_backward and not torch.is_grad_enabled():
@@ -263,7 +258,14 @@ class _PipelineSchedule(ABC):
         """Return the loss of a microbatch on the last stage, for its backward."""
         if not stage.is_last or self._loss_fn is None or not self._internal_losses:
             return None
-        return take_loss(self._internal_losses, mb_index)
+        losses = self._internal_losses
+        if not 0 <= mb_index < len(losses) or losses[mb_index] is None:
+            have = [number for number, loss in enumerate(losses) if loss is not None]
+            raise PipelineError(
+                f"the loss of microbatch {mb_index} is missing; there are those of {have}"
+            )
+        loss: torch.Tensor = losses[mb_index]
+        return loss
 
     def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
         """Give the losses of a step to the caller, and let go of them."""
@@ -278,6 +280,15 @@ class _PipelineSchedule(ABC):
         self._internal_losses.clear()
 
     # ------------------------------------------------------------------ stages
+
+    def _initialize_stages(
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
+    ) -> None:
+        forward, backward = (getattr(self, flag) for flag in self._flags)
+        given = (self._stages, args, kwargs, target)
+        done = self._initialize_pp_stages(*given, forward, backward, loss_kwargs)
+        for flag, is_done in zip(self._flags, done, strict=True):
+            setattr(self, flag, is_done)
 
     def _initialize_pp_stages(
         self,
@@ -310,8 +321,3 @@ class _PipelineSchedule(ABC):
         """Do nothing but note it: the ranks are connected before their first step."""
         del stages, has_backward, p2p_done
         self._p2p_done = True
-
-
-def _real_stages(stages: Sequence[Any]) -> list[_PipelineStageBase]:
-    """Return the stages that run; tests may hand in others."""
-    return [stage for stage in stages if isinstance(stage, PipelineStage | _PipelineStage)]

@@ -1,14 +1,14 @@
-"""Checks of what a step is given, and of the losses that it leaves."""
+"""Checks of what a step is given."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from penstock.errors import BatchError, PipelineError
+from penstock.errors import BatchError
 from penstock.torch_private import tree_flatten
 
-__all__ = ["check_counts", "check_rows", "count_rows", "take_loss"]
+__all__ = ["check_counts", "check_rows", "count_rows"]
 
 
 class LossesTypeError(BatchError, TypeError):
@@ -56,14 +56,3 @@ def check_rows(rows: int | None, target_mbs: Sequence[Any]) -> None:
                 f"the target has {found} rows for a batch of {rows}, so that microbatches of "
                 "outputs and targets would not belong together"
             )
-
-
-def take_loss(losses: Sequence[Any], microbatch: int) -> torch.Tensor:
-    """Return the loss of a microbatch, which must have been computed."""
-    if not 0 <= microbatch < len(losses) or losses[microbatch] is None:
-        have = [number for number, loss in enumerate(losses) if loss is not None]
-        raise PipelineError(
-            f"the loss of microbatch {microbatch} is missing; there are those of {have}"
-        )
-    loss: torch.Tensor = losses[microbatch]
-    return loss

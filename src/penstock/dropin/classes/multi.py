@@ -72,15 +72,12 @@ class PipelineScheduleMulti(_PipelineSchedule):
         super().__init__(n_microbatches, loss_fn, *specs, scale_grads)
         if use_full_backward is not None:
             _logger.warning("use_full_backward has no effect any more; leave it out")
-        self._stages = stages
-        self._num_stages = stages[0].num_stages
-        self.pp_group_size = stages[0].group_size
-        self.rank = stages[0].group_rank
+        self._stages, first = stages, stages[0]
+        self.rank, self.pp_group_size = first.group_rank, first.group_size
+        self._num_stages = first.num_stages
         self._set_stage_mapping(
             generate_stage_to_rank_mapping(self.pp_group_size, self._num_stages)
         )
-        self._stages_forward_initialized = False
-        self._stages_backward_initialized = False
         self._backward_requires_autograd = backward_requires_autograd
         self.pipeline_order: Order = {}
         # What was last run, and the order that it was made from.
@@ -109,28 +106,10 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._validate_and_set_stage_mapping(order)
         self.pipeline_order = order
 
-    @property
-    def _initialized(self) -> tuple[bool, bool]:
-        return self._stages_forward_initialized, self._stages_backward_initialized
-
-    @property
-    def _own_stages(self) -> list[_PipelineStageBase]:
-        return self._stages
-
-    def _prepare_stages(self, args: Any, kwargs: Any, target: Any, loss_kwargs: Any) -> None:
-        self._initialize_stages(args, kwargs, target, loss_kwargs)
-
     def _initialize_stages(
-        self,
-        args: Any,
-        kwargs: Any,
-        target: Any = None,
-        loss_kwargs: dict[str, Any] | None = None,
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
     ) -> None:
-        done = self._initialize_pp_stages(
-            self._stages, args, kwargs, target, *self._initialized, loss_kwargs
-        )
-        self._stages_forward_initialized, self._stages_backward_initialized = done
+        super()._initialize_stages(args, kwargs, target, loss_kwargs)
         self._validate_adjacent_stage_communication()
 
     def _validate_adjacent_stage_communication(self) -> None:

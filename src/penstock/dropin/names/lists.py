@@ -109,8 +109,7 @@ def make_schedule(
     _check_places(order, holder)
     rows = to_rows([order[rank] for rank in sorted(order)])
     placement = Placement(tuple(holder[stage] for stage in sorted(holder)))
-    chain = [(stage, stage + 1) for stage in range(len(holder) - 1)]
-    flow = Dataflow(len(holder), chain if edges is None else edges)
+    flow = Dataflow.chain(len(holder)) if edges is None else Dataflow(len(holder), edges)
     return Schedule(rows, placement, flow, microbatches)
 
 
@@ -125,8 +124,7 @@ def to_schedule(
     _check_places(order, holder)
     rows = to_rows([order[rank] for rank in number], range(num_stages, num_stages + len(number)))
     placement = Placement((*(number[rank] for rank in holder.values()), *number.values()))
-    edges = [(stage, stage + 1) for stage in range(num_stages - 1)]
-    dataflow = Dataflow(placement.num_stages, edges)
+    dataflow = Dataflow(placement.num_stages, Dataflow.chain(num_stages).edges)
     return Schedule(rows, placement, dataflow, int(rows.microbatch.max(initial=0)) + 1)
 
 
@@ -219,16 +217,13 @@ def read_order(filename: Path | str) -> Order:
         table = list(csv.reader(io.StringIO(read_text(file), newline="")))
         while table and not table[-1]:
             table.pop()
-        return {
-            rank: [_read_cell(cell, rank, at) for at, cell in enumerate(row)]
-            for rank, row in enumerate(table)
-        }
     except (ParseError, csv.Error) as error:
         raise ActionTextError(f"{file}: {error}") from error
-
-
-def _read_cell(cell: str, rank: int, position: int) -> _Action | None:
-    try:
-        return _Action.from_str(cell)
-    except ActionTextError as error:
-        raise ActionTextError(f"rank {rank}, cell {position}: {error}") from error
+    order: Order = {rank: [] for rank in range(len(table))}
+    for rank, row in enumerate(table):
+        for at, cell in enumerate(row):
+            try:
+                order[rank].append(_Action.from_str(cell))
+            except ActionTextError as error:
+                raise ActionTextError(f"{file}: rank {rank}, cell {at}: {error}") from error
+    return order

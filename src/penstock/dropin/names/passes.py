@@ -13,15 +13,15 @@ from typing import Literal
 
 from penstock.assembly import lower
 from penstock.dropin.names.actions import (
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    FULL_BACKWARD,
     RECV_B,
     RECV_F,
     REDUCE_GRAD,
     SEND_B,
     SEND_F,
+    B,
+    F,
+    I,
+    W,
     _Action,
     _ComputationType,
     to_work,
@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 # Which receive brings what a kind of work uses, if that comes from another rank.
-_RECEIVE_FOR = {FORWARD: RECV_F, BACKWARD_INPUT: RECV_B, FULL_BACKWARD: RECV_B}
+_RECEIVE_FOR = {F: RECV_F, I: RECV_B, B: RECV_B}
 
 
 def lower_order(
@@ -89,7 +89,7 @@ def _add_unshard_reshard(
 
 def _requires_reduce_grad(action_type: _ComputationType) -> bool:
     """Whether this adds to the gradients of weights."""
-    return action_type in (BACKWARD_WEIGHT, FULL_BACKWARD)
+    return action_type in (W, B)
 
 
 def _add_reduce_grad(
@@ -152,7 +152,13 @@ def _move_receives_down(
             peer = _peer(action, stage_to_rank)
             due = [r for r in pending if rank < peer == _peer(r, stage_to_rank)]
         else:
-            due = [receive for receive in _receives_for(action) if receive in pending]
+            # What the action would receive if all that it uses came from other ranks.
+            used = [
+                _Action(member.stage_index, _RECEIVE_FOR[kind], member.microbatch_index)
+                for member in members(action)
+                if (kind := member.computation_type) in _RECEIVE_FOR
+            ]
+            due = [receive for receive in used if receive in pending]
         pending = [receive for receive in pending if receive not in due]
         yield from (*due, action)
     if pending:
@@ -160,15 +166,6 @@ def _move_receives_down(
             f"rank {rank}, {pending[0]}: no work after it uses what it receives; leave it out, "
             "or add the work"
         )
-
-
-def _receives_for(action: _Action) -> list[_Action]:
-    """Return what an action would receive if all that it uses came from other ranks."""
-    return [
-        _Action(member.stage_index, _RECEIVE_FOR[member.computation_type], member.microbatch_index)
-        for member in members(action)
-        if member.computation_type in _RECEIVE_FOR
-    ]
 
 
 def _peer(action: _Action, stage_to_rank: Callable[[int], int]) -> int:

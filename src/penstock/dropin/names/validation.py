@@ -27,7 +27,14 @@ def _validate_schedule(
     sends do not wait for their receives. What is wrong is an `AssertionError`.
     """
     _check_ranks(actions, pp_group_size)
-    holder = _read_stages(actions, num_stages)
+    holder = read_stage_ranks(actions)
+    if list(holder) != list(range(num_stages)):
+        missing = sorted(set(range(num_stages)) - set(holder))
+        surplus = sorted(set(holder) - set(range(num_stages)))
+        raise OrderError(
+            f"the order names other stages than the {num_stages} that there are "
+            f"(missing: {missing}, unknown: {surplus})"
+        )
     try:
         schedule = make_schedule(actions, holder, num_microbatches)
     except ScheduleError as error:
@@ -56,34 +63,17 @@ def _check_ranks(actions: Mapping[int, Sequence[_Action | None]], num_ranks: int
                 )
 
 
-def _read_stages(
-    actions: Mapping[int, Sequence[_Action | None]], num_stages: int
-) -> dict[int, int]:
-    holder = read_stage_ranks(actions)
-    if list(holder) != list(range(num_stages)):
-        missing = sorted(set(range(num_stages)) - set(holder))
-        surplus = sorted(set(holder) - set(range(num_stages)))
-        raise OrderError(
-            f"the order names other stages than the {num_stages} that there are "
-            f"(missing: {missing}, unknown: {surplus})"
-        )
-    return holder
-
-
 def _find_problems(schedule: Schedule) -> Iterator[Problem]:
     """Yield what is wrong; each search relies on those before, so stop at the first problem."""
     yield from find_misplaced(schedule)
     yield from find_incomplete(schedule)
     yield from find_message_problems(schedule)
     for problem in find_deadlock(schedule):
-        # The search lets sends wait for their receives; torch's do not.
-        if problem.rule != "deadlock" or not _finishes_without_waiting_sends(schedule):
+        if problem.rule != "deadlock":
             yield problem
-
-
-def _finishes_without_waiting_sends(schedule: Schedule) -> bool:
-    try:
-        simulate(schedule)
-    except DeadlockError:
-        return False
-    return True
+            continue
+        try:
+            # The search lets sends wait for their receives; torch's do not.
+            simulate(schedule)
+        except DeadlockError:
+            yield problem

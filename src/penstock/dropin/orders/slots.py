@@ -13,7 +13,7 @@ from penstock.dropin.names.actions import OVERLAP_F_B, TYPE_OF_KIND, WAITS, _Act
 from penstock.dropin.names.lists import Order, Slots, members, to_actions, to_schedule
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.actions import Kind
-from penstock.ir.clock import Run, find_cycle, run_in_order
+from penstock.ir.clock import find_cycle, run_in_order
 from penstock.ir.graph import NeedList, build_graph, join_needs
 from penstock.ir.lookup import find_rows
 from penstock.ir.rows import ABSENT, Floats
@@ -143,7 +143,12 @@ def _simulate_comms_compute(
     ones, lag = np.ones(len(rows)), np.where(crosses, -1.0, 0.0)
     run = run_in_order(rows, graph, duration=ones, busy=ones, lag=lag)
     if not run.is_finished:
-        raise DeadlockError(f"the order never finishes; {_describe_waits(schedule, run)}")
+        waits = ", ".join(
+            f"{rows.action(int(run.stuck_at[rank]))} waits for "
+            f"{rows.action(int(run.waits_for[rank]))}"
+            for rank in find_cycle(rows, run)
+        )
+        raise DeadlockError(f"the order never finishes; {waits}")
     return fill_slots(schedule, run.start, order)
 
 
@@ -164,15 +169,6 @@ def _receives_wait(schedule: Schedule) -> list[NeedList]:
             )
         lists.append(NeedList(receive, send, rank[send] * ranks + rank[receive]))
     return lists
-
-
-def _describe_waits(schedule: Schedule, run: Run) -> str:
-    """Describe the ranks that wait for one another in a circle."""
-    rows = schedule.rows
-    waits = ((int(run.stuck_at[rank]), int(run.waits_for[rank])) for rank in find_cycle(rows, run))
-    return ", ".join(
-        f"{rows.action(stuck)} waits for {rows.action(need)}" for stuck, need in waits
-    )
 
 
 def _format_pipeline_order(

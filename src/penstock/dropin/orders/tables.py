@@ -102,7 +102,12 @@ def add_bubbles(order: Mapping[int, Sequence[_Action | None]], num_stages: int) 
     """
     holder = read_stage_ranks(order)
     schedule = to_schedule(order, holder.__getitem__, num_stages)
-    graph = _without_halves(schedule, build_graph(schedule))
+    # Halves of backwards wait for nothing.
+    graph = build_graph(schedule)
+    waits = ~schedule.rows.is_kind(Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    kept = np.repeat(waits, np.diff(graph.first))
+    first = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))[graph.first]
+    graph = Graph(first, graph.need[kept], graph.link[kept])
     ones, lag = np.ones(len(schedule.rows)), np.zeros(len(graph.need))
     run = run_in_order(schedule.rows, graph, duration=ones, busy=ones, lag=lag)
     if not run.is_finished:
@@ -149,7 +154,9 @@ def _get_1f1b_rank_ops(
         moves = join([forwards[:warmup_ops], alternate(forwards[warmup_ops:], backwards)])
         wait = _wait_for_backward(rank, pp_group_size, n_local_stages, warmup_ops)
         drain = cooldown_ops
-    return _insert_idle(_list_moves(moves), rank, ahead=warmup_ops, wait=wait, drain=drain)
+    rows = Rows.from_moves([len(moves)], moves.kind, moves.stage, moves.microbatch, moves.joined)
+    actions = list(to_actions(rows, 0))
+    return _insert_idle(actions, rank, ahead=warmup_ops, wait=wait, drain=drain)
 
 
 def _insert_idle(
@@ -184,16 +191,3 @@ def _visit(kind: Kind, stages: Iterable[int]) -> Moves:
     kinds = np.full(len(stage), kind)
     microbatch = count_microbatches(kinds, stage, int(stage.max(initial=-1)) + 1)
     return Moves(kinds, stage, microbatch, np.zeros(len(stage), np.bool_))
-
-
-def _list_moves(moves: Moves) -> list[_Action]:
-    rows = Rows.from_moves([len(moves)], moves.kind, moves.stage, moves.microbatch, moves.joined)
-    return list(to_actions(rows, 0))
-
-
-def _without_halves(schedule: Schedule, graph: Graph) -> Graph:
-    """Return a graph in which the halves of backwards wait for nothing."""
-    waits = ~schedule.rows.is_kind(Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
-    kept = np.repeat(waits, np.diff(graph.first))
-    first = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))[graph.first]
-    return Graph(first, graph.need[kept], graph.link[kept])

@@ -131,7 +131,9 @@ def give_form(
     results = [_find_result(parts[-1], leaf) for leaf in parts[-1].find_sent(len(parts))]
     _go_straight(parts, results)
     entries: list[Entry | None] = [None] * len(parts)
-    if _is_argument_elsewhere(parts, results):
+    is_returned = any(isinstance(value, _Value) and value.stage is None for value in results)
+    # Others than the first stage may use an argument of the model, or return it.
+    if is_returned or any(part.takes_arguments for part in parts[1:]):
         parts[0].forget_unused()
         for part in parts:
             part.put_arguments_last()
@@ -172,12 +174,6 @@ def _go_straight(parts: Sequence[_Part], results: Sequence[Any]) -> None:
     for part in reversed(parts[:-1]):
         part.give_out([n for n in part.graph.nodes if _Value(part.index, n) in wanted])
         wanted |= {part.origins[node] for node in part.inputs}
-
-
-def _is_argument_elsewhere(parts: Sequence[_Part], results: Sequence[Any]) -> bool:
-    """Whether an argument of the model is used, or returned, by others than the first stage."""
-    is_returned = any(isinstance(value, _Value) and value.stage is None for value in results)
-    return is_returned or any(part.takes_arguments for part in parts[1:])
 
 
 @dataclass(frozen=True, eq=False)

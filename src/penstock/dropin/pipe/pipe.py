@@ -17,8 +17,11 @@ from torch.export import ExportedProgram
 
 from penstock.dropin.pipe.cut_form import give_form
 from penstock.dropin.pipe.graphs import PP_SUBMOD_PREFIX, get_submod_name
-from penstock.dropin.pipe.local_run import DetachExecutor, _insert_stage_symbolic_backward
-from penstock.dropin.pipe.loss import _find_loss_output
+from penstock.dropin.pipe.loss import (
+    DetachExecutor,
+    _find_loss_output,
+    _insert_stage_symbolic_backward,
+)
 from penstock.dropin.stages.kinds import PipeInfo, _PipelineStage, build_stage
 from penstock.errors import ArgumentError, ModelError, PipelineError
 from penstock.splitting.by_tracing.capture.capture import Capture, capture
@@ -121,7 +124,12 @@ class Pipe(nn.Module):
         if spec is not None:
             is_tree = isinstance(spec, tuple | list | dict)
             leaves = tuple(traced.output_spec.flatten_up_to(spec)) if is_tree else spec
-            named = _add_backward(mod, graph, leaves)
+            loss, output, named = _find_loss_output(mod, graph, leaves)
+            if loss is None:
+                raise PipelineError(
+                    f"the loss spec {leaves!r} names no output; set one of it to True"
+                )
+            _insert_stage_symbolic_backward(graph, loss, output)
             spec = spec if is_tree else named
         stages = {get_submod_name(number): stage for number, stage in enumerate(modules)}
         split_gm = fx.GraphModule(stages, graph)
@@ -229,15 +237,6 @@ def _cut_with_free_sizes(cut: Callable[..., tuple[Capture, Cut]]) -> tuple[Captu
         if any(is_scalar(node) for node in (*inputs, *output.all_input_nodes)):
             return cut(dynamic=False)
     return traced, found
-
-
-def _add_backward(mod: nn.Module, graph: fx.Graph, spec: Any) -> Any:
-    """Write the backwards into a graph, and return where the loss is in its output."""
-    loss, output, found = _find_loss_output(mod, graph, spec)
-    if loss is None:
-        raise PipelineError(f"the loss spec {spec!r} names no output; set one of it to True")
-    _insert_stage_symbolic_backward(graph, loss, output)
-    return found
 
 
 def _replicate_shared(split_gm: fx.GraphModule) -> list[dict[str, str]]:

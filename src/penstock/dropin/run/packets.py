@@ -29,17 +29,16 @@ def pack_outputs(stage: _PipelineStageBase, microbatch: int) -> dict[int, Packet
     for number, destination in stage.find_slots():
         going.setdefault(destination, []).append(outputs[number])
     sent = _by_stage(stage, list(going), stage.get_fwd_send_ops(microbatch))
+    packets = {}
     for destination, values in going.items():
-        if len(sent[destination]) != len(values):
+        tensors = sent[destination]
+        if len(tensors) != len(values):
             raise StageUseError(
                 f"get_fwd_send_ops of stage {stage.stage_index} must return one operation for "
-                f"each of {len(values)} outputs to stage {destination} (got "
-                f"{len(sent[destination])})"
+                f"each of {len(values)} outputs to stage {destination} (got {len(tensors)})"
             )
-    return {
-        destination: _pack(sent[destination], values, stage.has_backward)
-        for destination, values in going.items()
-    }
+        packets[destination] = _pack(tensors, values, stage.has_backward)
+    return packets
 
 
 def _by_stage(
@@ -60,11 +59,8 @@ def _pack(tensors: Sequence[torch.Tensor], outputs: Sequence[Any], records: bool
     nodes: list[Any] = ["T"] * len(tensors)
     if any(isinstance(output, DTensor) for output in outputs):
         nodes.append(["c", json.dumps([_write_layout(output) for output in outputs])])
-    flags = [records and output.requires_grad for output in outputs]
-    cut = [
-        tensor.detach().requires_grad_() if flag else tensor
-        for tensor, flag in zip(tensors, flags, strict=True)
-    ]
+    pairs = zip(tensors, outputs, strict=True)
+    cut = [t.detach().requires_grad_() if records and o.requires_grad else t for t, o in pairs]
     return Packet(["t", nodes], cut)
 
 

@@ -7,14 +7,12 @@ from typing import Any
 import torch
 
 from penstock.alive.timeouts import Timeouts
-from penstock.dropin.names.actions import _get_profiler_function_name, from_work
 from penstock.dropin.run.session import Lowered, Session, open_session
 from penstock.dropin.run.step_actions import StepActions, _PipelineContext
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.ir.actions import Action, Kind
+from penstock.ir.actions import Kind
 from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import StepFailedError
-from penstock.ranks.group_transport import GroupTransport
 from penstock.step.executor import Executor
 from penstock.step.step_data import Microbatches, Results
 from penstock.torch_private import profiler_enabled
@@ -46,12 +44,6 @@ class StepRunner:
         """How many rows the batch of the present step has, if that is known here."""
         return None if self._session is None else self._session.rows
 
-    @property
-    def knows_shapes(self) -> bool:
-        """Whether the shapes of the last step were known before it began."""
-        transport = self.session.transport
-        return isinstance(transport, GroupTransport) and transport.knows_shapes
-
     @contextmanager
     def call(
         self,
@@ -62,14 +54,13 @@ class StepRunner:
         is_guarded: bool,
     ) -> Iterator[None]:
         """Be around a step, which every rank calls; a rank that fails keeps its own error."""
-        failure: StepFailedError | None = None
         try:
             with self._open(find_lowered, stages, timeouts).call(is_guarded=is_guarded):
                 yield
+            return
         except StepFailedError as error:
             failure = error
-        if failure is not None:
-            raise self._own_error(failure)
+        raise self._own_error(failure)
 
     def _open(
         self,
@@ -116,11 +107,20 @@ class StepRunner:
             loss_kwargs=loss_kwargs,
             refuse=session.refuse,
         )
-        has_failed = True
+        owner, has_failed = context.schedule_ref, True
+        factor = owner._n_microbatches if owner.scale_grads else 1
         try:
-            self._begin(stages, executor, context.schedule_ref, has_backward)
+            try:
+                for stage in stages:
+                    stage.is_run = True
+                    if has_backward:
+                        stage.begin_training(factor)
+            except Exception:
+                # One that cannot be made ready lets the other ranks get to the end.
+                executor.abandon()
+                raise
             if profiler_enabled():
-                executor.profile(_NOTHING, Results(), _name_for_profile)
+                executor.profile(_NOTHING, Results(), "PP:{}".format)
             else:
                 executor.run(_NOTHING, Results())
             has_failed = False
@@ -128,24 +128,6 @@ class StepRunner:
             for stage in stages:
                 stage.end_training(has_failed=has_failed)
             self.actions.end(has_failed=has_failed)
-
-    def _begin(
-        self,
-        stages: Sequence[_PipelineStageBase],
-        executor: Executor,
-        owner: Any,
-        has_backward: bool,
-    ) -> None:
-        """Make the stages ready; if one cannot be, let the other ranks get to the end."""
-        factor = owner._n_microbatches if owner.scale_grads else 1
-        try:
-            for stage in stages:
-                stage.is_run = True
-                if has_backward:
-                    stage.begin_training(factor)
-        except Exception:
-            executor.abandon()
-            raise
 
     def _find_executor(
         self, stages: Mapping[int, _PipelineStageBase], has_backward: bool
@@ -189,9 +171,3 @@ def _describe(
     trained = [bytes(p.requires_grad for p in module.parameters()) for module in modules]
     modes = [has_backward, torch.is_grad_enabled(), *(module.training for module in modules)]
     return f"{modes}{trained}{describe_value(args)}{describe_value(context.kwarg_mbs)}"
-
-
-def _name_for_profile(action: Action) -> str:
-    if action.kind.is_communication:
-        return f"PP:{action}"
-    return _get_profiler_function_name(from_work(action))

@@ -155,15 +155,12 @@ class StepActions:
         members = (action,) if overlap is None else overlap.actions
         if action == members[0]:
             for member in members:
-                self._expect_nothing(member)
+                is_backward = member.kind in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
+                if is_backward and not self._stages[member.stage].has_backward:
+                    # In a run without backwards, the user's function finds no gradients.
+                    self.bwd_recv_ops.setdefault((member.stage, member.microbatch or 0), [])
             custom(from_work(overlap or action), self._context)
         return True
-
-    def _expect_nothing(self, action: Action) -> None:
-        """Let a user's function find no gradients in a run without backwards, where none come."""
-        is_backward = action.kind in (Kind.FULL_BACKWARD, Kind.BACKWARD_INPUT)
-        if is_backward and not self._stages[action.stage].has_backward:
-            self.bwd_recv_ops.setdefault((action.stage, action.microbatch or 0), [])
 
     # ------------------------------------------------------------------ compute
 

@@ -10,8 +10,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
 from torch.autograd.graph import GradientEdge
 
 from penstock.dropin._debug import map_debug_info
@@ -42,25 +40,12 @@ class _PipelineStageBase(StageBoundary):
     and `group` only: that is all that schedules read before their first step.
     """
 
-    def __init__(
-        self,
-        submodule: nn.Module,
-        stage_index: int,
-        num_stages: int,
-        device: torch.device,
-        group: dist.ProcessGroup | None = None,
-        dw_builder: Callable[[], Callable[..., Any]] | None = None,
-    ) -> None:
-        super().__init__(submodule, stage_index, num_stages, device, group)
-        self.dw_builder = dw_builder
-        # By microbatch, the weight work that waits.
-        self.dw_runner: dict[int, Callable[..., Any]] = {}
-        self._stage: Stage | None = None
-        self._type: type | None = None
-        self._splits = False
-        self._is_reduced = True
-        self._scale_to_undo = 1
-        self._is_replaced = False
+    _stage: Stage | None = None
+    _type: type | None = None
+    _splits = False
+    _is_reduced = True
+    _scale_to_undo = 1
+    _is_replaced = False
 
     # ------------------------------------------------------------------ the runtime stage
 
@@ -106,7 +91,7 @@ class _PipelineStageBase(StageBoundary):
         self._is_reduced = False
         self._is_replaced = is_backward_replaced()
 
-    def end_training(self, *, has_failed: bool = False) -> None:
+    def end_training(self, *, has_failed: bool) -> None:
         """End a step, and undo the scaling of gradients that nobody has divided."""
         if has_failed:
             self.clear_runtime_states()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from penstock.dropin.stages.meshes import PipeliningMetadataError
 from penstock.dropin.stages.metadata import (
@@ -144,17 +145,21 @@ class StageBoundary(StagePlace):
         grads = self.bwd_cache.pop(bwd_chunk_id)
         ops = []
         for number, (grad, stage) in enumerate(zip(grads, self.grad_send_info or [], strict=True)):
-            meta = self._get_grad_send_meta(number) if grad is None else None
-            if meta is not None:
+            meta = None if self.is_run else self._get_grad_send_meta(number)
+            if grad is None and meta is not None:
                 grad = _make_tensor_from_meta(meta, self.device).zero_()
+            elif isinstance(grad, DTensor) and meta is None and not self.is_run:
+                raise PipeliningMetadataError(
+                    f"stage {self.stage_index} has a gradient for input {number} that the stage "
+                    "before does not count on (DTensor grad metadata cannot be derived from that "
+                    "of the input, because it may be placed otherwise); give input_grads"
+                )
             if grad is not None and stage is not None:
                 ops.append(self._send(to_send(grad), stage))
         return ops
 
     def _get_grad_send_meta(self, input_idx: int) -> TensorMeta | None:
         """Return the form of the gradient that the stage before counts on for an input."""
-        if self.is_run:
-            return None
         if self._stage_meta.input_grads is not None:
             return self._stage_meta.input_grads[input_idx]
         return _derive_grad_metas(self._stage_meta.inputs or ())[input_idx]

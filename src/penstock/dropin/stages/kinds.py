@@ -108,7 +108,7 @@ class _PipelineStage(_PipelineStageBase):
     ) -> None:
         super().__init__(stage_module, stage_index, pipe_info.num_stages, device, group)
         self.pipe_info = pipe_info
-        nodes = [node for node in pipe_info.graph.nodes if node.op == "call_module"]
+        nodes = pipe_info.graph.find_nodes(op="call_module", sort=True)
         if len(nodes) != self.num_stages:
             raise PipeliningMetadataError(
                 f"the graph of a pipe calls {len(nodes)} modules for {self.num_stages} stages"
@@ -119,8 +119,9 @@ class _PipelineStage(_PipelineStageBase):
         # The names of the module's arguments, noted now because a trainer may wrap the module.
         placeholders = stage_module.graph.find_nodes(op="placeholder")  # type: ignore[operator,union-attr]  # a traced module
         self._names = [str(node.target) for node in placeholders]
-        # Each received argument: a stage, and which of its outputs.
-        self._received = self._find_received(self.node)
+        # Of every stage, each argument that it receives: a stage, and which of its outputs.
+        self._origins = [[*map(self._origin, node.args)] for node in nodes]
+        self._received = [origin for origin in self._origins[stage_index] if origin is not None]
         self.sources = sorted({stage for stage, _ in self._received})
         self._move_submod_to_device()
 
@@ -149,46 +150,22 @@ class _PipelineStage(_PipelineStageBase):
         self.act_send_info = self._create_act_send_info()
         self.args_recv_info[0] = self._create_act_recv_info()
 
-    def _find_received(self, user: fx.Node) -> list[tuple[int, int]]:
-        nodes = [node for node in user.args if isinstance(node, fx.Node)]
-        return [self._origin(node) for node in nodes if not _is_root(node)]
-
-    def _origin(self, node: fx.Node) -> tuple[int, int]:
-        number = 0
-        if node.target is operator.getitem:
-            node, number = node.args  # type: ignore[assignment]  # a value and its place
-        return self.get_stage_index_of_submod(node.name), number
-
-    def _destinations(self) -> dict[int, list[int]]:
-        """Return the stages that each output goes to."""
-        found: dict[int, list[int]] = {}
-        for user in self.node.users:
-            is_item = user.target is operator.getitem
-            number = user.args[1] if is_item else 0
-            users = user.users if is_item else [user]
-            stages = [
-                self.get_stage_index_of_submod(node.name)
-                for node in users
-                if node.op == "call_module"
-            ]
-            found.setdefault(number, []).extend(stages)
-        return found
+    def _origin(self, node: Any) -> tuple[int, int] | None:
+        """Return the stage that an argument comes from and its place there, or None if given."""
+        if not isinstance(node, fx.Node) or node.op == "placeholder":
+            return None
+        place: Any = node.args if node.target is operator.getitem else (node, 0)
+        return self.get_stage_index_of_submod(place[0].name), place[1]
 
     def find_edges(self) -> list[tuple[int, int]]:
         """Return which stage feeds which in the whole pipe."""
-        nodes = [node for node in self.pipe_info.graph.nodes if node.op == "call_module"]
-        return sorted(
-            {
-                (at, index)
-                for index, node in enumerate(nodes)
-                for at, _ in self._find_received(node)
-            }
-        )
+        found = enumerate(self._origins)
+        return sorted({(origin[0], at) for at, origins in found for origin in origins if origin})
 
     def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         by_origin = dict(zip(sorted(self._received), received, strict=True))
         values = tuple(by_origin[origin] for origin in self._received)
-        is_given = [_is_root(argument) for argument in self.node.args]
+        is_given = [origin is None for origin in self._origins[self.stage_index]]
         if True not in is_given[: len(values)]:
             return values, {}
         # Arguments that the user gives by name come before some that are received.
@@ -196,10 +173,15 @@ class _PipelineStage(_PipelineStageBase):
         return (), dict(zip(names, values, strict=True))
 
     def _create_act_send_info(self) -> dict[int, Sequence[int | None]]:
-        destinations = self._destinations()
-        known = len(self._stage_meta.outputs or ())
-        count = max(known, max(destinations, default=-1) + 1)
-        return {number: destinations.get(number, []) for number in range(count)}
+        users = self.node.users
+        used: list[Any] = [u.args[1] if u.target is operator.getitem else 0 for u in users]
+        found: dict[int, list[int]] = {number: [] for number in used}
+        for stage, origins in enumerate(self._origins):
+            for origin in dict.fromkeys(origins):
+                if origin is not None and origin[0] == self.stage_index:
+                    found[origin[1]].append(stage)
+        count = max(len(self._stage_meta.outputs or ()), max(found, default=-1) + 1)
+        return {number: found.get(number, []) for number in range(count)}
 
     def _create_act_recv_info(self) -> tuple[_RecvInfo, ...]:
         return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._received)
@@ -212,10 +194,6 @@ class _PipelineStage(_PipelineStageBase):
         (node,) = self.submod.graph.find_nodes(op="output")  # type: ignore[operator,union-attr]  # a traced module
         output: fx.Node = node
         return output
-
-
-def _is_root(argument: object) -> bool:
-    return isinstance(argument, fx.Node) and argument.op == "placeholder"
 
 
 def build_stage(

@@ -169,9 +169,9 @@ class InferenceMode(Enum):
 
 def extract_tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """Describe a tensor, plain or over a mesh."""
-    if isinstance(tensor, DTensor):
-        return _DTensorMeta.from_dtensor(tensor)
-    return _TensorMeta.from_tensor(tensor)
+    if not isinstance(tensor, DTensor):
+        return _TensorMeta.from_tensor(tensor)
+    return _DTensorMeta.from_dtensor(tensor)
 
 
 def extract_tensor_metas(

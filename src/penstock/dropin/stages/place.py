@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from penstock.dropin.stages.meshes import _MeshCache
 from penstock.dropin.stages.metadata import TensorMeta, _StageMeta
 from penstock.dropin.stages.values import _RecvInfo
 from penstock.errors import ArgumentError, PipelineError
+from penstock.ir.dataflow import Dataflow
 from penstock.torch_private import DebugLevel, get_debug_level, get_default_group
 
 __all__ = ["StagePlace"]
@@ -20,6 +22,11 @@ __all__ = ["StagePlace"]
 class StagePlace(ABC):
     """A stage of a pipeline on this rank, by its place."""
 
+    _has_backward: bool
+    has_backward = property(
+        attrgetter("_has_backward"), lambda self, value: setattr(self, "_has_backward", value)
+    )
+
     def __init__(
         self,
         submodule: nn.Module,
@@ -27,14 +34,15 @@ class StagePlace(ABC):
         num_stages: int,
         device: torch.device,
         group: dist.ProcessGroup | None = None,
+        dw_builder: Callable[[], Callable[..., Any]] | None = None,
     ) -> None:
         if stage_index >= num_stages:
             raise ArgumentError(f"stage {stage_index} is out of range for {num_stages} stages")
-        self.submod = submodule
-        self.stage_index = stage_index
-        self.num_stages = num_stages
-        self.device = device
-        self.group = group
+        self.stage_index, self.num_stages = stage_index, num_stages
+        self.submod, self.device, self.group = submodule, device, group
+        self.dw_builder = dw_builder
+        # By microbatch, the weight work that waits.
+        self.dw_runner: dict[int, Callable[..., Any]] = {}
         self.group_rank = dist.get_rank(group)
         self.group_size = dist.get_world_size(group)
         if self.group_size > num_stages:
@@ -44,7 +52,8 @@ class StagePlace(ABC):
         # The stages that this one receives from: the one before, in a chain.
         self.sources: Sequence[int] = [] if self.is_first else [stage_index - 1]
         self.log_prefix = f"[Stage {stage_index}]"
-        self.has_backward = False
+        # Whether this step has backwards; trainers set it under either name.
+        self._has_backward = False
         # The number of microbatches, set by the schedule.
         self.chunks: int | None = None
         self.stage_index_to_group_rank = {
@@ -75,15 +84,6 @@ class StagePlace(ABC):
     # ------------------------------------------------------------------ its place
 
     @property
-    def has_backward(self) -> bool:
-        """Whether this step has backwards."""
-        return self._has_backward
-
-    @has_backward.setter
-    def has_backward(self, has_backward: bool) -> None:
-        self._has_backward = has_backward
-
-    @property
     def is_first(self) -> bool:
         """Whether the batch enters here."""
         return self.stage_index == 0
@@ -95,7 +95,7 @@ class StagePlace(ABC):
 
     def find_edges(self) -> list[tuple[int, int]]:
         """Return which stage feeds which in the whole pipeline."""
-        return [(stage, stage + 1) for stage in range(self.num_stages - 1)]
+        return list(Dataflow.chain(self.num_stages).edges)
 
     def find_slots(self) -> list[tuple[int, int]]:
         """Return each output with each stage that it goes to."""
