@@ -1,6 +1,7 @@
 """Simulation: from a schedule and costs to a timeline, and what explains its length."""
 
 from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.difference import Difference, find_difference
 from penstock.sim.engine import simulate
 from penstock.sim.explain import Explanation, Gap, Saving, explain
 from penstock.sim.period import Boundary, Period
@@ -10,6 +11,7 @@ from penstock.sim.timeline import Span, Timeline
 
 __all__ = [
     "Boundary",
+    "Difference",
     "Explanation",
     "Gap",
     "Pair",
@@ -22,6 +24,7 @@ __all__ = [
     "Timeline",
     "costs_of",
     "explain",
+    "find_difference",
     "find_slowdowns",
     "review",
     "simulate",
