@@ -7,6 +7,7 @@ from penstock.sim.explain import Explanation, Gap, Saving, explain
 from penstock.sim.period import Boundary, Period
 from penstock.sim.review import Pair, Review, Tally, review
 from penstock.sim.slowdowns import Slowdown, find_slowdowns
+from penstock.sim.throughput import Throughput, Workload
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "Slowdown",
     "Span",
     "Tally",
+    "Throughput",
     "Timeline",
+    "Workload",
     "costs_of",
     "explain",
     "find_difference",
