@@ -41,7 +41,7 @@ class Workload:
     >>> work = Workload(tokens_per_microbatch=8192, flops_per_token=6 * 405e9, peak_flops=989e12,
     ...     devices_per_rank=8, replicas=128)
     >>> print(work.at(6.22, ranks=16, microbatches=16))
-    2,697,259 tokens/s, 400 TFLOP/s per device, MFU 40.5 %
+    2,697,302 tokens/s, 400.1 TFLOP/s per device, MFU 40.5 %
     """
 
     tokens_per_microbatch: float
