@@ -104,7 +104,7 @@ def project_command(
     workload: Workload | None,
     as_json: bool,
 ) -> None:
-    """Project layers that were measured on one device to a cluster that is not there yet.
+    """Project layers that were measured on one device to a cluster that you do not have yet.
 
     LAYERS is a file as `penstock plan --search` reads it, with one microbatch size. Without
     --tensor and --pipeline, every way to use all devices is compared, the fastest first.

@@ -1,1 +1,1 @@
-"""From measured layers on one device to a cluster that is not there yet."""
+"""From measured layers on one device to a cluster that you do not have yet."""

@@ -6,7 +6,7 @@ https://rocm.blogs.amd.com/software-tools-optimization/primus-pipeline/README.ht
 
 import numpy as np
 
-from benchmarks.published.table import Table, above_bound, percent
+from docs_build.published.table import Table, above_bound, percent
 from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.sim.engine import simulate

@@ -2,14 +2,14 @@
 
 import pytest
 
-from benchmarks.published.__main__ import main
-from benchmarks.published.page import PAGE, TABLES, fill, read_tables
+from docs_build.published.__main__ import main
+from docs_build.published.page import PAGE, TABLES, fill, read_tables
 
 
 def test_the_page_has_every_table_once() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert list(read_tables(page)) == list(TABLES)
-    assert all(page.count(f"python -m benchmarks.published {name}") == 1 for name in TABLES)
+    assert all(page.count(f"python -m docs_build.published {name}") == 1 for name in TABLES)
 
 
 @pytest.mark.parametrize("name", ["primus", "deepseek"])

@@ -5,7 +5,7 @@ Zero Bubble Pipeline Parallelism, tables 3 and 4, https://arxiv.org/abs/2401.102
 
 from dataclasses import replace
 
-from benchmarks.published.table import Table, percent
+from docs_build.published.table import Table, percent
 from penstock.assembly import build
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.published.table import Table, percent
+from docs_build.published.table import Table, percent
 from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.ir.actions import Kind

@@ -3,7 +3,7 @@
 The Llama 3 Herd of Models, table 4 and section 3.3.2, https://arxiv.org/abs/2407.21783
 """
 
-from benchmarks.published.table import Table, above_bound, percent
+from docs_build.published.table import Table, above_bound, percent
 from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.sim.engine import simulate

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.published import deepseek, llama3, primus, zero_bubble
-from benchmarks.published.table import Table
+from docs_build.published import deepseek, llama3, primus, zero_bubble
+from docs_build.published.table import Table
 
 PAGE = Path(__file__).parents[2] / "docs" / "published.md"
 
