@@ -51,7 +51,12 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("planning.md", "let the planner find an order"),
         ("running.md", "train with it"),
     ),
-    "planning.md": (("running.md", "train with a plan, and revise it"),),
+    "planning.md": (
+        ("running.md", "train with a plan, and revise it"),
+        ("projection.md", "a cluster that you do not have yet"),
+    ),
+    "projection.md": (("published.md", "how far predictions of real runs are off"),),
+    "published.md": (("planning.md", "what no schedule can beat"),),
     "coming-from-torch.md": (("running.md", "what a `penstock.Pipeline` adds"),),
     "coming-from/megatron.md": (
         ("splitting.md", "split a model that is not Megatron's"),

@@ -201,7 +201,10 @@ def test_json_has_the_same_content(killed: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["1F1B", "ZBV"], "explain takes one schedule (got 1F1B, ZBV)"),
+        (
+            ["1F1B", "ZBV"],
+            "explain takes one schedule, or a plan and its recorded step (got 1F1B, ZBV)",
+        ),
         (["no.flight"], "[Errno 2] No such file or directory: 'no.flight'"),
     ],
 )
@@ -247,3 +250,18 @@ def test_recorded_step_without_slower_compute_says_so(tmp_path: Path) -> None:
     assert lines[-1] == "nothing was notably slower beside messages"
     start = lines.index("Waits, as recorded")
     assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["rank", "0"]] * 2
+
+
+def test_a_plan_and_its_recorded_step_are_compared(tmp_path: Path) -> None:
+    found = ps.plan(ps.Costs(), ranks=2, microbatches=4, seconds=0.2)
+    found.to_file(tmp_path / "plan.json")
+    slow = ps.simulate(ps.lower(found.schedule), ps.Costs(forward=2))
+    ps.write_timeline(slow, tmp_path / "step.json")
+    files = [str(tmp_path / "plan.json"), str(tmp_path / "step.json")]
+    page = tmp_path / "both.html"
+    text = explain(*files, "--html", str(page))
+    assert text.rstrip() == str(ps.review(found.timeline, slow))
+    assert "Why the step took another time than predicted" in page.read_text()
+    values = json.loads(explain(*files, "--json"))
+    assert values["step"] == {"predicted": found.timeline.end_time, "recorded": slow.end_time}
+    assert values["per_kind"]["F"] == {"predicted": 8.0, "recorded": 16.0}

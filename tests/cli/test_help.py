@@ -39,5 +39,6 @@ def test_every_command_has_help_with_an_example(name: str) -> None:
 
 def test_commands_are_listed_by_name() -> None:
     assert " ".join(name.removeprefix("penstock ") for name in COMMANDS) == (
-        "check compare demo explain list plan playground revise show simulate soak trace verify"
+        "check compare curve demo explain list plan playground project revise show simulate soak "
+        "trace verify"
     )

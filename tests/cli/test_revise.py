@@ -1,7 +1,9 @@
 """`penstock revise`: prediction beside recording, and the better plan."""
 
+import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from penstock.assembly import lower
@@ -10,7 +12,8 @@ from penstock.costs import Costs
 from penstock.files.timeline import write_timeline
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
-from tests.planner.test_revision import TRUTH, make_plan
+from penstock.sim.review import review
+from tests.planner.test_revision import GUESS, TRUTH, make_plan
 
 
 def run(folder: Path, truth: Costs, *options: str) -> tuple[int, str]:
@@ -37,6 +40,30 @@ def test_old_plan_is_kept_if_the_gain_is_too_small(tmp_path: Path) -> None:
     assert code == 0
     assert "keep the old one" in output
     assert Plan.from_file(tmp_path / "same.json").schedule == make_plan().schedule
+
+
+def test_causes_of_the_difference_add_up_and_advice_follows(tmp_path: Path) -> None:
+    code, output = run(tmp_path, TRUTH, "--html", str(tmp_path / "both.html"))
+    assert code == 0
+    recorded = simulate(lower(make_plan().schedule), TRUTH)
+    assert f"\n\n{review(make_plan().timeline, recorded).difference}\n" in output
+    page = (tmp_path / "both.html").read_text()
+    assert "Why the step took another time than predicted" in page
+    _, text = run(tmp_path, TRUTH, "--json")
+    values = json.loads(text)
+    (step,) = values["steps"]
+    assert sum(step["difference"]["by_cause"].values()) == pytest.approx(
+        step["step"]["recorded"] - step["step"]["predicted"]
+    )
+    assert values["is_offered"]
+    assert values["new_seconds"] == pytest.approx(values["old_seconds"] * (1 - values["gain"]))
+
+
+def test_uneven_ranks_are_named_if_an_order_cannot_help(tmp_path: Path) -> None:
+    _, output = run(tmp_path, TRUTH)
+    assert "rank 0 computes 12 s more than the average; another cut may save up to that" in output
+    _, even = run(tmp_path, GUESS)
+    assert "another cut" not in even
 
 
 def test_error_names_a_file_that_is_not_a_recorded_step(tmp_path: Path) -> None:

@@ -56,7 +56,11 @@ def test_a_review_reads_as_a_table() -> None:
         "stage 0 F               1         1   1.00\n"
         "stage 0 B               2       1.5   0.75\n"
         "stage 1 F               2         3   1.50\n"
-        "stage 1 B               2         3   1.50"
+        "stage 1 B               2         3   1.50\n"
+        "\n"
+        "the step took 14.5 s, 3.5 s (31.8 %) longer than predicted:\n"
+        "  +2.357 s  compute: all actions together took longer\n"
+        "  +1.143 s  imbalance: stages and kinds took other shares of the work"
     )
 
 

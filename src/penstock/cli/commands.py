@@ -14,11 +14,13 @@ __all__ = ["main"]
 _COMMANDS = {
     "check": ("penstock.cli.check", "check_command"),
     "compare": ("penstock.cli.prices", "compare_command"),
+    "curve": ("penstock.cli.projection.curve", "curve_command"),
     "demo": ("penstock.cli.demo.demo", "demo_command"),
     "explain": ("penstock.cli.explain", "explain_command"),
     "list": ("penstock.cli.show", "list_command"),
     "plan": ("penstock.cli.plan", "plan_command"),
     "playground": ("penstock.cli.playground", "playground_command"),
+    "project": ("penstock.cli.projection.project", "project_command"),
     "revise": ("penstock.cli.revise", "revise_command"),
     "show": ("penstock.cli.show", "show_command"),
     "simulate": ("penstock.cli.prices", "simulate_command"),

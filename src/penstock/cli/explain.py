@@ -6,13 +6,16 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from penstock.cli import inputs, options, reports
+from penstock.cli import inputs, options, reports, reviews
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.files.flight.timeline import RecordedStep, last_recorded_step
 from penstock.files.flight.waits import Flight, read_flights
 from penstock.sim.explain import explain
+from penstock.sim.review import review
+from penstock.sim.timeline import Timeline
 from penstock.view import Comparison, draw
+from penstock.view.sources import is_file, read_recorded
 from penstock.view.text.flight import flight_view, step_title
 
 __all__ = ["explain_command"]
@@ -39,7 +42,8 @@ def explain_command(
     """Say why a step takes as long as it does, or why a run did not finish.
 
     For a schedule: critical path, idle gaps, and which lower cost would help. For a recorded step
-    also what its ranks waited for, and the compute that messages have slowed down. For the flight
+    also what its ranks waited for, and the compute that messages have slowed down. For a plan and
+    its recorded step: what was predicted, and why the step took another time. For the flight
     records of a run, given as their folder or as some of its files: what every rank was doing,
     which rank it was waiting for, and the last step as far as it got.
 
@@ -48,13 +52,21 @@ def explain_command(
       penstock explain 1F1B -r 4 -m 8 --transfer 0.5
       penstock explain mine.csv --costs costs.toml
       penstock explain recorded-step.json
+      penstock explain plan.json recorded-step.json --html both.html
       penstock explain /tmp/penstock-flight-x1 --html last-step.html
     """
     if _are_flight_records(sources):
         _explain_flights(reports.make_console(), sources, html_file, as_json=as_json)
         return
+    if len(sources) == 2 and is_file(sources[1]):
+        predicted = inputs.load_checked(sources[0], size, lowered=lowered).price(costs)
+        _explain_difference(predicted, Path(sources[1]), html_file, as_json=as_json)
+        return
     if len(sources) > 1:
-        raise ArgumentError(f"explain takes one schedule (got {', '.join(sources)})")
+        raise ArgumentError(
+            "explain takes one schedule, or a plan and its recorded step "
+            f"(got {', '.join(sources)})"
+        )
     loaded = inputs.load_checked(sources[0], size, lowered=lowered)
     found = explain(loaded.schedule, loaded.choose_costs(costs))
     reports.write_views(found.timeline, html_file, ())
@@ -67,6 +79,20 @@ def explain_command(
     console.print(reports.explanation_view(found))
     if recorded is not None:
         console.print(reports.recorded_view(recorded))
+
+
+def _explain_difference(
+    predicted: Timeline, step: Path, html_file: Path | None, *, as_json: bool
+) -> None:
+    """Hold a recorded step against its prediction."""
+    recorded = read_recorded(step)
+    found = review(predicted, recorded)
+    timelines = {"predicted": predicted, "recorded": recorded}
+    reports.write_views(Comparison(timelines), html_file, ())
+    if as_json:
+        click.echo(reports.to_json(reviews.review_values(found)))
+    else:
+        click.echo(reviews.review_text(found, recorded))
 
 
 def _are_flight_records(sources: Sequence[str]) -> bool:

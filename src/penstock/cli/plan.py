@@ -10,6 +10,7 @@ from rich.console import Console
 from penstock.atomic_files import write_atomically
 from penstock.cli import options, reports
 from penstock.cli.progress import show_solving
+from penstock.cli.projection.workload import with_workload
 from penstock.errors import ArgumentError
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
@@ -18,6 +19,7 @@ from penstock.planner.search.layer_files import read_layers
 from penstock.planner.search.layouts import Layout
 from penstock.planner.search.search import search
 from penstock.sim.period import Boundary
+from penstock.sim.throughput import Workload
 from penstock.view import draw, report
 
 __all__ = ["plan_command"]
@@ -59,6 +61,7 @@ class _Request:
     help="Folder for schedule.csv, plan.json and report.md.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@with_workload
 @options.with_given_costs
 def plan_command(
     costs_file: Path | None,
@@ -73,6 +76,7 @@ def plan_command(
     output: Path | None,
     as_json: bool,
     given_costs: Mapping[str, object],
+    workload: Workload | None,
 ) -> None:
     """Find the fastest schedule within a memory limit, and a bound that none can beat.
 
@@ -97,7 +101,7 @@ def plan_command(
                 "--placement and the options for costs"
             )
         found = _search(request, costs_file, batch)
-        _show(found.best, found, output, as_json)
+        _show(found.best, found, output, workload, as_json)
         return
     if batch is not None:
         raise ArgumentError("--batch works with --search only; use --microbatches instead")
@@ -113,7 +117,7 @@ def plan_command(
             seconds=seconds,
             progress=progress,
         )
-    _show(solved, None, output, as_json)
+    _show(solved, None, output, workload, as_json)
 
 
 def _search(request: _Request, file: Path | None, batch: int | None) -> Findings:
@@ -136,7 +140,13 @@ def _search(request: _Request, file: Path | None, batch: int | None) -> Findings
         )
 
 
-def _show(best: Plan, findings: Findings | None, output: Path | None, as_json: bool) -> None:
+def _show(
+    best: Plan,
+    findings: Findings | None,
+    output: Path | None,
+    workload: Workload | None,
+    as_json: bool,
+) -> None:
     """Print the plan, and write it to the output folder if there is one."""
     if as_json:
         click.echo(best.to_text(), nl=False)
@@ -146,6 +156,15 @@ def _show(best: Plan, findings: Findings | None, output: Path | None, as_json: b
             console.print(draw(findings))
             console.print()
         console.print(str(best), markup=False)
+        if workload is not None:
+            problem = best.problem
+            console.print(
+                str(
+                    workload.at(
+                        best.seconds, ranks=problem.ranks, microbatches=problem.microbatches
+                    )
+                )
+            )
         console.print()
         console.print(draw(best))
     if output is not None:

@@ -5,9 +5,11 @@ from pathlib import Path
 import click
 
 from penstock.cli import inputs, options, reports
+from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.costs import Costs
 from penstock.sim.comparison import compare
 from penstock.sim.period import Boundary
+from penstock.sim.throughput import Workload
 from penstock.view import Comparison, draw
 from penstock.view.text.tables import rank_table, summary_table
 
@@ -60,6 +62,7 @@ def simulate_command(
 @click.option("--draw", "is_drawn", is_flag=True, help="Draw each schedule too.")
 @options.HTML
 @options.with_figures
+@with_workload
 @options.JSON
 def compare_command(
     schedules: tuple[str, ...],
@@ -69,13 +72,15 @@ def compare_command(
     is_drawn: bool,
     html_file: Path | None,
     figures: tuple[Path, ...],
+    workload: Workload | None,
     as_json: bool,
 ) -> None:
     """Price schedules side by side for the same model; ratios are to the first.
 
     A single number is the cost of one rank's share of the model, so that schedules with one and
     with several stages per rank compare fairly. If no costs are given, those of the first plan
-    are used.
+    are used. With --tokens the table has tokens per second, and MFU with the FLOPs of a token and
+    the peak of a device.
 
     \b
     Examples:
@@ -86,10 +91,18 @@ def compare_command(
     loaded = [inputs.load_checked(schedule, size) for schedule in schedules]
     planned = next((found.costs for found in loaded if found.costs is not None), None)
     timelines = compare([found.schedule for found in loaded], costs or planned)
-    comparison = Comparison(timelines, boundary)
+    comparison = Comparison(timelines, boundary, workload)
     reports.write_views(comparison, html_file, figures)
     if as_json:
         values = {name: reports.timeline(found, boundary) for name, found in timelines.items()}
+        if workload is not None:
+            for name, found in timelines.items():
+                achieved = workload.at(
+                    found.period(boundary),
+                    ranks=found.schedule.num_ranks,
+                    microbatches=found.schedule.microbatches,
+                )
+                values[name]["throughput"] = throughput_values(achieved)
         click.echo(reports.to_json(values))
         return
     reports.make_console().print(draw(comparison) if is_drawn else comparison)

@@ -1,11 +1,16 @@
 """Planning from costs alone, without torch: cuts, orders, and a proof of how good they are."""
 
+from penstock.planner.memory_curve import CurvePoint, MemoryCurve, memory_curve
 from penstock.planner.order.best_so_far import Progress
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
+from penstock.planner.projection.cluster import Cluster
+from penstock.planner.projection.layout import Degrees
+from penstock.planner.projection.projecting import Assumptions, project, project_all
+from penstock.planner.projection.projection import Projection
 from penstock.planner.revision import Revision, revise
 from penstock.planner.search.breakdown import Breakdown
 from penstock.planner.search.choices import Choices
@@ -14,19 +19,28 @@ from penstock.planner.search.in_flight import count_in_flight
 from penstock.planner.search.layer_files import LayerCosts, read_layers, write_layers
 
 __all__ = [
+    "Assumptions",
     "Breakdown",
     "Choices",
+    "Cluster",
+    "CurvePoint",
+    "Degrees",
     "Finding",
     "Findings",
     "LayerCosts",
+    "MemoryCurve",
     "Partition",
     "Piece",
     "Plan",
     "Progress",
+    "Projection",
     "Revision",
     "SchedulingProblem",
     "count_in_flight",
+    "memory_curve",
     "plan",
+    "project",
+    "project_all",
     "read_layers",
     "revise",
     "write_layers",

@@ -8,6 +8,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
+from penstock.planner.search.breakdown import break_down
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.period import name_seconds
 from penstock.sim.review import review
@@ -42,6 +43,25 @@ class Revision:
     def best(self) -> Plan:
         """The plan to use from now on."""
         return self.new if self.is_offered else self.old
+
+    @property
+    def imbalance(self) -> float:
+        """The seconds by which the busiest rank computes more than the average.
+
+        No order changes that: another cut of the model may save up to this much.
+        """
+        return break_down(self.best).imbalance
+
+    @property
+    def remark(self) -> str:
+        """Advice to cut the model again, if uneven ranks cost more than `least_gain`."""
+        if self.imbalance <= self.least_gain * self.best.seconds:
+            return ""
+        busy = self.best.timeline.busy_seconds
+        return (
+            f"rank {busy.index(max(busy))} computes {self.imbalance:.4g} s more than the average; "
+            "another cut may save up to that, see penstock.partition and penstock.search"
+        )
 
     def __str__(self) -> str:
         advice = "run the new plan" if self.is_offered else "keep the old one"

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.errors import ScheduleError
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.rows import Floats, Rows
+from penstock.sim.difference import Difference, find_difference
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Pair", "Review", "Tally", "review"]
@@ -51,12 +52,13 @@ class Review:
     """A prediction beside the recording, for the step, every rank and every stage.
 
     `step` is the end time, `idle` the idle seconds of every rank in it, and `tallies` has the
-    compute of every stage by kind.
+    compute of every stage by kind. `difference` says why the step took another time.
     """
 
     step: Pair
     idle: tuple[Pair, ...]
     tallies: tuple[Tally, ...]
+    difference: Difference
 
     @property
     def kinds(self) -> dict[Kind, Pair]:
@@ -87,7 +89,8 @@ class Review:
         rows = (
             [cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])] for cells in lines
         )
-        return "\n".join("  ".join(row).rstrip() for row in rows)
+        table = "\n".join("  ".join(row).rstrip() for row in rows)
+        return f"{table}\n\n{self.difference}"
 
 
 def review(predicted: Timeline, recorded: Timeline) -> Review:
@@ -121,6 +124,7 @@ def review(predicted: Timeline, recorded: Timeline) -> Review:
         Pair(predicted.end_time, recorded.end_time),
         tuple(map(Pair, _idle_seconds(predicted), _idle_seconds(recorded))),
         tuple(tallies),
+        find_difference(predicted, recorded),
     )
 
 

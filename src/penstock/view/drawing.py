@@ -8,6 +8,7 @@ from shutil import get_terminal_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
+from penstock.sim.throughput import Workload
 from penstock.sim.timeline import Timeline
 from penstock.view.text.tables import summary_table
 
@@ -36,17 +37,19 @@ class Drawing:
 class Comparison:
     """Timelines by name, side by side; it prints as a table, and every view accepts it.
 
-    `boundary` is what happens between two steps; it decides which seconds the table shows.
+    `boundary` is what happens between two steps; it decides which seconds the table shows. With a
+    `workload` the table has tokens per second and MFU.
     """
 
     timelines: Mapping[str, Timeline]
     boundary: Boundary = DEFAULT_BOUNDARY
+    workload: Workload | None = None
 
     def __rich__(self) -> RenderableType:
-        return summary_table(self.timelines, self.boundary)
+        return summary_table(self.timelines, self.boundary, self.workload)
 
     def __str__(self) -> str:
-        return _plain_text(summary_table(self.timelines, self.boundary), None)
+        return _plain_text(summary_table(self.timelines, self.boundary, self.workload), None)
 
     def __repr__(self) -> str:
         return str(self)

@@ -16,11 +16,14 @@ from rich.text import Text
 from penstock.atomic_files import write_atomically
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
+from penstock.planner.memory_curve import MemoryCurve
 from penstock.planner.partition.partition import Partition
 from penstock.planner.plans import Plan
 from penstock.planner.search.findings import Findings
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, require_boundary
+from penstock.sim.throughput import Workload
 from penstock.sim.timeline import Timeline
+from penstock.view.curve import curve_figure, curve_view
 from penstock.view.drawing import Comparison, Drawing
 from penstock.view.figure import draw as draw_figure
 from penstock.view.figure import draw_comparison
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "draw", "page", "plot", "report", "save", "write_trace"]
 
-Drawable: TypeAlias = Source | Comparison | Partition | Findings
+Drawable: TypeAlias = Source | Comparison | Partition | Findings | MemoryCurve
 _SAVED_WIDTH = 120
 
 
@@ -52,8 +55,8 @@ def draw(
 ) -> Drawing:
     """Draw for the terminal: letters with `print`, colours with `rich.print`.
 
-    Also takes a `Comparison`, a `Partition` and the `Findings` of a search. `width` is in
-    characters; by default the picture is as wide as the terminal.
+    Also takes a `Comparison`, a `Partition`, the `Findings` of a search and a `MemoryCurve`.
+    `width` is in characters; by default the picture is as wide as the terminal.
 
     >>> draw("1F1B", ranks=2, microbatches=2, width=26)
     rank 0  F0F1....B0--..B1--
@@ -63,13 +66,15 @@ def draw(
             B Full backward
             . Idle
     """
-    if isinstance(source, Comparison | Partition | Findings):
+    if isinstance(source, Comparison | Partition | Findings | MemoryCurve):
         _refuse_settings(source, ranks, microbatches, costs)
     match source:
         case Partition():
             return Drawing(balance_table(source), width)
         case Findings():
             return Drawing(findings_view(source), width)
+        case MemoryCurve():
+            return Drawing(curve_view(source), width)
         case Comparison():
             parts: list[RenderableType] = []
             for name, timeline in source.timelines.items():
@@ -87,12 +92,14 @@ def compare(
     microbatches: int | None = None,
     costs: Costs | None = None,
     boundary: Boundary = DEFAULT_BOUNDARY,
+    workload: Workload | None = None,
 ) -> Comparison:
     """Put schedules and timelines side by side; print the result, or give it to another view.
 
     Schedules are priced for the same model: a single number in `costs` is for one rank's share.
     Give a mapping to choose the names. `boundary` is what happens between two steps, and decides
-    which seconds are compared: by default those until the last rank ends.
+    which seconds are compared: by default those until the last rank ends. With a `workload`
+    (`penstock.sim.Workload`) the table has tokens per second and MFU.
 
     >>> compare(["1F1B", "ZBV"], ranks=4, microbatches=8)
     schedule  end time s  ratio  bubble  peak microbatches
@@ -101,11 +108,11 @@ def compare(
     """
     found = price_alike(sources, ranks=ranks, microbatches=microbatches, costs=costs)
     require_boundary(boundary)
-    return Comparison(found, boundary)
+    return Comparison(found, boundary, workload)
 
 
 def plot(
-    source: Source | Comparison,
+    source: Source | Comparison | MemoryCurve,
     *,
     ranks: int | None = None,
     microbatches: int | None = None,
@@ -113,8 +120,12 @@ def plot(
 ) -> Figure:
     """Draw a matplotlib figure to scale, with the peak memory of every rank below.
 
-    The timelines of a `Comparison` go below one another on one time axis.
+    The timelines of a `Comparison` go below one another on one time axis. A `MemoryCurve` is
+    seconds against bytes, with the bound as a second curve.
     """
+    if isinstance(source, MemoryCurve):
+        _refuse_settings(source, ranks, microbatches, costs)
+        return curve_figure(source)
     if isinstance(source, Comparison):
         _refuse_settings(source, ranks, microbatches, costs)
         return draw_comparison(source.timelines)
@@ -170,7 +181,7 @@ def write_trace(
 
 
 def save(
-    source: Source | Comparison | Findings,
+    source: Source | Comparison | Findings | MemoryCurve,
     path: Path | str,
     *,
     ranks: int | None = None,
@@ -193,6 +204,10 @@ def save(
             f"the findings of a search must be saved as {_REPORT} (got {file.name!r}); save the "
             "plan `findings.best` for a picture"
         )
+    if isinstance(source, MemoryCurve):
+        _refuse_settings(source, ranks, microbatches, costs)
+        _save_curve(source, file, ending)
+        return
     if isinstance(source, Comparison):
         _refuse_settings(source, ranks, microbatches, costs)
         _WRITERS[ending](source, file)
@@ -213,7 +228,7 @@ def _refuse_settings(
         )
 
 
-def _planned(source: Source | Comparison | Findings) -> Plan | Findings:
+def _planned(source: Source | Comparison | Findings | MemoryCurve) -> Plan | Findings:
     """Return the plan or the findings to report on, read from a file if need be."""
     found = read_source(source) if isinstance(source, str | Path) and is_file(source) else source
     if not isinstance(found, Plan | Findings):
@@ -222,6 +237,18 @@ def _planned(source: Source | Comparison | Findings) -> Plan | Findings:
             f"{type(found).__name__}); save other sources as .html or .png"
         )
     return found
+
+
+def _save_curve(source: MemoryCurve, file: Path, ending: str) -> None:
+    match ending:
+        case ".png" | ".svg" | ".pdf":
+            save_figure(curve_figure(source), file)
+        case ".txt":
+            write_atomically(file, f"{draw(source, width=_SAVED_WIDTH)}\n")
+        case _:
+            raise ArgumentError(
+                f"a curve must be saved as .png, .svg, .pdf or .txt (got {file.name!r})"
+            )
 
 
 def _save_figure(source: Timeline | Comparison, file: Path) -> None:

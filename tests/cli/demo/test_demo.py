@@ -27,7 +27,17 @@ pytest.importorskip("torch")
 from penstock.tools.demo.task import Task
 
 LIMIT_SECONDS = 600
-SECTIONS = ["Measure", "Plan", "Train", "Verify", "Compare", "See", "Summary", "Three things"]
+SECTIONS = [
+    "Measure",
+    "Plan",
+    "Train",
+    "Verify",
+    "Compare",
+    "See",
+    "Learn",
+    "Summary",
+    "Three things",
+]
 
 
 def command(output: Path, *arguments: str) -> list[str]:

@@ -7,6 +7,7 @@ pytest.importorskip("torch")
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
 from penstock.tools.demo.candidates import (
+    best_family,
     family_candidate,
     join_costs,
     plan_candidate,
@@ -83,3 +84,20 @@ def test_plan_without_a_limit_is_not_slower() -> None:
     free = plan_candidate(TASK, COSTS, placement, memory=None, seconds=1)
     assert free.plan.timeline.end_time <= limited.plan.timeline.end_time
     assert free.plan.lower_bound <= limited.plan.lower_bound
+
+
+def test_the_best_family_keeps_the_limit() -> None:
+    task = Task(ranks=2, steps=1)
+    costs = Costs(
+        forward=[1.0] * 8,
+        backward_input=[1.0] * 8,
+        backward_weight=[1.0] * 8,
+        activation_bytes=[1.0] * 8,
+    )
+    free = best_family(task, costs, memory=1e9)
+    assert free is not None
+    tight = best_family(task, costs, memory=8.0)
+    assert tight is not None
+    assert tight.predicted.peak_bytes <= 8.0
+    assert free.predicted.end_time <= tight.predicted.end_time
+    assert best_family(task, costs, memory=1.0) is None

@@ -13,6 +13,7 @@ from rich.text import Text
 from penstock.atomic_files import write_atomically
 from penstock.cli import options
 from penstock.cli.demo.comparison import compare_and_show, describe_times
+from penstock.cli.demo.learning import learn_and_show
 from penstock.cli.demo.planning import Preparation, prepare
 from penstock.cli.demo.tour import tour_planning
 from penstock.cli.demo.training import Training, train_and_compare
@@ -66,7 +67,8 @@ def demo_command(ranks: int, schedule: str, steps: int, device: str | None, outp
     """Measure, plan and train a small GPT in local processes, in about two minutes.
 
     The plan keeps a memory limit. Every loss is compared with that of the unsplit model, and the
-    plan with 1F1B and GPipe on this machine. A page shows predicted and recorded steps. Without
+    plan with 1F1B, GPipe and the best family within the limit on this machine. What explains the
+    difference to the prediction is printed, and a page shows predicted and recorded steps. Without
     torch, a tour of planning runs instead.
 
     \b
@@ -109,8 +111,12 @@ def run_demo(console: Console, output: Path, task: Task, family: str | None) -> 
     training = train_and_compare(console, task, candidates[0])
     results = compare_and_show(console, task, candidates, memory=prepared.memory)
     _draw(console, results[0])
+    planned, rivals = _split_results(prepared, results)
+    outcome = learn_and_show(
+        console, prepared.planned.plan, planned, rivals, memory=prepared.memory
+    )
     _write(output, prepared, results)
-    _summarise(console, output, prepared, training, results)
+    _summarise(console, output, prepared, training, results, outcome)
     _suggest(
         console,
         {
@@ -137,6 +143,13 @@ def _choose_candidates(
     return [chosen, *(other for other in candidates if other.name != chosen.name)]
 
 
+def _split_results(prepared: Preparation, results: list[Result]) -> tuple[Result, list[Result]]:
+    """Return the result of the plan, and those of the families."""
+    name = prepared.planned.candidate.name
+    (planned,) = (result for result in results if result.candidate.name == name)
+    return planned, [result for result in results if result is not planned]
+
+
 def _draw(console: Console, result: Result) -> None:
     title(console, "See: a step as predicted and as recorded")
     timelines = {"predicted": result.candidate.predicted, "recorded": result.recorded}
@@ -155,9 +168,8 @@ def _write(output: Path, prepared: Preparation, results: list[Result]) -> None:
     plan = prepared.planned.plan
     plan.to_file(output / "plan.json")
     plan.problem.costs.to_file(output / "costs.toml")
-    name = prepared.planned.candidate.name
-    (recorded,) = (result.recorded for result in results if result.candidate.name == name)
-    write_timeline(recorded, output / "recorded.json")
+    planned, _ = _split_results(prepared, results)
+    write_timeline(planned.recorded, output / "recorded.json")
 
 
 def _summarise(
@@ -166,6 +178,7 @@ def _summarise(
     prepared: Preparation,
     training: Training,
     results: list[Result],
+    outcome: str,
 ) -> None:
     title(console, "Summary")
     gap = max(prepared.planned.plan.gap, 0.0)
@@ -175,6 +188,7 @@ def _summarise(
         "exact": f"within {training.difference:.1e} of the unsplit model at every step",
         "plan": f"proven to be within {format_share(gap)} of the best order of its cut",
         "time": describe_times(results),
+        "outcome": outcome,
         "memory": f"{first.candidate.name} used at most {format_bytes(max(first.held))} "
         f"on a rank; the limit was {format_bytes(prepared.memory)}",
         "page": f"{output / 'report.html'}",

@@ -36,7 +36,10 @@ _KEPT = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 
 @dataclass(frozen=True)
 class Preparation:
-    """The costs of the pieces, the plan, its memory limit per rank, and the baselines."""
+    """The costs of the pieces, the plan, its memory limit per rank, and the baselines.
+
+    The baselines are well-known families, and the one that is predicted to be best in the limit.
+    """
 
     costs: Costs
     planned: PlannedCandidate
@@ -91,7 +94,12 @@ def _cost_table(task: Task, costs: Costs) -> Table:
 
 
 def _plan(console: Console, task: Task, costs: Costs) -> Preparation:
-    from penstock.tools.demo.candidates import family_candidate, plan_candidate, plan_candidates
+    from penstock.tools.demo.candidates import (
+        best_family,
+        family_candidate,
+        plan_candidate,
+        plan_candidates,
+    )
 
     title(console, f"Plan: the fastest order for {task.ranks} ranks under a memory limit")
     baselines = tuple(family_candidate(name, task, costs) for name in _BASELINES)
@@ -114,6 +122,9 @@ def _plan(console: Console, task: Task, costs: Costs) -> Preparation:
     console.print(_plan_table(found))
     console.print(_describe_gap(best))
     console.print(_describe_limit(limit, best, free, baselines[1]))
+    rival = best_family(task, costs, memory=limit)
+    if rival is not None and rival.name not in _BASELINES:
+        baselines = (rival, *baselines)
     return Preparation(costs, best, limit, baselines)
 
 

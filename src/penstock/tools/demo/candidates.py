@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.assembly import build
 from penstock.costs import Costs
-from penstock.errors import MemoryLimitError
+from penstock.errors import MemoryLimitError, SizeError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
@@ -20,6 +20,7 @@ from penstock.planner.partition.partition import partition
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
+from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.tools.demo.task import Task
@@ -27,13 +28,15 @@ from penstock.tools.demo.task import Task
 __all__ = [
     "DemoCandidate",
     "PlannedCandidate",
+    "best_family",
     "family_candidate",
     "join_costs",
     "plan_candidate",
     "plan_candidates",
 ]
 
-# How many times faster a plan with twice as many messages must be.
+# How many times faster a schedule with twice as many messages must be. Costs that have the time of
+# the host per action and message make this unnecessary.
 _MESSAGE_HANDICAP = 1.1
 
 
@@ -72,6 +75,26 @@ def family_candidate(name: str, task: Task, costs: Costs) -> DemoCandidate:
     return DemoCandidate(schedule.name, schedule, sizes, predicted)
 
 
+def best_family(task: Task, costs: Costs, *, memory: float) -> DemoCandidate | None:
+    """Return the family that is predicted to be fastest of those that keep the memory limit."""
+    found = []
+    for name in FAMILIES:
+        try:
+            schedule = build(name, ranks=task.ranks, microbatches=task.microbatches)
+        except SizeError:
+            continue
+        if schedule.is_forward_only or schedule.dataflow.num_parts > len(task.pieces):
+            continue
+        candidate = family_candidate(name, task, costs)
+        if candidate.predicted.peak_bytes <= memory:
+            found.append(candidate)
+    return min(
+        found,
+        key=lambda one: _handicapped(one.predicted.end_time, one.schedule.placement),
+        default=None,
+    )
+
+
 def plan_candidates(
     task: Task, costs: Costs, *, memory: float, seconds: float
 ) -> list[PlannedCandidate]:
@@ -94,9 +117,12 @@ def plan_candidates(
 
 
 def _seconds_with_messages(one: PlannedCandidate) -> float:
-    problem = one.plan.problem
-    handicap = 1.0 if problem.stages == problem.ranks else _MESSAGE_HANDICAP
-    return handicap * one.plan.seconds
+    return _handicapped(one.plan.seconds, one.plan.problem.placement)
+
+
+def _handicapped(seconds: float, placement: Placement) -> float:
+    is_one_each = placement.num_stages == placement.num_ranks
+    return seconds * (1.0 if is_one_each else _MESSAGE_HANDICAP)
 
 
 def plan_candidate(

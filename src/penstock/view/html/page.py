@@ -16,6 +16,7 @@ from penstock.sim.waits import find_waits
 from penstock.view.html.data import PageData, page_data
 from penstock.view.html.document import embed, join_scripts, policy, read_part
 from penstock.view.html.tables import (
+    difference_section,
     figures_line,
     idle_section,
     rank_section,
@@ -69,7 +70,7 @@ def page(timelines: Timeline | Mapping[str, Timeline], *, title: str | None = No
     if not timelines:
         raise ArgumentError("timelines must not be empty; give at least one")
     waits = {name: find_waits(timeline) for name, timeline in timelines.items()}
-    tables = summary_section(timelines)
+    tables = difference_section(timelines) + summary_section(timelines)
     tables += idle_section({name: found.idle for name, found in waits.items()})
     tables += stage_section(timelines) + rank_section(timelines)
     style, script = _style(), join_scripts(f"html/{name}" for name in _SCRIPTS)

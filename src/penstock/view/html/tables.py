@@ -8,12 +8,20 @@ import numpy as np
 
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.rows import Floats
+from penstock.sim.difference import find_difference, has_same_compute
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import Idle
 from penstock.view.palette import LOOKS
 from penstock.view.units import format_bytes, format_number, format_share
 
-__all__ = ["figures_line", "idle_section", "rank_section", "stage_section", "summary_section"]
+__all__ = [
+    "difference_section",
+    "figures_line",
+    "idle_section",
+    "rank_section",
+    "stage_section",
+    "summary_section",
+]
 
 _MINUS = "\N{MINUS SIGN}"
 
@@ -54,6 +62,29 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
     )
     table = _table(_headings(list(timelines)), lines)
     return _section("Numbers", f'{table}<p class="note">{note}</p>')
+
+
+def difference_section(timelines: Mapping[str, Timeline]) -> str:
+    """Say why recorded steps took another time than the first timeline, if that predicts them."""
+    first, *others = timelines.items()
+    parts = [
+        _difference(*first, name, timeline)
+        for name, timeline in others
+        if first[1].prices is not None
+        and timeline.prices is None
+        and has_same_compute(first[1].schedule, timeline.schedule)
+    ]
+    return _section("Why the step took another time than predicted", "".join(parts)) * bool(parts)
+
+
+def _difference(first: str, predicted: Timeline, name: str, recorded: Timeline) -> str:
+    found = find_difference(predicted, recorded)
+    lines = [
+        [cause, _signed(getattr(found, cause), format_number), sentence]
+        for cause, sentence in found.sentences.items()
+    ]
+    lines.append(["together", _signed(found.seconds, format_number), f"{name} less {first}"])
+    return _table(["cause", "seconds", ""], lines)
 
 
 def idle_section(idles: Mapping[str, Idle]) -> str:
@@ -166,9 +197,8 @@ def _line(label: str, values: Sequence[float], format_value: Callable[[float], s
     cells = [label, format_value(first)]
     for value in values[1:]:
         more = 0.0 if isclose(value, first) else value - first
-        sign = _MINUS if more < 0 else "+" if more > 0 else ""
         ratio = f"{value / first:.3f}" if first else ""
-        cells += [format_value(value), sign + format_value(abs(more)), ratio]
+        cells += [format_value(value), _signed(more, format_value), ratio]
     return cells
 
 
@@ -178,6 +208,11 @@ def _byte_line(label: str, values: Sequence[float]) -> list[str]:
         return _line(label, values, format_bytes)
     first, *others = (format_bytes(value) if value else "not known" for value in values)
     return [label, first, *(cell for other in others for cell in (other, "", ""))]
+
+
+def _signed(value: float, format_value: Callable[[float], str]) -> str:
+    sign = _MINUS if value < 0 else "+" if value > 0 else ""
+    return sign + format_value(abs(value))
 
 
 def _table(headings: Iterable[str], lines: Iterable[Sequence[str]]) -> str:

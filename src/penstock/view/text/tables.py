@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
+from penstock.sim.throughput import Workload
 from penstock.sim.timeline import Timeline
 from penstock.view.units import format_bytes, format_number, format_share
 
@@ -13,15 +14,23 @@ __all__ = ["rank_table", "summary_table"]
 
 
 def summary_table(
-    timelines: Mapping[str, Timeline], boundary: Boundary = DEFAULT_BOUNDARY
+    timelines: Mapping[str, Timeline],
+    boundary: Boundary = DEFAULT_BOUNDARY,
+    workload: Workload | None = None,
 ) -> Table:
-    """Compare timelines by name: time, idle time, memory, and the ratio to the first."""
+    """Compare timelines by name: time, idle time, memory, and the ratio to the first.
+
+    With a workload also tokens per second and MFU.
+    """
     has_bytes = any(timeline.peak_bytes for timeline in timelines.values())
     steps = {name: timeline.repeat(boundary) for name, timeline in timelines.items()}
     seconds = f"{name_seconds(boundary)} s"
     table = _start_table("schedule", seconds, "ratio", "bubble", "peak microbatches")
     if has_bytes:
         table.add_column("peak bytes", justify="right")
+    if workload is not None:
+        table.add_column("tokens/s", justify="right")
+        table.add_column("MFU", justify="right")
     first = next((step.seconds for step in steps.values()), 0.0)
     for name, timeline in timelines.items():
         cells = [
@@ -32,8 +41,17 @@ def summary_table(
         ]
         if has_bytes:
             cells.append(format_bytes(timeline.peak_bytes))
+        if workload is not None:
+            cells += _throughput_cells(timeline, steps[name].seconds, workload)
         table.add_row(Text(name), *cells)
     return table
+
+
+def _throughput_cells(timeline: Timeline, seconds: float, workload: Workload) -> list[str]:
+    schedule = timeline.schedule
+    found = workload.at(seconds, ranks=schedule.num_ranks, microbatches=schedule.microbatches)
+    mfu = "" if found.mfu is None else format_share(found.mfu)
+    return [format_number(found.tokens_per_second), mfu]
 
 
 def rank_table(timeline: Timeline, boundary: Boundary = DEFAULT_BOUNDARY) -> Table:

@@ -1,0 +1,1 @@
+"""Commands that look ahead: `penstock project` and `penstock curve`."""

@@ -1,0 +1,196 @@
+"""`penstock project`: from layers measured on one device to a cluster."""
+
+from math import inf
+from pathlib import Path
+
+import click
+
+from penstock.cli import options, reports
+from penstock.cli.projection.workload import throughput_values, with_workload
+from penstock.errors import ArgumentError
+from penstock.planner.projection.cluster import Cluster
+from penstock.planner.projection.layout import Degrees
+from penstock.planner.projection.projecting import Assumptions, project, project_all
+from penstock.planner.projection.projection import Projection, projection_table
+from penstock.planner.search.layer_files import read_layers
+from penstock.sim.throughput import Workload
+
+__all__ = ["project_command"]
+
+_POSITIVE = click.FloatRange(0, min_open=True)
+_SHARE = click.FloatRange(0, 1)
+
+
+@click.command("project")
+@click.argument("layers_file", metavar="LAYERS", type=options.INPUT_FILE)
+@click.option("--nodes", type=click.IntRange(1), required=True, help="Number of nodes.")
+@click.option(
+    "--devices-per-node",
+    type=click.IntRange(1),
+    default=8,
+    show_default=True,
+    help="Devices of a node.",
+)
+@click.option(
+    "--bandwidth-inside", type=_POSITIVE, required=True, help="Bytes/s of a device in its node."
+)
+@click.option(
+    "--bandwidth-between", type=_POSITIVE, required=True, help="Bytes/s of a device between nodes."
+)
+@click.option(
+    "--latency-inside", type=float, default=0.0, help="Seconds of an empty message in a node."
+)
+@click.option(
+    "--latency-between", type=float, default=0.0, help="Seconds of an empty message between nodes."
+)
+@click.option("--memory", type=options.Bytes(), help="Memory of a device, such as 80GB.")
+@click.option(
+    "--speed",
+    type=_POSITIVE,
+    default=1.0,
+    show_default=True,
+    help="How many times faster a device is than the one on which LAYERS were measured.",
+)
+@click.option(
+    "--microbatches",
+    "-m",
+    type=click.IntRange(1),
+    required=True,
+    help="Microbatches of a step, over all replicas.",
+)
+@click.option("--tensor", type=click.IntRange(1), help="Devices that share a rank's layers.")
+@click.option("--pipeline", type=click.IntRange(1), help="Ranks of a pipeline.")
+@click.option(
+    "--tensor-efficiency",
+    type=_SHARE,
+    default=1.0,
+    show_default=True,
+    help="Share of the ideal speed-up that tensor parallelism keeps in compute.",
+)
+@click.option(
+    "--tensor-overlap",
+    type=_SHARE,
+    default=0.0,
+    show_default=True,
+    help="Share of tensor collectives that compute hides.",
+)
+@click.option(
+    "--data-overlap",
+    type=_SHARE,
+    default=0.0,
+    show_default=True,
+    help="Share of the reduction of gradients that compute hides.",
+)
+@click.option("--shard-optimizer", is_flag=True, help="Divide optimizer state over replicas.")
+@with_workload
+@options.JSON
+def project_command(
+    layers_file: Path,
+    nodes: int,
+    devices_per_node: int,
+    bandwidth_inside: float,
+    bandwidth_between: float,
+    latency_inside: float,
+    latency_between: float,
+    memory: float | None,
+    speed: float,
+    microbatches: int,
+    tensor: int | None,
+    pipeline: int | None,
+    tensor_efficiency: float,
+    tensor_overlap: float,
+    data_overlap: float,
+    shard_optimizer: bool,
+    workload: Workload | None,
+    as_json: bool,
+) -> None:
+    """Project layers that were measured on one device to a cluster that you do not have yet.
+
+    LAYERS is a file as `penstock plan --search` reads it, with one microbatch size. Without
+    --tensor and --pipeline, every way to use all devices is compared, the fastest first.
+
+    \b
+    Example:
+      penstock project layers.toml --nodes 16 --bandwidth-inside 400e9 \\
+          --bandwidth-between 50e9 --memory 80GB -m 256 --tokens 4096
+    """
+    model = read_layers(layers_file)
+    if len(model.layers) != 1:
+        raise ArgumentError(
+            f"{layers_file} must have one microbatch size (got {len(model.layers)})"
+        )
+    (layers,) = model.layers.values()
+    work = Workload(0.0) if workload is None else workload
+    cluster = Cluster(
+        nodes,
+        devices_per_node,
+        bandwidth_inside,
+        bandwidth_between,
+        latency_inside,
+        latency_between,
+        inf if memory is None else memory,
+        work.peak_flops,
+        speed,
+    )
+    given = Assumptions(
+        tensor_efficiency=tensor_efficiency,
+        tensor_overlap=tensor_overlap,
+        data_overlap=data_overlap,
+        shards_optimizer=shard_optimizer,
+    )
+    if tensor is None and pipeline is None:
+        found = project_all(
+            layers,
+            cluster,
+            microbatches=microbatches,
+            tokens_per_microbatch=work.tokens_per_microbatch,
+            flops_per_token=work.flops_per_token,
+            assumptions=given,
+        )
+    else:
+        found = (
+            project(
+                layers,
+                cluster,
+                _degrees(cluster, tensor or 1, pipeline or 1),
+                microbatches=microbatches,
+                tokens_per_microbatch=work.tokens_per_microbatch,
+                flops_per_token=work.flops_per_token,
+                assumptions=given,
+            ),
+        )
+    _show(found, as_json=as_json)
+
+
+def _degrees(cluster: Cluster, tensor: int, pipeline: int) -> Degrees:
+    data, rest = divmod(cluster.devices, tensor * pipeline)
+    if rest:
+        raise ArgumentError(
+            f"--tensor times --pipeline must divide the number of devices (got {tensor} x "
+            f"{pipeline}, devices: {cluster.devices})"
+        )
+    return Degrees(tensor, pipeline, data)
+
+
+def _show(found: tuple[Projection, ...], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(reports.to_json({"projections": [_values(one) for one in found]}))
+        return
+    if len(found) > 1:
+        click.echo(f"{projection_table(found)}\n")
+    click.echo(str(found[0]))
+
+
+def _values(one: Projection) -> dict[str, object]:
+    degrees = one.degrees
+    return {
+        "tensor": degrees.tensor,
+        "pipeline": degrees.pipeline,
+        "data": degrees.data,
+        "step_seconds": one.seconds,
+        "by_cause": one.by_cause,
+        "schedule": one.plan.schedule.name,
+        "layers_per_stage": list(one.sizes),
+        "peak_bytes": one.plan.timeline.peak_bytes,
+        **throughput_values(one.throughput),
+    }

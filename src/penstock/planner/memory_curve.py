@@ -1,0 +1,167 @@
+"""Time against memory: the fastest plan for every limit, and the bound that none can beat.
+
+A plan for a tight limit keeps every looser one, and a bound for a loose limit holds for every
+tighter one. So with more memory neither the plans nor the bounds become slower.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.costs import Costs
+from penstock.errors import ArgumentError
+from penstock.ir.placement import Placement
+from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.order.solver import Progress
+from penstock.planner.planning import plan
+from penstock.planner.plans import Plan
+from penstock.planner.problem import SchedulingProblem
+from penstock.planner.search.layouts import Layout, placements_for
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
+
+__all__ = ["CurvePoint", "MemoryCurve", "memory_curve"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A limit in bytes per rank, the best plan that keeps it, and seconds that none can beat."""
+
+    memory: float
+    plan: Plan
+    lower_bound: float
+
+    @property
+    def seconds(self) -> float:
+        """What a step of the plan costs."""
+        return self.plan.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCurve:
+    """Points with growing limits: what a step costs, and what it costs at least."""
+
+    points: tuple[CurvePoint, ...]
+    boundary: Boundary = DEFAULT_BOUNDARY
+
+    def __str__(self) -> str:
+        rows = [
+            ("memory", f"{name_seconds(self.boundary)} s", "bound s", "gap", "bubble", "order")
+        ]
+        for point in self.points:
+            gap = point.seconds / point.lower_bound - 1 if point.lower_bound else 0.0
+            rows.append(
+                (
+                    f"{point.memory:,.4g}" if point.memory < 1000 else f"{point.memory:,.0f}",
+                    f"{point.seconds:.4g}",
+                    f"{point.lower_bound:.4g}",
+                    f"{abs(gap):.1%}".replace("%", " %"),
+                    f"{point.plan.step.bubble_rate:.1%}".replace("%", " %"),
+                    point.plan.schedule.name,
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.rjust, row[:-1], widths)) + f"  {row[-1]}" for row in rows)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def memory_curve(
+    costs: Costs,
+    *,
+    ranks: int,
+    microbatches: int,
+    limits: Sequence[float] | None = None,
+    points: int = 8,
+    placement: Placement | Layout | None = None,
+    boundary: Boundary = DEFAULT_BOUNDARY,
+    seconds: float = 1.0,
+    progress: Callable[[Progress], None] | None = None,
+) -> MemoryCurve:
+    """Plan for growing memory limits: how many seconds do more bytes per rank save?
+
+    Without `limits`, there are `points` of them, from the least that any order needs to what the
+    fastest plan without a limit takes. `seconds` is how long to look for each plan.
+
+    >>> costs = Costs(activation_bytes=1)
+    >>> print(memory_curve(costs, ranks=4, microbatches=8, limits=[2, 4, 7], placement="loop"))
+    memory  end time s  bound s    gap  bubble  order
+         2          35       35  0.0 %  31.4 %  solved
+         4          27       27  0.0 %  11.1 %  ZB-H1
+         7          27       27  0.0 %  11.1 %  ZB-H1
+    """
+    settings = _Settings(costs, ranks, microbatches, placement, boundary, seconds, progress)
+    wanted = sorted(settings.choose_limits(points) if limits is None else map(float, limits))
+    if not wanted:
+        raise ArgumentError("limits must not be empty; give at least one number of bytes")
+    found: list[CurvePoint] = []
+    for limit in wanted:
+        best = settings.solve(limit)
+        if found and found[-1].seconds <= best.seconds:
+            best = replace(found[-1].plan, problem=_with_limit(found[-1].plan.problem, limit))
+        found.append(CurvePoint(limit, best, settings.bound(best, limit)))
+    return MemoryCurve(_tighten(found), boundary)
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The arguments of every plan of a curve."""
+
+    costs: Costs
+    ranks: int
+    microbatches: int
+    placement: Placement | Layout | None
+    boundary: Boundary
+    seconds: float
+    progress: Callable[[Progress], None] | None
+
+    def solve(self, limit: float | None) -> Plan:
+        return plan(
+            self.costs,
+            ranks=self.ranks,
+            microbatches=self.microbatches,
+            memory=limit,
+            placement=self.placement,
+            boundary=self.boundary,
+            seconds=self.seconds,
+            progress=self.progress,
+        )
+
+    def bound(self, best: Plan, limit: float) -> float:
+        """Return what no order beats with any of the placements that were tried."""
+        bounds = [best.lower_bound]
+        placements = placements_for(self.costs, self.ranks) if self.placement is None else ()
+        for placement in placements:
+            costs = self.costs.recut(self.ranks, placement.num_stages)
+            problem = SchedulingProblem(
+                costs, placement, self.microbatches, (limit,) * self.ranks, self.boundary
+            )
+            if placement != best.problem.placement and (problem.missing_bytes <= 0).all():
+                bounds.append(lower_bound(problem))
+        return min(bounds)
+
+    def choose_limits(self, points: int) -> list[float]:
+        """Return limits from the least that is needed to what a plan without a limit takes."""
+        if points < 1:
+            raise ArgumentError(f"points must be at least 1 (got {points})")
+        free = self.solve(None)
+        most = free.timeline.peak_bytes
+        if not most:
+            raise ArgumentError(
+                "the costs must have bytes, or no limit matters; give activation_bytes"
+            )
+        least = float(free.problem.least_bytes.max())
+        return [float(limit) for limit in np.linspace(least, most, points)]
+
+
+def _with_limit(problem: SchedulingProblem, limit: float) -> SchedulingProblem:
+    return replace(problem, memory=(limit,) * problem.ranks)
+
+
+def _tighten(found: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """Raise bounds to those of looser limits, which hold for tighter ones too."""
+    tightened: list[CurvePoint] = []
+    bound = 0.0
+    for point in reversed(found):
+        bound = max(bound, min(point.lower_bound, point.seconds))
+        tightened.append(replace(point, lower_bound=bound))
+    return tuple(reversed(tightened))
