@@ -1,4 +1,4 @@
-"""Pictures of pages as files, for viewers that show pages as they are: a code host, an editor.
+"""Pictures of pages as files, for viewers that show the Markdown itself: a code host, an editor.
 
     python -m docs_build.picture_files    # draw them again after a page or the simulator changed
 

@@ -9,7 +9,7 @@ A page requests one with a comment, which other viewers of the page hide:
 Several names share one time scale, and `seconds` sets the time of the full width, so that all
 pictures of a page can share one. `memory` adds what every rank holds. When the site is built, the
 picture replaces the comment and the link to an image below it, which is for viewers that show
-pages as they are (`docs_build/picture_files.py`).
+the Markdown itself (`docs_build/picture_files.py`).
 """
 
 import re

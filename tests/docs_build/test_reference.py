@@ -22,7 +22,7 @@ def test_every_public_name_is_listed_once() -> None:
 def test_every_command_is_listed_with_its_help() -> None:
     page = commands_page()
     names = main.list_commands(Context(main))
-    assert len(names) == 13
+    assert len(names) == 15
     for name in names:
         assert f"## penstock {name}\n\n```console\nUsage: penstock {name} " in page
 
