@@ -298,10 +298,9 @@ class StepRunner:
         if outcome.has_unknown_hooks and outcome.has_inner_passes:
             self._abandon_step()
             raise_unknown_hooks()
+        self.transport.remember_shapes()
         if outcome.has_unknown_hooks:
             self.transport.forget_shapes()
-        else:
-            self.transport.remember_shapes()
         loss = self._take_loss(outcome, results)
         if request.is_training and self.ties is not None:
             self.ties.end_step()
