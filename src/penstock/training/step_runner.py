@@ -26,6 +26,7 @@ from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import BatchFacts, accepted_arguments
 from penstock.training.batch.request import StepRequest
 from penstock.training.build.assemble import Assembly
+from penstock.training.capture import find_capture
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.loss_value import LossExchange, LossValue, are_on_device, copy_losses
 from penstock.training.options import RunOptions
@@ -183,13 +184,13 @@ class StepRunner:
 
     def _add_own_errors(self, facts: BatchFacts, request: StepRequest) -> BatchFacts:
         """Add what this rank knows of its stages and ties, so that all ranks refuse the step."""
-        if error := self._find_extra_argument(request):
+        captured = find_capture(self._part.device, is_shared=self._losses is not None)
+        if error := captured or self._find_extra_argument(request):
             facts = replace(facts, error=error)
         if self.ties is None:
             return facts
         facts = replace(facts, trained_ties=self.ties.are_trained())
-        replaced = self.ties.find_replaced()
-        if replaced is None:
+        if (replaced := self.ties.find_replaced()) is None:
             return facts
         return replace(
             facts,
