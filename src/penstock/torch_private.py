@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from torch._dynamo.eval_frame import _TorchDynamoContext as CompileContext
     from torch._functorch import config as functorch_config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
-    from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
@@ -120,7 +119,6 @@ __all__ = [
     "global_forward_hooks_with_kwargs",
     "global_forward_pre_hooks",
     "grouped_mm",
-    "inductor_config",
     "is_any_autocast_enabled",
     "is_functorch_wrapped_tensor",
     "is_multithreading_enabled",
@@ -238,8 +236,6 @@ _LATE = {
     "boxed_nop": "torch._dynamo.backends.debugging boxed_nop",
     "compile_fx": "torch._inductor.compile_fx compile_fx",
     "compile_fx_inner": "torch._inductor.compile_fx compile_fx_inner",
-    # Settings of inductor for everything that is compiled without its own.
-    "inductor_config": "torch._inductor config",
     # Divides a traced graph into forward and backward.
     "min_cut_rematerialization_partition": (
         "torch._functorch.partitioners min_cut_rematerialization_partition"

@@ -54,8 +54,8 @@ def captures_graphs(compiled: Any) -> bool:
     context = _context_of_module(compiled) if is_module else _context_of(compiled)
     backend: Any = None if context is None else _innermost(context.callback)
     if isinstance(backend, TorchCompileInductorWrapper):
-        default = torch_private.inductor_config.triton.cudagraphs
-        return bool(backend.config.get("triton.cudagraphs", default))
+        # What holds for all compiled code, with its own settings in place of some of them.
+        return bool(backend.get_compiler_config()["triton.cudagraphs"])
     return getattr(backend, "compiler_name", None) == "cudagraphs"
 
 

@@ -24,9 +24,9 @@ from penstock.step.step_data import LossFunction, Microbatches, Results, StepRec
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import BatchFacts, accepted_arguments
+from penstock.training.batch.capture import find_capture
 from penstock.training.batch.request import StepRequest
 from penstock.training.build.assemble import Assembly
-from penstock.training.capture import find_capture
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.loss_value import LossExchange, LossValue, are_on_device, copy_losses
 from penstock.training.options import RunOptions
