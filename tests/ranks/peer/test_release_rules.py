@@ -252,7 +252,7 @@ class Model:
 
 
 def explore(model: Model) -> tuple[set[World], list[World]]:
-    """Every world that can come about, and those after which nothing happens."""
+    """Return every world that can come about, and those after which nothing happens."""
     seen, stack, last = {model.first}, [model.first], []
     while stack:
         world = stack.pop()
@@ -267,7 +267,7 @@ def explore(model: Model) -> tuple[set[World], list[World]]:
 
 
 def find_problems(model: Model) -> set[str]:
-    """What goes wrong in some order of events."""
+    """Return what goes wrong in some order of events."""
     seen, last = explore(model)
     assert last, "something is always left to do"
     end, found = model.loss.end, set()

@@ -38,7 +38,7 @@ class End:
 
 
 class SlowFiller:
-    """Fills when it is told to."""
+    """Fills when the test says so."""
 
     def __init__(self) -> None:
         self.rings: list[Spoilable] = []

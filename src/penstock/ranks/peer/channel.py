@@ -88,7 +88,7 @@ class _End:
         self._is_aborted = True
 
     def announce_end(self) -> None:
-        """Tell the other end what was queued last; after an abort, while nothing is queued."""
+        """Report to the other end what was queued last; after an abort, when that is known."""
         raise NotImplementedError
 
     @property
@@ -172,7 +172,7 @@ class PeerSender(_End):
         self._flags.release(self._counters.freed, self._ring.entries)
 
     def announce_end(self) -> None:
-        """Tell the receiver what was queued last."""
+        """Report to the receiver what was queued last."""
         self._flags.note(self._counters.sent, Note(self._ring.entries, True).to_word())
 
     @property
@@ -288,7 +288,7 @@ class PeerReceiver(_End):
         self._flags.release(self._counters.ready, self._ring.entries)
 
     def end_step(self) -> None:
-        """Tell the sender what this step has queued, before it can be complete."""
+        """Report to the sender what this step has queued, before it can be complete."""
         note = Note(self._taken, self._is_aborted)
         self._flags.note(self._counters.taken, note.to_word())
 
@@ -300,7 +300,7 @@ class PeerReceiver(_End):
             raise LinkLostError("the channel was aborted because a rank is gone")
 
     def announce_end(self) -> None:
-        """Tell the sender what was queued last."""
+        """Report to the sender what was queued last."""
         self._flags.note(self._counters.taken, Note(self._taken, True).to_word())
 
     @property
