@@ -363,3 +363,10 @@ def test_graphs_of_functions_backends_and_global_settings_are_refused_on_devices
         pytest.raises(ps.errors.ArgumentError, match="stage 0 must not be compiled with"),
     ):
         refuse(plain)
+
+
+# Its class has no `forward` that could be looked at.
+def test_modules_of_torchscript_are_not_refused() -> None:
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]  # untyped upstream
+    stage = Stage(0, nn.Sequential(traced), replica_of(nn.Sequential()))
+    refuse_compiled_graphs({0: stage}, torch.device("cuda"))

@@ -140,6 +140,7 @@ class RankGuard:
                 # name first: messages between the remaining ranks may still come.
                 with suppress(RuntimeError):
                     self._transport.release(lost.rank)
+                with suppress(RuntimeError):
                     self._transport.abort()
                 raise self._heartbeat.error(lost)
         try:

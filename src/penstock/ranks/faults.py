@@ -7,8 +7,8 @@ from traceback import format_exception
 from penstock.errors import PipelineError
 
 __all__ = [
+    "EXIT_CODE",
     "NAN_BYTE",
-    "STUCK_EXIT_CODE",
     "Fault",
     "LinkLostError",
     "PeerFailedError",
@@ -18,8 +18,8 @@ __all__ = [
 # What a device reads where a message was cut off: a floating-point number of any size is NaN if
 # all its bytes are this one, and nothing that is computed from it can be taken for a result.
 NAN_BYTE = 0xFF
-# The exit code of a process whose device waits for another rank and cannot be freed.
-STUCK_EXIT_CODE = 83
+# The exit code of a process that was ended because it, or its device, did not stop after a loss.
+EXIT_CODE = 83
 
 
 class LinkLostError(PipelineError):

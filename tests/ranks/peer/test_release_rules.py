@@ -230,9 +230,7 @@ class Model:
 
     def _rescue_receiver(self, world: World) -> Iterator[World]:
         host, note = world.hosts[1], Note(world.hosts[1].queued, True)
-        if host.is_queueing:
-            return
-        if world.taken != note:
+        if not host.is_queueing and world.taken != note:
             yield replace(world, taken=note)
         if world.filling == 3:
             if world.ready != FAR:
@@ -245,7 +243,8 @@ class Model:
             world.freed,
             world.sent,
             completed=world.completed,
-            oldest_kept=self.oldest_kept[host.queued],
+            # What is about to be queued has its place already.
+            oldest_kept=self.oldest_kept[host.queued + host.is_queueing],
             **self._knows(0),
         ):
             yield replace(world, filling=1)

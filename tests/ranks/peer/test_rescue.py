@@ -6,6 +6,7 @@ import pytest
 
 from penstock.ranks.peer.nan_fill import Spoilable
 from penstock.ranks.peer.opening import PeerChannels
+from penstock.ranks.peer.release_rules import Note
 from penstock.ranks.peer.rescue import Rescue
 
 
@@ -14,8 +15,9 @@ class End:
 
     def __init__(self, *, may_end: bool = True) -> None:
         self.may_end = may_end
-        self.is_queueing = False
+        self.is_queueing = self.is_placing = False
         self.is_waiting = True
+        self.other = Note(0, is_final=False)
         self.counts = (0, 0)
         self.releases = self.announcements = 0
         self.given_up = False
@@ -74,13 +76,13 @@ def test_no_wait_for_a_message_ends_before_its_ring_is_filled(
 ) -> None:
     filler = SlowFiller()
     rescue = Rescue(channels, 0, filler, now=0.0)
-    for second in range(100):
+    for second in range(700):
         rescue.look(float(second))
     assert filler.rings == [ends["from 0"]]
-    assert [ends["from 0"].releases, ends["to 0"].releases] == [0, 100]
+    assert [ends["from 0"].releases, ends["to 0"].releases] == [0, 700]
     assert rescue.is_stuck
     filler.is_done = True
-    rescue.look(100.0)
+    rescue.look(700.0)
     assert ends["from 0"].releases == 1
     assert ends["from 2"].releases == 0
 
@@ -111,10 +113,37 @@ def test_a_device_that_still_does_something_is_not_stuck(
     channels: PeerChannels, ends: dict[str, End]
 ) -> None:
     rescue = Rescue(channels, 0, SlowFiller(), now=0.0)
-    for second in range(200):
-        ends["from 2"].counts = (second // 30, 0)
+    for second in range(2000):
+        ends["from 2"].counts = (second // 300, 0)
         rescue.look(float(second))
     assert not rescue.is_stuck
     # A process that was stopped for an hour is not stuck either.
-    rescue.look(4000.0)
+    rescue.look(6000.0)
     assert not rescue.is_stuck
+
+
+def test_a_rank_that_lives_may_take_any_time(channels: PeerChannels, ends: dict[str, End]) -> None:
+    filler = SlowFiller()
+    filler.is_done = True
+    rescue = Rescue(channels, 0, filler, now=0.0)
+    ends["from 2"].other = Note(5, is_final=True)
+    for second in range(2000):
+        rescue.look(float(second))
+    assert ends["from 2"].releases == 0
+    assert not rescue.is_stuck
+    ends["from 2"].other = Note(5, is_final=False)
+    assert rescue.is_stuck
+
+
+# A host that has filled the queue of its stream stays in there until the device continues.
+def test_a_ring_is_filled_while_its_host_is_blocked_in_a_take(
+    channels: PeerChannels, ends: dict[str, End]
+) -> None:
+    filler = SlowFiller()
+    rescue = Rescue(channels, 0, filler, now=0.0)
+    ends["from 0"].is_queueing = ends["from 0"].is_placing = True
+    rescue.look(0.0)
+    assert filler.rings == []
+    ends["from 0"].is_placing = False
+    assert not rescue.look(0.1)
+    assert filler.rings == [ends["from 0"]]

@@ -61,6 +61,7 @@ class _End:
         memory: RingMemory,
         flags: SharedFlags,
         counters: Counters,
+        other: int,
     ) -> None:
         self.device = device
         self.memory = memory
@@ -72,6 +73,8 @@ class _End:
         self._is_aborted = False
         # Whether the training thread is about to queue something, past the check for an abort.
         self.is_queueing = False
+        # The word in which the other end leaves its note.
+        self._other = other
 
     def use_ring(self, memory: RingMemory) -> None:
         """Continue in other memory; every message so far has been copied out of the old one."""
@@ -97,6 +100,11 @@ class _End:
         raise NotImplementedError
 
     @property
+    def other(self) -> Note:
+        """What the other end has queued last, as far as it has reported that."""
+        return Note.from_word(self._flags.noted(self._other))
+
+    @property
     def counts(self) -> tuple[int, int]:
         """Both counters, which change when a device has done something."""
         return self._flags.read(self._counters.ready), self._flags.read(self._counters.freed)
@@ -120,7 +128,7 @@ class PeerSender(_End):
     def __init__(
         self, device: torch.device, memory: RingMemory, flags: SharedFlags, counters: Counters
     ) -> None:
-        super().__init__(device, memory, flags, counters)
+        super().__init__(device, memory, flags, counters, counters.taken)
         self._side = take_stream(self.device)
         self._is_unordered = False
         # How many entries there were at the end of the last step.
@@ -184,7 +192,7 @@ class PeerSender(_End):
         """Return whether waits for room may end, because nobody counts on what they protect."""
         return may_overwrite(
             self.entries_freed,
-            Note.from_word(self._flags.noted(self._counters.taken)),
+            self.other,
             offered=self._offered,
             is_given_up=is_given_up,
             is_gone=is_gone,
@@ -223,9 +231,11 @@ class PeerReceiver(_End):
     def __init__(
         self, device: torch.device, memory: RingMemory, flags: SharedFlags, counters: Counters
     ) -> None:
-        super().__init__(device, memory, flags, counters)
+        super().__init__(device, memory, flags, counters, counters.sent)
         self._arrivals: _Arrivals = deque()
         self._stream: torch.cuda.Stream | None = None
+        # Whether the training thread is about to give a message a place in the ring.
+        self.is_placing = False
         # The last entry that the device was given to take, ever and in a step that is complete.
         self._taken = self._completed = 0
 
@@ -242,12 +252,13 @@ class PeerReceiver(_End):
         """Note where the next message goes; waiting for it puts it there."""
         del peer, tag
         (tensor,) = tensors
-        self._begin_queueing()
+        self.is_placing = True
         try:
+            self._begin_queueing()
             arrival = _Arrival(self, tensor, self._ring.place(tensor.nbytes))
             self._arrivals.append(arrival)
         finally:
-            self.is_queueing = False
+            self.is_queueing = self.is_placing = False
         return arrival
 
     def take_until(self, arrival: _Arrival) -> None:
@@ -312,7 +323,7 @@ class PeerReceiver(_End):
         """Return whether waits for messages may end, once the ring is filled with NaN."""
         return may_read_nan(
             self._flags.read(self._counters.freed),
-            Note.from_word(self._flags.noted(self._counters.sent)),
+            self.other,
             completed=self._completed,
             oldest_kept=self._ring.oldest_kept,
             is_given_up=is_given_up,

@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 import torch
 
-from penstock.ranks.faults import STUCK_EXIT_CODE
+from penstock.ranks.faults import EXIT_CODE
 from penstock.ranks.peer.channel import PeerReceiver, PeerSender
 from penstock.ranks.peer.driver import DriverError, use_context
 from penstock.ranks.peer.nan_fill import Filler, NanFiller
@@ -28,8 +28,9 @@ __all__ = ["Rescue", "abort", "mark_queued", "wait_until"]
 
 # How long the remaining ranks are given to say what they have queued last.
 _ANNOUNCE_SECONDS = 3.0
-# How long a wait that cannot be ended may last while no device does anything.
-_STUCK_SECONDS = 60.0
+# How long a wait that cannot be ended may last while no device does anything; far longer than
+# anything that a device does at a time.
+_STUCK_SECONDS = 600.0
 _LOOK_SECONDS = 0.005
 _LONGEST_LOOK_SECONDS = 1.0
 _STDERR = 2
@@ -101,10 +102,16 @@ class Rescue:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a wait may not end, and nothing has happened for long."""
+        """Whether a wait may not end, and nothing has happened for long.
+
+        A rank that has reported its end takes its time, or ends itself.
+        """
         if self._quiet_seconds < _STUCK_SECONDS:
             return False
-        return any(end.is_waiting for end in self._channels.ends if end not in self._released)
+        unanswered = [end for end in self._channels.ends if not end.other.is_final]
+        return any(
+            end.is_waiting for end in {*unanswered, *self._filling} if end not in self._released
+        )
 
     @property
     def is_filler_idle(self) -> bool:
@@ -112,12 +119,15 @@ class Rescue:
         return self._filler.is_idle
 
     def _fill_rings(self, now: float) -> None:
-        """Begin to fill the rings whose waits may end after that."""
+        """Begin to fill the rings whose waits may end after that.
+
+        Also while something is taken: a host may be blocked there until its device continues.
+        """
         found = [
             receiver
             for (source, _), receiver in self._channels.receivers.items()
             if receiver not in self._released | self._filling
-            and not receiver.is_queueing
+            and not receiver.is_placing
             and receiver.may_read_nan(
                 is_given_up=self._is_given_up(source, now), is_gone=self._channels.is_gone(source)
             )
@@ -143,11 +153,11 @@ def _end_process() -> None:
     text = (
         "penstock: the device of this process waits for a rank that is lost, and cannot be freed "
         "without numbers that may be wrong; the process ends now with exit code "
-        f"{STUCK_EXIT_CODE}\n"
+        f"{EXIT_CODE}\n"
     )
     os.write(_STDERR, text.encode())
     faulthandler.dump_traceback(_STDERR)
-    os._exit(STUCK_EXIT_CODE)
+    os._exit(EXIT_CODE)
 
 
 def mark_queued(channels: PeerChannels) -> Callable[[], bool]:
