@@ -55,7 +55,8 @@ def captures_graphs(compiled: Any) -> bool:
     backend: Any = None if context is None else _innermost(context.callback)
     if isinstance(backend, TorchCompileInductorWrapper):
         # What holds for all compiled code, with its own settings in place of some of them.
-        return bool(backend.get_compiler_config()["triton.cudagraphs"])
+        settings: Any = backend.get_compiler_config()  # type: ignore[no-untyped-call]  # untyped upstream
+        return bool(settings["triton.cudagraphs"])
     return getattr(backend, "compiler_name", None) == "cudagraphs"
 
 

@@ -51,7 +51,7 @@ def _named(module: nn.Module) -> Iterator[Any]:
     """Yield what the forward of a module can reach by a single name."""
     yield from vars(module).values()
     # A module of TorchScript has none in its class.
-    forward = getattr(type(module), "forward", None)
+    forward: Any = getattr(type(module), "forward", None)
     code = getattr(forward, "__code__", None)
     if code is not None:
         for name in code.co_names:
