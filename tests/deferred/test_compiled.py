@@ -319,3 +319,54 @@ def test_stages_with_the_compilers_own_graphs_are_refused_on_devices(is_wrapped:
     # The split backward compiles again, without graphs.
     with_graphs.prepare_split()
     refuse_compiled_graphs({0: with_graphs}, cuda)
+
+
+def halve(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return halve(x)
+
+
+class Holds(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = torch.compile(torch.neg, mode="max-autotune")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+# Only modules were looked at, and only their own settings.
+def test_graphs_of_functions_backends_and_global_settings_are_refused_on_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(module: nn.Module) -> None:
+        refuse_compiled_graphs({0: Stage(0, module, replica_of(module))}, torch.device("cuda"))
+
+    refuse(Halves())
+    monkeypatch.setitem(globals(), "halve", torch.compile(halve, mode="reduce-overhead"))
+    for module in (Halves(), Holds(), nn.Sequential(nn.Linear(2, 2), Halves())):
+        with pytest.raises(ps.errors.ArgumentError, match="stage 0 must not be compiled with"):
+            refuse(module)
+    other = nn.Linear(2, 2)
+    other.compile(backend="cudagraphs")
+    with pytest.raises(ps.errors.ArgumentError, match="backend='cudagraphs'"):
+        refuse(other)
+    plain = nn.Linear(2, 2)
+    plain.compile()
+    refuse(plain)
+    with (
+        torch._inductor.config.patch({"triton.cudagraphs": True}),
+        pytest.raises(ps.errors.ArgumentError, match="stage 0 must not be compiled with"),
+    ):
+        refuse(plain)
+
+
+# Its class has no `forward` that could be looked at.
+def test_modules_of_torchscript_are_not_refused() -> None:
+    traced = torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]  # untyped upstream
+    stage = Stage(0, nn.Sequential(traced), replica_of(nn.Sequential()))
+    refuse_compiled_graphs({0: stage}, torch.device("cuda"))

@@ -92,3 +92,38 @@ def test_compiled_stages_on_two_ranks_are_exact_in_every_step(
     two_ranks: Processes, accelerator: torch.device
 ) -> None:
     assert two_ranks.run(train_compiled, accelerator, seconds=150.0) == [{}] * 2
+
+
+def capture_a_step(rank: int, device: torch.device) -> list[str]:
+    """What a rank is told that captures a step, and that the step after it is exact."""
+    del rank
+    blocks = make_blocks(widths_of(2, are_equal=True), device)
+    twin = Twin.of(nn.Sequential(*blocks))
+    pipeline = ps.Pipeline(
+        make_stages("1F1B", 2, blocks),
+        "1F1B",
+        microbatches=4,
+        loss=mean_loss,
+        group=dist.group.WORLD,
+        device=device,
+        options=ps.RunOptions(compare_data=False),
+    )
+    told = []
+    with closing(pipeline):
+        batch, target = make_batch((8, EQUAL), 0, device)
+        assert twin.step(pipeline, batch, target) == {}
+        if device.type == "cuda":
+            graph = torch.cuda.CUDAGraph()
+            with pytest.raises(ps.errors.BatchError) as caught, torch.cuda.graph(graph):
+                pipeline.step(batch, target=target)
+            told.append(str(caught.value))
+        assert twin.step(pipeline, batch, target) == {}
+    return told
+
+
+def test_a_step_of_several_ranks_cannot_be_captured(
+    two_ranks: Processes, accelerator: torch.device
+) -> None:
+    for told in two_ranks.run(capture_a_step, accelerator):
+        if accelerator.type == "cuda":
+            assert "must not be captured as a CUDA graph" in told[0]

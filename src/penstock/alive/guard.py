@@ -136,7 +136,10 @@ class RankGuard:
         while not wait_for([value], _LOOK_SECONDS).done:
             lost = self._heartbeat.find_lost(0.0)
             if lost is not None and not value.done():
-                # Outside of calls nobody else ends what other threads and the device wait for.
+                # Outside of calls nobody else ends what other threads and the device wait for. By
+                # name first: messages between the remaining ranks may still come.
+                with suppress(RuntimeError):
+                    self._transport.release(lost.rank)
                 with suppress(RuntimeError):
                     self._transport.abort()
                 raise self._heartbeat.error(lost)

@@ -21,9 +21,10 @@ from penstock.alive.flight_folder import FlightFolder
 from penstock.alive.lost_rank import LostRank
 from penstock.alive.progress_log import ProgressLog
 from penstock.alive.rank_status import RankStatus
-from penstock.alive.timeouts import EXIT_CODE, Timeouts
+from penstock.alive.timeouts import Timeouts
 from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
+from penstock.ranks.faults import EXIT_CODE
 
 __all__ = ["Heartbeat", "HeartbeatEnd"]
 

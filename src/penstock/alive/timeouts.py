@@ -6,10 +6,7 @@ from pathlib import Path
 
 from penstock.errors import ArgumentError
 
-__all__ = ["DEFAULT_TIMEOUTS", "EXIT_CODE", "Timeouts"]
-
-# The exit code of a process that was ended because it did not stop in time after a loss.
-EXIT_CODE = 83
+__all__ = ["DEFAULT_TIMEOUTS", "Timeouts"]
 
 # Shorter silences are ordinary: the threads of a busy machine pause for tenths of a second.
 _SHORTEST_SILENCE = 1.0

@@ -45,12 +45,19 @@ def split_compiled(modules: Iterable[nn.Module]) -> bool:
     return any(can_wait)
 
 
-def captures_graphs(module: nn.Module) -> bool:
-    """Return whether a compiled module runs as CUDA graphs, which reuse their outputs' memory."""
-    context = _context_of_module(module)
+def captures_graphs(compiled: Any) -> bool:
+    """Return whether a compiled module or function runs as CUDA graphs, which reuse memory.
+
+    By its own settings, by those of all compiled code, or because its backend does nothing else.
+    """
+    is_module = isinstance(compiled, nn.Module)
+    context = _context_of_module(compiled) if is_module else _context_of(compiled)
     backend: Any = None if context is None else _innermost(context.callback)
-    is_inductor = isinstance(backend, TorchCompileInductorWrapper)
-    return is_inductor and bool(backend.config.get("triton.cudagraphs"))
+    if isinstance(backend, TorchCompileInductorWrapper):
+        # What holds for all compiled code, with its own settings in place of some of them.
+        settings: Any = backend.get_compiler_config()  # type: ignore[no-untyped-call]  # untyped upstream
+        return bool(settings["triton.cudagraphs"])
+    return getattr(backend, "compiler_name", None) == "cudagraphs"
 
 
 def _context_of_module(module: nn.Module) -> CompileContext | None:

@@ -55,6 +55,12 @@ class Channels(Protocol):
     def end_step(self) -> None:
         """Let nothing that comes after a step change what it has sent, before that has left."""
 
+    def complete_step(self) -> None:
+        """Count on what a step has received, which has succeeded on all ranks.
+
+        Raises an error if a rank is gone by now, since what is still to come may be cut off.
+        """
+
     def abort(self, lost: int | None = None) -> None:
         """End waits of the device for a rank that is gone, if one is known; from any thread.
 
@@ -113,6 +119,9 @@ class TaggedChannels:
 
     def end_step(self) -> None:
         """Do nothing, because sends were waited for."""
+
+    def complete_step(self) -> None:
+        """Do nothing, because receives were waited for."""
 
     def abort(self, lost: int | None = None) -> None:
         """Do nothing, because aborted connections end every operation of gloo."""

@@ -6,11 +6,20 @@ from traceback import format_exception
 
 from penstock.errors import PipelineError
 
-__all__ = ["NAN_BYTE", "Fault", "LinkLostError", "PeerFailedError", "StepFailedError"]
+__all__ = [
+    "EXIT_CODE",
+    "NAN_BYTE",
+    "Fault",
+    "LinkLostError",
+    "PeerFailedError",
+    "StepFailedError",
+]
 
 # What a device reads where a message was cut off: a floating-point number of any size is NaN if
 # all its bytes are this one, and nothing that is computed from it can be taken for a result.
 NAN_BYTE = 0xFF
+# The exit code of a process that was ended because it, or its device, did not stop after a loss.
+EXIT_CODE = 83
 
 
 class LinkLostError(PipelineError):

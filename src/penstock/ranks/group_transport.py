@@ -257,6 +257,7 @@ class GroupTransport:
 
     def remember_shapes(self) -> None:
         """Send no headers with this signature any more; called by all ranks or by none."""
+        self._channels.complete_step()
         self._is_after_failure = False
         if self._known is not None:
             self._shapes.prove(self._signature)

@@ -143,7 +143,12 @@ class OrderedChannels:
     def end_step(self) -> None:
         """Let the current stream wait for copies into peer memory."""
         if self._peer_memory is not None:
-            self._peer_memory.order_copies()
+            self._peer_memory.end_step()
+
+    def complete_step(self) -> None:
+        """Count on what peer memory has carried, unless a rank is gone."""
+        if self._peer_memory is not None:
+            self._peer_memory.complete_step()
 
     def abort(self, lost: int | None = None) -> None:
         """End what the device waits for, in peer memory and in NCCL's kernels."""

@@ -24,6 +24,7 @@ from penstock.step.step_data import LossFunction, Microbatches, Results, StepRec
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import BatchFacts, accepted_arguments
+from penstock.training.batch.capture import find_capture
 from penstock.training.batch.request import StepRequest
 from penstock.training.build.assemble import Assembly
 from penstock.training.loss_function import takes_target, with_target
@@ -183,13 +184,13 @@ class StepRunner:
 
     def _add_own_errors(self, facts: BatchFacts, request: StepRequest) -> BatchFacts:
         """Add what this rank knows of its stages and ties, so that all ranks refuse the step."""
-        if error := self._find_extra_argument(request):
+        captured = find_capture(self._part.device, is_shared=self._losses is not None)
+        if error := captured or self._find_extra_argument(request):
             facts = replace(facts, error=error)
         if self.ties is None:
             return facts
         facts = replace(facts, trained_ties=self.ties.are_trained())
-        replaced = self.ties.find_replaced()
-        if replaced is None:
+        if (replaced := self.ties.find_replaced()) is None:
             return facts
         return replace(
             facts,
@@ -298,10 +299,9 @@ class StepRunner:
         if outcome.has_unknown_hooks and outcome.has_inner_passes:
             self._abandon_step()
             raise_unknown_hooks()
+        self.transport.remember_shapes()
         if outcome.has_unknown_hooks:
             self.transport.forget_shapes()
-        else:
-            self.transport.remember_shapes()
         loss = self._take_loss(outcome, results)
         if request.is_training and self.ties is not None:
             self.ties.end_step()

@@ -10,18 +10,47 @@ import mmap
 import os
 import secrets
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from weakref import finalize
 
 from penstock.ranks.peer.driver import DriverError, pin_host_memory, unpin_host_memory
 
-__all__ = ["SharedFlags", "create_flags_file", "machine_id", "remove_flags_file"]
+__all__ = [
+    "COUNTERS_PER_CHANNEL",
+    "Counters",
+    "SharedFlags",
+    "create_flags_file",
+    "machine_id",
+    "remove_flags_file",
+]
 
 # One counter per line of cache, so that writers do not disturb each other.
 _LINE_BYTES = 64
 _FOLDER = Path("/dev/shm")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WORD_BITS = 32
+COUNTERS_PER_CHANNEL = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """The counters of one channel: entries that are ready, entries that are freed, and the end.
+
+    `sent` and `taken` are notes of the hosts: the last entry that each end has queued.
+    """
+
+    ready: int
+    freed: int
+    unmapped: int
+    sent: int
+    taken: int
+
+    @classmethod
+    def of(cls, channel: int) -> "Counters":
+        """Return the counters of a channel by its number."""
+        first = COUNTERS_PER_CHANNEL * channel
+        return cls(first, first + 1, first + 2, first + 3, first + 4)
 
 
 def machine_id() -> str:
@@ -52,6 +81,7 @@ class SharedFlags:
             os.close(descriptor)
         # The view keeps the address valid as long as this object lives.
         self._words = (ctypes.c_uint32 * (len(self._memory) // 4)).from_buffer(self._memory)
+        self._notes = (ctypes.c_uint64 * (len(self._memory) // 8)).from_buffer(self._memory)
         self._address = ctypes.addressof(self._words)
         self._on_device = pin_host_memory(self._address, len(self._memory))
         # Memory that is still pinned must not be unmapped: its address may be used again.
@@ -70,9 +100,13 @@ class SharedFlags:
         """Set a counter from the host."""
         self._words[counter * _LINE_BYTES // 4] = value % (1 << _WORD_BITS)
 
-    def has_reached(self, counter: int, value: int) -> bool:
-        """Return whether a counter is at this value or beyond, as the device compares them."""
-        return (self.read(counter) - value) % (1 << _WORD_BITS) < 1 << (_WORD_BITS - 1)
+    def note(self, counter: int, word: int) -> None:
+        """Write a word of twice the size for other hosts, in place of a counter of devices."""
+        self._notes[counter * _LINE_BYTES // 8] = word
+
+    def noted(self, counter: int) -> int:
+        """Return the word that a host has written, or 0."""
+        return self._notes[counter * _LINE_BYTES // 8]
 
     def release(self, counter: int, awaited: int) -> None:
         """Set a counter so far beyond an awaited value that no device waits for it any more."""

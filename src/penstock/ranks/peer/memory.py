@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import inf
+from threading import current_thread
 from weakref import finalize
 
 import torch
@@ -137,6 +138,17 @@ class PeerMemory:
         for sender in self._channels.senders.values():
             sender.order_copies()
 
+    def end_step(self) -> None:
+        """Order the copies, and let senders know what this rank's device will read."""
+        self.order_copies()
+        for receiver in self._channels.receivers.values():
+            receiver.end_step()
+
+    def complete_step(self) -> None:
+        """Count on what was read in a step that all ranks have completed."""
+        for receiver in self._channels.receivers.values():
+            receiver.complete_step()
+
     def abort(self, lost: int | None = None) -> None:
         """End waits of this rank's device, because a rank is gone; any thread may call this."""
         abort(self._channels, lost)
@@ -157,14 +169,21 @@ def _drop(channels: PeerChannels) -> None:
         return
     with suppress(RuntimeError):
         use_context(channels.context)
-        if not _finish(channels, _DROP_SECONDS):
+        # The thread that ends waits must not wait for its own end.
+        is_busy = channels.release_thread is current_thread()
+        if is_busy or not _finish(channels, _DROP_SECONDS):
             # The device continues without us, and what it needs must stay.
             _BUSY.append(channels)
 
 
 def _finish(channels: PeerChannels, seconds: float) -> bool:
     """Free what the device does not need any more, if it gets there in time."""
-    if not wait_until(mark_queued(channels), seconds):
+    for end in channels.ends:
+        end.abort()
+        end.announce_end()
+    is_done = mark_queued(channels)
+    # The thread that ends waits may fill a ring until it ends.
+    if not wait_until(lambda: is_done() and not channels.is_releasing, seconds):
         return False
     for sender in channels.senders.values():
         unmap_memory(sender.memory.address)
@@ -172,7 +191,8 @@ def _finish(channels: PeerChannels, seconds: float) -> bool:
     receivers = channels.receivers
     wait_until(lambda: all(end.is_unmapped for end in receivers.values()), _UNMAP_SECONDS)
     for (source, _), receiver in receivers.items():
-        if channels.is_aborted and channels.lost in (None, source):
+        # The device of a rank that is only silent may still write there.
+        if channels.is_gone(source):
             receiver.forget_sender()
         _MAPPED.append(receiver)
     _free_unmapped()

@@ -7,6 +7,7 @@ so that whatever a machine does not support is found here, and the pair of ranks
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Lock, Thread
 from time import monotonic, sleep
 from typing import TypeAlias
 
@@ -14,7 +15,7 @@ import torch
 
 from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.peer.channel import Counters, PeerReceiver, PeerSender, RingMemory
+from penstock.ranks.peer.channel import PeerReceiver, PeerSender, RingMemory
 from penstock.ranks.peer.driver import (
     DriverError,
     allocate,
@@ -25,11 +26,14 @@ from penstock.ranks.peer.driver import (
     unmap_memory,
 )
 from penstock.ranks.peer.flags import (
+    COUNTERS_PER_CHANNEL,
+    Counters,
     SharedFlags,
     create_flags_file,
     machine_id,
     remove_flags_file,
 )
+from penstock.ranks.peer.processes import PeerProcess, process_name
 from penstock.ranks.peer.streams import take_stream
 
 __all__ = ["BLOCK_BYTES", "Pair", "PeerChannels", "open_peer_channels"]
@@ -46,7 +50,6 @@ _FIRST_BYTES = 2**26
 # How long the first message of a channel may take.
 _TRIAL_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
-_COUNTERS_PER_CHANNEL = 3
 
 
 @dataclass(slots=True)
@@ -60,14 +63,25 @@ class PeerChannels:
     # For the thread that acts when a rank is gone: a stream with nothing in it, and the context.
     rescue: torch.cuda.Stream | None = None
     context: int = 0
-    is_aborted: bool = False
-    # The rank that is gone, if it is known.
-    lost: int | None = None
+    # Taken by the first thread that aborts, and the thread that ends waits since then.
+    abort_once: Lock = field(default_factory=Lock)
+    release_thread: Thread | None = None
+    # Of the other ranks on this machine.
+    processes: dict[int, PeerProcess] = field(default_factory=dict)
 
     @property
     def ends(self) -> list[PeerSender | PeerReceiver]:
         """Both kinds of ends."""
         return [*self.senders.values(), *self.receivers.values()]
+
+    @property
+    def is_releasing(self) -> bool:
+        """Whether a thread ends waits of the device, for which it may fill rings."""
+        return self.release_thread is not None and self.release_thread.is_alive()
+
+    def is_gone(self, rank: int) -> bool:
+        """Return whether the process of a rank has ended for certain."""
+        return rank in self.processes and self.processes[rank].is_gone
 
 
 def open_peer_channels(
@@ -103,17 +117,17 @@ class _Opening:
 
     def offer_rings(self) -> list[dict[str, tuple[str, int]]]:
         """Return handle and size of every rank's rings, by rank and then by the ring's sender."""
-        rank, offered, machine, error = self._control.rank, {}, None, ""
+        rank, offered, machine, name, error = self._control.rank, {}, None, "", ""
         try:
             for pair in self._own:
                 if pair[1] == rank:
                     memory = self._memories[pair] = _allocate_ring()
                     handle = export_memory(memory.address).hex()
                     offered[str(pair[0])] = handle, memory.capacity
-            machine = machine_id()
+            machine, name = machine_id(), process_name()
         except (DriverError, OSError) as problem:
             error = str(problem)
-        offers = self._control.gather([machine, offered, error])
+        offers = self._control.gather([machine, offered, error, name])
         self._machines = [offer[0] for offer in offers]
         for source, destination in self._own:
             reason = offers[source][2] or offers[destination][2]
@@ -121,6 +135,8 @@ class _Opening:
                 self._found.refusals[source, destination] = reason
             elif self._machines[source] == self._machines[destination]:
                 self._near.append((source, destination))
+                other = destination if source == rank else source
+                self._found.processes[other] = PeerProcess(offers[other][3])
         return [offer[1] for offer in offers]
 
     def share_flags(self) -> str | None:
@@ -130,7 +146,7 @@ class _Opening:
         is_first = mine is not None and self._machines.index(mine) == self._control.rank
         if is_first and len(self._number) > 0:
             try:
-                name = create_flags_file(_COUNTERS_PER_CHANNEL * len(self._number))
+                name = create_flags_file(COUNTERS_PER_CHANNEL * len(self._number))
             except OSError:
                 name = None
         names: list[str | None] = self._control.gather(name)
@@ -142,7 +158,7 @@ class _Opening:
             self._refuse_all("no memory can be shared on this machine")
             return
         try:
-            flags = SharedFlags(name, _COUNTERS_PER_CHANNEL * len(self._number))
+            flags = SharedFlags(name, COUNTERS_PER_CHANNEL * len(self._number))
             self._found.rescue = take_stream(self._device)
             self._found.context = current_context()
         except (RuntimeError, OSError) as error:

@@ -39,6 +39,11 @@ class Ring:
         # Entries that nothing has overwritten yet, oldest first: number, offset, end.
         self._present: deque[tuple[int, int, int]] = deque()
 
+    @property
+    def oldest_kept(self) -> int:
+        """The oldest entry that nothing has overwritten; all from there on lie side by side."""
+        return self._present[0][0] if self._present else self.entries + 1
+
     def place(self, size: int) -> list[Entry]:
         """Return the entries of the next message, of at least one byte."""
         if size <= self.capacity:
