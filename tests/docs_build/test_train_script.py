@@ -28,7 +28,10 @@ def losses_of(command: list[str], folder: Path) -> list[float]:
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, *command, "train.py"],
-        **{"stdout": pipe, "stderr": pipe, "text": True, "start_new_session": True},
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        start_new_session=True,
         cwd=folder,
         env=environment,
     ) as process:
