@@ -46,18 +46,13 @@ class Completion:
         values_file: str,
         values: Mapping[str, tuple[int, int]],
     ) -> None:
-        """Make a step complete, and remove older ones; a step that fails leaves nothing behind."""
-        job = self._lease.job
+        """Make a step complete, and remove older ones."""
+        manifest = self._describe(whole, files, parts, values_file, values)
+        # Another job may have taken over while this one was stopped.
+        self._lease.hold()
+        self._steps.publish(whole.step, self._lease.job, manifest)
         try:
-            manifest = self._describe(whole, files, parts, values_file, values)
-            # Another job may have taken over while this one was stopped.
-            self._lease.hold()
-            self._steps.publish(whole.step, job, manifest)
-        except BaseException:
-            self._steps.discard(whole.step, job)
-            raise
-        try:
-            self._steps.prune(self._keep, job)
+            self._steps.prune(self._keep, self._lease.job)
         except CheckpointError as error:
             raise CheckpointError(
                 f"it is complete, but older steps were not removed: {error}"

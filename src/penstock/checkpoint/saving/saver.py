@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,9 @@ class Saver:
                 self._completion.complete(draft.whole, files, parts, name, values.places)
             except Exception as error:
                 message = describe_error(error)
+                # What it has written takes space, which may be what is missing.
+                with suppress(CheckpointError):
+                    self._steps.discard(draft.step, self._lease.job)
         message = control.broadcast(message)
         if message is not None:
             self._forget()

@@ -121,9 +121,11 @@ class MarkedSteps:
 
     def discard(self, step: int, job: str) -> None:
         """Remove a step that was begun and failed."""
-        if not _is_complete(self.storage, folder_of(step)):
-            self.storage.remove(folder_of(step))
-        self.storage.remove(_own_path(step, job))
+        # Without the note, another job has taken over, and may write the same step.
+        if self.storage.size(_own_path(step, job)) is not None:
+            if not _is_complete(self.storage, folder_of(step)):
+                self.storage.remove(folder_of(step))
+            self.storage.remove(_own_path(step, job))
 
     def prune(self, keep: int, job: str) -> None:
         """Remove all complete steps but the newest; the manifest of each goes first."""
