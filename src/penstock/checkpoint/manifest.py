@@ -114,7 +114,9 @@ class Manifest:
             "tensors": tensors,
             "values": self.values,
             "aliases": self.aliases,
-            "files": {name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()},
+            "files": {
+                name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()
+            },
             "data": self.data,
             "versions": self.versions,
             "byte_order": self.byte_order,

@@ -101,7 +101,9 @@ def tile_wholly(shape: Sequence[int], boxes: Iterable[Box]) -> bool:
     corners: Counter[tuple[int, ...]] = Counter()
     for box, weight in [*((box, 1) for box in filled), (whole, -1)]:
         for ends in product((0, 1), repeat=len(cut)):
-            corner = tuple(box.offsets[d] + e * box.sizes[d] for d, e in zip(cut, ends, strict=True))
+            corner = tuple(
+                box.offsets[d] + e * box.sizes[d] for d, e in zip(cut, ends, strict=True)
+            )
             corners[corner] += weight * (-1) ** sum(ends)
     return not any(corners.values())
 

@@ -97,7 +97,9 @@ class Saver:
             raise CheckpointError(answer)
         folder, numbers = answer
         with control.together(refuse_save(control)):
-            image = self._fill([parts[n] for n in numbers] if numbers is not None else None, content)
+            image = self._fill(
+                [parts[n] for n in numbers] if numbers is not None else None, content
+            )
         return Draft(step, folder, image, whole)
 
     def _answer(self, step: int, offers: Sequence[Offer]) -> tuple[list[list[Any] | str], Whole]:

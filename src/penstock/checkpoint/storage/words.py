@@ -37,7 +37,9 @@ def _explain(error: OSError, free_bytes: Callable[[], int | None]) -> str:
     if error.errno == errno.EFBIG:
         return "the file is longer than this system allows; raise the limit (ulimit -f)"
     if error.errno in _DENIED:
-        return f"permission denied ({error.strerror}); allow this process to, or use another folder"
+        return (
+            f"permission denied ({error.strerror}); allow this process to, or use another folder"
+        )
     if error.errno in _MISSING:
         return "it does not exist, or another process has removed it"
     return f"{type(error).__name__}: {error}"
