@@ -58,7 +58,7 @@ class Agents:
     def start(self) -> subprocess.Popen[bytes]:
         """Start one more machine; the first one holds the rendezvous."""
         command = [
-            *(sys.executable, "-m", "torch.distributed.run"),
+            *(sys.executable, "-m", "penstock.elastic"),
             *("--nnodes", "3:5", "--nproc-per-node", "1", "--max-restarts", "20"),
             *("--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
             *("--rdzv-endpoint", f"127.0.0.1:{self._port}"),
@@ -227,6 +227,15 @@ def test_second_start_reuses_the_costs_and_the_plan_of_the_first(
     ]
     losses = [loss for _, loss in first[0] + second[0]]
     assert losses == pytest.approx(losses_undisturbed()[:6], rel=1e-12)
+
+
+def test_a_store_that_restarts_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
+    with pytest.raises(
+        ArgumentError, match="start python -m penstock.elastic in place of torchrun"
+    ):
+        ps.train_elastically(make_job(), "nowhere")
 
 
 def plan_within(_: int, folder: Path, memory: float) -> str:

@@ -9,25 +9,22 @@ count ranks  ->  plan for them  ->  load the last checkpoint  ->  train and save
                                                          torchrun restarts those that are left
 """
 
-import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from hashlib import blake2b
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.run import main as torchrun
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.checkpoint.checkpoints import Checkpoints
-from penstock.errors import ArgumentError, PipelineError, PlanError
+from penstock.errors import ArgumentError, PlanError
 from penstock.loss.reduction import Reduction
 from penstock.measuring.layers import measure_layers
 from penstock.planner.partition.pieces import Piece
@@ -37,16 +34,13 @@ from penstock.planner.search.search import search
 from penstock.ranks.control import GroupControl, cannot
 from penstock.splitting.splitter import split
 from penstock.step.microbatches import split_batch
-from penstock.torch_private import TCPStore, tree_map_only
+from penstock.torch_private import tree_map_only
 from penstock.training.build.device import find_device
 from penstock.training.pipeline import Pipeline
 
-__all__ = ["ElasticStep", "Job", "train_elastically"]
+__all__ = ["ElasticStep", "Job", "launch", "train_elastically"]
 
 _logger = logging.getLogger(__name__)
-# Where the first rank says in torchrun's store that it can be reached, and how long others try.
-_MEETING = "penstock/first rank"
-_JOIN_TIMEOUT, _TRY_TIMEOUT = timedelta(seconds=300), timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +98,7 @@ def train_elastically(
 ) -> Pipeline:
     """Train a job to its last step, from its last checkpoint on; every process calls it.
 
-    Run it under `torchrun`, which restarts it after a failure and after a change in the number of
+    Run it under `python -m penstock.elastic`, which is torchrun with a setting, and which restarts it after a failure and after a change in the number of
     processes. `folder` must be visible to all of them; it holds checkpoints, the measured costs
     and a plan per number of ranks, each searched once for `plan_seconds`. `on_step` is called on
     every rank; steps since the last checkpoint run again after a restart, with the same losses.
@@ -113,10 +107,11 @@ def train_elastically(
     """
     if save_every < 1:
         raise ArgumentError(f"save_every must be at least 1 step (got {save_every})")
+    _require_fresh_store()
     model = job.model()
     home = find_device(None, {0: model}) if device is None else find_device(device, {})
     if not dist.is_initialized():
-        _join("cpu:gloo,cuda:nccl" if home.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if home.type == "cuda" else "gloo")
     root = Path(folder).absolute()
     ranks = dist.get_world_size()
     plan = _share_plan(job, model, root, ranks, home, plan_seconds)
@@ -161,61 +156,15 @@ def _build(
     )
 
 
-def _join(backend: str) -> None:
-    """Start torch.distributed among the processes of this start.
-
-    On several machines torchrun keeps one store for all restarts, in which processes would find
-    the addresses of an earlier start. There, the first rank opens a store of its own, and says
-    where in the one of torchrun. The others try until they reach one that expects them: that of an
-    earlier start is gone, or has their place taken.
-    """
-    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not is_kept or os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
-        dist.init_process_group(backend)
-        return
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    meeting = TCPStore(host, port, None, is_master=False, timeout=_JOIN_TIMEOUT)
-    store = _open_store(meeting, host, port, ranks) if rank == 0 else None
-    end = monotonic() + _JOIN_TIMEOUT.total_seconds()
-    while store is None:
-        if monotonic() > end:
-            raise PipelineError(f"rank {rank} of {ranks} has not found rank 0 of this start")
-        store = _find_store(meeting, rank, ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
-
-
-def _open_store(meeting: TCPStore, host: str, port: int, ranks: int) -> TCPStore:
-    """Open a store on this machine, and say where, under the name by which others reach it."""
-    with socket.create_connection((host, port)) as probe:
-        own, other = probe.getsockname()[0], probe.getpeername()[0]
-    # The machine of the meeting place may know itself under an address that only it can reach.
-    address = host if own == other else own
-    store = TCPStore(
-        "0.0.0.0",  # noqa: S104  # all ranks must reach it, as they reach torch's own
-        0,
-        None,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=_JOIN_TIMEOUT,
-    )
-    meeting.set(_MEETING, json.dumps([address, store.port, ranks]))
-    return store
-
-
-def _find_store(meeting: TCPStore, rank: int, ranks: int) -> TCPStore | None:
-    """Return the store of rank 0, if the last that was named expects this rank."""
-    try:
-        address, port, expected = json.loads(meeting.get(_MEETING))
-        if expected == ranks:
-            store = TCPStore(address, port, None, is_master=False, timeout=_TRY_TIMEOUT)
-            if store.add(f"rank {rank}", 1) == 1:
-                store.set_timeout(_JOIN_TIMEOUT)
-                return store
-    except (RuntimeError, ValueError, TypeError) as error:
-        _logger.debug("rank 0 is not there yet: %s", error)
-    sleep(_TRY_TIMEOUT.total_seconds() / 10)
-    return None
+def _require_fresh_store() -> None:
+    """Refuse a torchrun whose restarts would read the addresses of an earlier start."""
+    is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if is_shared and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
+        raise ArgumentError(
+            "torchrun on several machines must not share one store between restarts, because "
+            "processes would find those of an earlier start in it; start python -m "
+            "penstock.elastic in place of torchrun, with the same arguments"
+        )
 
 
 def _share_plan(
@@ -290,3 +239,17 @@ def _digest(job: Job, costs: LayerCosts) -> str:
     """Return a name for what a plan depends on, beside the number of ranks."""
     facts = repr((costs.layers, costs.transfer, job.rows, job.memory))
     return blake2b(facts.encode(), digest_size=6).hexdigest()
+
+
+def launch(arguments: Sequence[str] | None = None) -> None:
+    """Run torchrun, with a new store for every start; `python -m penstock.elastic` does this.
+
+    A process would find those of an earlier start in a store that restarts share, and a machine
+    that joins later would wait for an address in it that nobody writes again.
+    """
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    torchrun(arguments)
+
+
+if __name__ == "__main__":
+    launch()

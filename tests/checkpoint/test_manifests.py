@@ -33,7 +33,9 @@ def state_of(training: Training) -> dict[str, Any]:
     """Return everything that a restore may change, as plain values."""
     state = training.optimizer.state_dict()
     return {
-        "model": {name: t.tolist() for name, t in whole_state(training.pipeline.state_dict()).items()},
+        "model": {
+            name: t.tolist() for name, t in whole_state(training.pipeline.state_dict()).items()
+        },
         "state": {
             f"{number}.{key}": v.tolist() if isinstance(v, torch.Tensor) else v
             for number, values in state["state"].items()
@@ -235,9 +237,7 @@ def test_mutated_manifest_is_restored_in_full_or_not_at_all(
 @pytest.mark.slow
 @settings(max_examples=500)
 @given(data=st.data())
-def test_five_hundred_mutated_manifests(
-    data: st.DataObject, saved: Path, loader: Loader
-) -> None:
+def test_five_hundred_mutated_manifests(data: st.DataObject, saved: Path, loader: Loader) -> None:
     check_mutation(data, saved, loader)
 
 

@@ -56,7 +56,9 @@ def numbers_of(pipeline: ps.Pipeline, optimizer: torch.optim.Optimizer) -> set[f
     for state in optimizer.state.values():
         tensors += state.values()
     found = {number for tensor in tensors for number in tensor.unique().tolist()}
-    found |= {float(group["lr"]) for group in optimizer.param_groups} | {float(pipeline.random_step)}
+    found |= {float(group["lr"]) for group in optimizer.param_groups} | {
+        float(pipeline.random_step)
+    }
     state = torch.get_rng_state()
     seeds = (n for n in (OLD, NEW) if torch.equal(torch.manual_seed(int(n)).get_state(), state))
     return found | set(seeds)

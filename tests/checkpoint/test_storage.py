@@ -58,7 +58,9 @@ def test_torch_reads_what_is_in_an_object_store(place: str) -> None:
     model = make_model(5)
     state = {"model": model.state_dict()}
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is one process only
-        dcp.load(state, checkpoint_id=f"{place.removeprefix('file://')}/step-00000001", no_dist=True)
+        dcp.load(
+            state, checkpoint_id=f"{place.removeprefix('file://')}/step-00000001", no_dist=True
+        )
     expected = whole_state(training.pipeline.state_dict())
     found = whole_state(model.state_dict())
     assert differences({name: found[name] for name in expected}, expected, limit=0) == {}
@@ -110,8 +112,14 @@ def test_missing_fsspec_is_named() -> None:
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (errno.ENOSPC, "the disk or its quota is full (7 bytes are free); make room, or keep fewer"),
-        (errno.EDQUOT, "the disk or its quota is full (7 bytes are free); make room, or keep fewer"),
+        (
+            errno.ENOSPC,
+            "the disk or its quota is full (7 bytes are free); make room, or keep fewer",
+        ),
+        (
+            errno.EDQUOT,
+            "the disk or its quota is full (7 bytes are free); make room, or keep fewer",
+        ),
         (errno.EACCES, "permission denied (Permission denied); allow this process to, or use"),
         (errno.EROFS, "permission denied (Read-only file system); allow this process to, or use"),
         (errno.ENOENT, "it does not exist, or another process has removed it"),
@@ -128,7 +136,9 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     # A file where the folder should be: refused for every user, also for root.
     (tmp_path / "run").write_text("not a folder")
     training = train_alone("1F1B", 2)
-    with pytest.raises(CheckpointError, match=r"step 1 cannot be saved: cannot write .*/lease.json"):
+    with pytest.raises(
+        CheckpointError, match=r"step 1 cannot be saved: cannot write .*/lease.json"
+    ):
         ps.Checkpoints(tmp_path / "run").save(1, training.pipeline, wait=True)
 
 
@@ -153,7 +163,11 @@ print(again.load(pipeline).step == step - 1 == again.steps()[-1])
 def test_full_disk_is_named_and_leaves_what_was_complete(tmp_path: Path) -> None:
     mount = f"mount -t tmpfs -o size=2m none {tmp_path} && exec {sys.executable} -c '{SMALL_DISK}' {tmp_path}"
     ended = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, check=False, timeout=300
+        ["unshare", "-m", "sh", "-c", mount],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     if ended.returncode and "mount" in ended.stderr:
         pytest.skip("needs the right to mount")
