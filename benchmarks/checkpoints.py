@@ -3,11 +3,11 @@
     python benchmarks/checkpoints.py
 
 Two models with AdamW: many small tensors, and one gigabyte in large ones. Each round saves with
-Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`; what
-comes first changes from round to round. Torch gets its own state dicts (`get_state_dict`). Columns are
-wall and processor time until the files are complete, and how long the caller waits ("blocked").
-Figures are medians with their range; the first round warms up and is not counted. Prints its table and
-writes it to benchmarks/results/checkpoints.md.
+Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`;
+what comes first changes from round to round. Torch gets its own state dicts (`get_state_dict`).
+Columns are wall and processor time until the files are complete, and how long the caller waits
+("blocked"). Figures are medians with their range; the first round warms up and is not counted.
+Prints its table and writes it to benchmarks/results/checkpoints.md.
 """
 
 import argparse
@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_by_torch
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 import penstock as ps
 
@@ -86,13 +87,11 @@ class Savers:
         return self.checkpoints.finish
 
     def dcp_save(self) -> Callable[[], object]:
-        dcp.save(self.subject.state(), checkpoint_id=self.folder / f"dcp-{self.step}")
+        save(self.subject.state(), checkpoint_id=self.folder / f"dcp-{self.step}")
         return lambda: None
 
     def dcp_async(self) -> Callable[[], object]:
-        future = dcp.async_save(
-            self.subject.state(), checkpoint_id=self.folder / f"async-{self.step}"
-        )
+        future = async_save(self.subject.state(), checkpoint_id=self.folder / f"async-{self.step}")
         assert isinstance(future, Future)
         return future.result
 
@@ -102,7 +101,7 @@ class Savers:
 
     def load_dcp(self) -> Callable[[], object]:
         state = self.subject.state()
-        dcp.load(state, checkpoint_id=self.folder / f"dcp-{self.step}")
+        load_by_torch(state, checkpoint_id=self.folder / f"dcp-{self.step}")
         set_state_dict(
             self.subject.model,
             self.subject.optimizer,

@@ -98,12 +98,12 @@ def train_elastically(
 ) -> Pipeline:
     """Train a job to its last step, from its last checkpoint on; every process calls it.
 
-    Run it under `python -m penstock.elastic`, which is torchrun with a setting, and which restarts it after a failure and after a change in the number of
-    processes. `folder` must be visible to all of them; it holds checkpoints, the measured costs
-    and a plan per number of ranks, each searched once for `plan_seconds`. `on_step` is called on
-    every rank; steps since the last checkpoint run again after a restart, with the same losses.
-    The stages are moved to `device`, or stay where `job.model()` puts them. Returns the trained
-    pipeline.
+    Run it under `python -m penstock.elastic`, which is torchrun with a setting: it starts all
+    processes again after a failure and after a change in their number. `folder` must be visible to
+    all of them; it holds checkpoints, the measured costs and a plan per number of ranks, each
+    searched once for `plan_seconds`. `on_step` is called on every rank; steps since the last
+    checkpoint run again after a restart, with the same losses. The stages are moved to `device`,
+    or stay where `job.model()` puts them. Returns the trained pipeline.
     """
     if save_every < 1:
         raise ArgumentError(f"save_every must be at least 1 step (got {save_every})")

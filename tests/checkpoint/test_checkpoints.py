@@ -127,7 +127,8 @@ def test_parameters_of_one_group_must_be_saved_with_the_same_settings(
         ps.Checkpoints(tmp_path).load(training.pipeline, other)
     assert str(caught.value) == (
         "cannot load step 3: parameters of one group must be saved with the same 'lr' "
-        "('embed.weight': 0.001, 'layers.0.0.bias': 0.002); put them in different groups; no other step"
+        "('embed.weight': 0.001, 'layers.0.0.bias': 0.002); put them in different groups; no "
+        "other step"
     )
 
 

@@ -69,12 +69,13 @@ def test_lease_that_is_renewed_elsewhere_is_refused_with_who_has_it(tmp_path: Pa
     with held(storage):
         pretend(tmp_path, host="node7", since="noon")
         other = Lease(storage, 30.0)
+
         # The other job renews its lease while this one looks.
-        renewing = Thread(
-            target=lambda: [
-                pretend(tmp_path, host="node7", since="noon", renewals=n) for n in (1, 2)
-            ]
-        )
+        def renew() -> None:
+            for number in (1, 2):
+                pretend(tmp_path, host="node7", since="noon", renewals=number)
+
+        renewing = Thread(target=renew)
         errors = []
 
         def wait() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that are killed while all restore: the others have the old state or the new one, in full."""
+"""Ranks killed while all restore: the others have the old state or the new one, in full."""
 
 import os
 import random

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 import penstock as ps
 from penstock.checkpoint.storage.interface import OWN_FOLDER
@@ -58,7 +58,7 @@ def test_torch_reads_what_is_in_an_object_store(place: str) -> None:
     model = make_model(5)
     state = {"model": model.state_dict()}
     with warnings.catch_warnings(action="ignore"):  # torch warns that there is one process only
-        dcp.load(
+        dcp_load(
             state, checkpoint_id=f"{place.removeprefix('file://')}/step-00000001", no_dist=True
         )
     expected = whole_state(training.pipeline.state_dict())
@@ -161,14 +161,10 @@ print(again.load(pipeline).step == step - 1 == again.steps()[-1])
 
 @pytest.mark.slow
 def test_full_disk_is_named_and_leaves_what_was_complete(tmp_path: Path) -> None:
-    mount = f"mount -t tmpfs -o size=2m none {tmp_path} && exec {sys.executable} -c '{SMALL_DISK}' {tmp_path}"
-    ended = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    mount = f"mount -t tmpfs -o size=2m none {tmp_path}"
+    program = f"{mount} && exec {sys.executable} -c '{SMALL_DISK}' {tmp_path}"
+    command = ["unshare", "-m", "sh", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if ended.returncode and "mount" in ended.stderr:
         pytest.skip("needs the right to mount")
     message, is_kept = ended.stdout.strip().split("\n")
@@ -188,9 +184,9 @@ def test_state_of_another_optimizer_is_loaded_only_if_asked_for(tmp_path: Path) 
     with pytest.raises(CheckpointError) as caught:
         ps.Checkpoints(tmp_path).load(training.pipeline, other)
     assert str(caught.value) == (
-        "cannot load step 1: the optimizer must be the one that was saved, 'torch.optim.Adam' (got "
-        "'torch.optim.SGD'); load without the optimizer, or with allow_other_optimizer=True if its "
-        "state has the same meaning; no other step"
+        "cannot load step 1: the optimizer must be the one that was saved, 'torch.optim.Adam' "
+        "(got 'torch.optim.SGD'); load without the optimizer, or with allow_other_optimizer=True "
+        "if its state has the same meaning; no other step"
     )
     assert (other.param_groups[0]["lr"], len(other.state)) == (0.5, 0)
     ps.Checkpoints(tmp_path).load(training.pipeline, other, allow_other_optimizer=True)

@@ -81,7 +81,7 @@ def local_box(tensor: torch.Tensor) -> Box:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers in this process's box, without a graph."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def tile_wholly(shape: Sequence[int], boxes: Iterable[Box]) -> bool:
@@ -142,6 +142,6 @@ def _check_tiling(holders: Iterable[tuple[str, Box]], firsts: Mapping[str, Part]
     for key, first in firsts.items():
         if not tile_wholly(first.shape, boxes.get(key, ())):
             raise CheckpointError(
-                f"the parts of {key} on all ranks must make up its shape {list(first.shape)}; save "
-                "with all ranks that hold a part of it"
+                f"the parts of {key} on all ranks must make up its shape {list(first.shape)}; "
+                "save with all ranks that hold a part of it"
             )

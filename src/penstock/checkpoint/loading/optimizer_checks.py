@@ -22,9 +22,9 @@ def check_kind(saved: str | None, current: str, *, is_other_allowed: bool) -> No
         )
     if saved != current and not is_other_allowed:
         raise CheckpointError(
-            f"the optimizer must be the one that was saved, {quote(saved)} (got {quote(current)}); "
-            "load without the optimizer, or with allow_other_optimizer=True if its state has the "
-            "same meaning"
+            f"the optimizer must be the one that was saved, {quote(saved)} (got "
+            f"{quote(current)}); load without the optimizer, or with allow_other_optimizer=True "
+            "if its state has the same meaning"
         )
 
 

@@ -16,7 +16,7 @@ from penstock.checkpoint.loading.optimizer_checks import (
 from penstock.checkpoint.loading.reading import Target
 from penstock.checkpoint.loading.targets import saved_names
 from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.parts import Box, local_box
+from penstock.checkpoint.parts import Box, local_box, local_part
 from penstock.errors import CheckpointError
 from penstock.training.pipeline import Pipeline
 from penstock.untrusted import quote
@@ -57,7 +57,7 @@ class OptimizerPart:
         for item in self.sharded:
             local = self.state[item.number][item.key]
             whole = torch.empty_like(item.parameter, dtype=local.dtype)
-            whole.to_local().copy_(local)
+            local_part(whole).copy_(local)
             self.state[item.number][item.key] = whole
         self.before.append((self.optimizer.state, self.optimizer.param_groups))
         self.optimizer.load_state_dict({"state": self.state, "param_groups": self.groups})

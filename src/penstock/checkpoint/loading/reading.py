@@ -49,7 +49,8 @@ def read_targets(storage: Storage, manifest: Manifest, targets: Iterable[Target]
             for read in sorted(found, key=lambda read: read.chunk.position):
                 if not _read_box(file, read):
                     raise CheckpointError(
-                        f"{storage.show(path)} is shorter than when it was saved; load another step"
+                        f"{storage.show(path)} is shorter than when it was saved; load another "
+                        "step"
                     )
 
 
@@ -83,7 +84,7 @@ def _narrow(tensor: torch.Tensor, inner: Box, outer: Box) -> torch.Tensor:
 
 def _fill(file: BinaryIO, numbers: torch.Tensor) -> bool:
     """Read a contiguous tensor; return False if the file ends before."""
-    view = memoryview(numbers.view(-1).view(torch.uint8).numpy())
+    view = memoryview(numbers.view(-1).view(torch.uint8).numpy().data)
     while len(view):
         count = file.readinto(view)  # type: ignore[attr-defined]  # all binary files have it
         if not count:

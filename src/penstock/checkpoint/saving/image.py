@@ -3,7 +3,7 @@
 head numbers tail   head numbers tail   ...        one archive per part
 
 Heads and tails are written once. A save copies numbers to their places, and the whole is written
-with one call. The memory is pinned if numbers come from a GPU, so that they are copied at full speed.
+with one call. The memory is pinned if numbers come from a GPU, so that copies run at full speed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ class Image:
 
     def view(self) -> memoryview:
         """Return the bytes of the file."""
-        return memoryview(self._memory.numpy())
+        return memoryview(self._memory.numpy().data)
 
     @property
     def num_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""The index that `torch.distributed.checkpoint` reads, and the plain values in the form it reads."""
+"""The index that `torch.distributed.checkpoint` reads, and plain values in its form."""
 
 import pickle
 from collections.abc import Mapping, Sequence

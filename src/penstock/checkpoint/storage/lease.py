@@ -132,8 +132,8 @@ class Lease:
     def _refuse(self, found: "_Holder | str") -> None:
         who = str(found) if isinstance(found, _Holder) else "another job"
         raise CheckpointError(
-            f"{self._place()} must be saved to by one job at a time ({who} uses it); end that job, "
-            "or save to another folder"
+            f"{self._place()} must be saved to by one job at a time ({who} uses it); end that "
+            "job, or save to another folder"
         )
 
     def _renew(self) -> None:

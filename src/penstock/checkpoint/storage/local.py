@@ -27,7 +27,7 @@ class LocalStorage:
         folder = self._root / path
         with in_words("list", str(folder)):
             try:
-                return sorted(os.listdir(folder))
+                return sorted(path.name for path in folder.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 return []
 

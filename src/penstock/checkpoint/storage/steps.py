@@ -1,8 +1,8 @@
 """The steps in a storage: one folder each, complete or not seen at all.
 
-in a file system                                   in an object store
-.penstock/step-00000020-JOB   being written        .penstock/step-00000020-JOB   a note: JOB writes it
-step-00000020                 complete: renamed    step-00000020/penstock.json   complete: written last
+in a file system                                  in an object store
+.penstock/step-00000020-JOB  being written        .penstock/step-00000020-JOB  JOB writes it
+step-00000020                complete: renamed    step-00000020/penstock.json  complete: comes last
 """
 
 import re
@@ -158,9 +158,9 @@ def _check_step(storage: Storage, step: int) -> None:
     """Refuse a step that would not be the newest, or whose folder belongs to somebody else."""
     if newer := [other for other in _complete_steps(storage) if other >= step]:
         raise CheckpointError(
-            f"step must be newer than the last step in {storage.show('').rstrip('/')} (got {step}, "
-            f"last step {max(newer)}); save to another folder, or remove the later steps from this "
-            "one"
+            f"step must be newer than the last step in {storage.show('').rstrip('/')} (got "
+            f"{step}, last step {max(newer)}); save to another folder, or remove the later steps "
+            "from this one"
         )
     if storage.names(folder_of(step)):
         raise CheckpointError(
