@@ -64,7 +64,7 @@ class Agents:
             *("--rdzv-endpoint", f"127.0.0.1:{self._port}"),
             "--rdzv-conf",
             f"is_host={int(not self.running)},last_call_timeout=3,"
-            "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=120",
+            "keep_alive_interval=2,keep_alive_max_attempt=10,join_timeout=120",
             *(str(_SCRIPT), str(self._folder)),
         ]
         log = (self._folder / f"agent-{len(self.running)}.txt").open("wb")

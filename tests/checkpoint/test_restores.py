@@ -112,7 +112,7 @@ def kill_many(folder: Path, times: int) -> set[float]:
         assert state in ([OLD], [NEW]), (number, fates)
         assert fates[victim].exit_code in (0, -signal.SIGKILL)
         found.add(state[0])
-        # What was saved is as it was.
+        # What was saved has not changed.
         fill(pipeline, optimizer, OLD)
         assert ps.Checkpoints(folder / "run").steps() == (1,)
         assert ps.Checkpoints(folder / "run").load(pipeline, optimizer) is not None

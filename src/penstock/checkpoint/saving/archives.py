@@ -51,7 +51,7 @@ def archive_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Archive:
     numbers = torch.empty(shape, dtype=dtype, device="cpu")
     recorder = _Recorder(numbers.data_ptr())
     is_summed = get_crc32_options()
-    # Otherwise torch would read all the numbers, which are not there yet.
+    # Otherwise torch would read all the numbers, which do not exist yet.
     set_crc32_options(compute_crc32=False)
     try:
         torch.save(numbers, recorder)  # type: ignore[arg-type]  # it needs two methods only

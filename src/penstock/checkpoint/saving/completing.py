@@ -31,7 +31,7 @@ class Whole:
 
 
 class Completion:
-    """Completes steps; torch's index is made anew only if something has another place."""
+    """Completes steps; torch's index is made again only if something has another place."""
 
     def __init__(self, steps: Steps, lease: Lease, keep: int) -> None:
         self._steps, self._lease, self._keep = steps, lease, keep

@@ -57,7 +57,7 @@ class Saver:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin anew after a failure, on all processes."""
+        """Start again from nothing after a failure, on all processes."""
         self._sent: tuple[Part, ...] | None = None
         self._image: Image | None = None
         self._known = [_Known() for _ in range(self._control.size)]
@@ -190,7 +190,7 @@ class Saver:
                 name, size, sha256 = file
                 files[name] = File(size, sha256)
             known = self._known[rank]
-            assert known.numbers is not None, "all processes have been told what to write"
+            assert known.numbers is not None, "all processes know what to write"
             for number, place in zip(known.numbers, places, strict=True):
                 parts.append(StoredPart(known.parts[number], name, Place(*place)))
         return files, parts

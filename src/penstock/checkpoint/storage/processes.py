@@ -1,4 +1,4 @@
-"""Which process holds something, and whether it still runs: told on its own machine only."""
+"""Which process holds something, and whether it still runs: known on its own machine only."""
 
 import os
 from contextlib import suppress
@@ -26,7 +26,7 @@ def this_process() -> Process:
 
 
 def is_alive(process: Process) -> bool | None:
-    """Return whether a process runs, or None if that cannot be told from here."""
+    """Return whether a process runs, or None if that cannot be seen from here."""
     if not process.machine or not process.start or process.machine != _machine():
         return None
     return _start(process.number) == process.start
