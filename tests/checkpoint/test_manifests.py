@@ -256,7 +256,7 @@ def test_many_empty_parts_take_time_in_proportion(count: int, saved: Path, tmp_p
 
 
 @given(data=st.data())
-def test_boxes_that_tile_are_told_from_those_that_do_not(data: st.DataObject) -> None:
+def test_boxes_tile_if_they_cover_each_number_once(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     boxes = [Box((0,) * len(shape), tuple(shape))]
     for _ in range(data.draw(st.integers(0, 4))):

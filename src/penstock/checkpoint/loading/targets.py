@@ -92,7 +92,7 @@ def _some(names: Sequence[str]) -> str:
 def generator_targets(manifest: Manifest, pipeline: Pipeline, rank: int) -> dict[str, Target]:
     """Return memory for the states of torch's generators, by device, if all of them were saved.
 
-    Another version of torch may have states of another length, which then stay as they are.
+    Another version of torch may have states of another length, which then stay unchanged.
     """
     current: Mapping[str, torch.Tensor] = generator_states(pipeline)
     keys = {device: f"random.{rank}.{device}" for device in current}
