@@ -15,9 +15,11 @@ import pytest
 from torch import nn
 
 import penstock as ps
+from penstock.checkpoint.saving.completing import Completion, Whole
 from penstock.checkpoint.storage.lease import LEASE, Lease
 from penstock.checkpoint.storage.local import LocalStorage
 from penstock.checkpoint.storage.processes import is_alive, this_process
+from penstock.checkpoint.storage.steps import RenamedSteps
 from penstock.errors import CheckpointError
 
 SECONDS = 0.6
@@ -121,6 +123,7 @@ from tests.checkpoint.test_lease import make_pipeline
 
 checkpoints = ps.Checkpoints(sys.argv[1], keep=1000, lease_seconds=float(sys.argv[2]))
 pipeline, step = make_pipeline(), max(checkpoints.steps(), default=0)
+print("ready", flush=True)
 for line in sys.stdin:
     step += 1
     try:
@@ -140,12 +143,18 @@ class Job:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
-    def save(self) -> str:
-        assert self.process.stdin is not None
+    def answer(self) -> str:
         assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self) -> None:
+        assert self.process.stdin is not None
         self.process.stdin.write("save\n")
         self.process.stdin.flush()
-        return self.process.stdout.readline().strip()
+
+    def save(self) -> str:
+        self.ask()
+        return self.answer()
 
     def kill(self) -> None:
         self.process.kill()
@@ -156,6 +165,8 @@ class Job:
 def jobs(count: int, folder: Path, lease_seconds: float = 30.0) -> Iterator[list[Job]]:
     started = [Job(folder, lease_seconds) for _ in range(count)]
     try:
+        # Each has looked for the last step before one of them saves another.
+        assert [job.answer() for job in started] == ["ready"] * count
         yield started
     finally:
         for job in started:
@@ -184,6 +195,54 @@ def test_second_job_is_refused_until_the_first_is_killed(tmp_path: Path) -> None
     assert ps.Checkpoints(tmp_path / "run").steps() == (1, 2, 3)
     # Only what is ours is ever removed.
     assert (tmp_path / "run" / "step-00000005.partial" / "mine.txt").exists()
+
+
+def test_of_two_jobs_that_take_over_at_once_one_saves(tmp_path: Path) -> None:
+    with held(LocalStorage(tmp_path)):
+        text = (tmp_path / LEASE).read_text()
+    with jobs(2, tmp_path) as pair:
+        # The lease of a process of this machine that has ended.
+        ended = json.loads(text)
+        ended["process"]["start"] = "1"
+        (tmp_path / LEASE).write_text(json.dumps(ended))
+        for job in pair:
+            job.ask()
+        answers = [job.answer() for job in pair]
+        assert answers.count("saved 1") == 1, answers
+        for job in pair:
+            job.ask()
+        answers += [job.answer() for job in pair]
+        assert answers.count("saved 2") == 1, answers
+    assert ps.Checkpoints(tmp_path).steps() == (1, 2)
+
+
+class TakenOver(RenamedSteps):
+    """Steps that another job takes over when the second of them is complete."""
+
+    def publish(self, step: int, job: str, manifest: bytes) -> None:
+        super().publish(step, job, manifest)
+        if step == 2:
+            pretend(Path(self.storage.show("")))
+
+
+def test_job_that_lost_its_lease_removes_no_step(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    steps = TakenOver(storage)
+    lease = Lease(storage, 30.0)
+    lease.hold()
+    completion = Completion(steps, lease, keep=1)
+
+    def complete(step: int) -> None:
+        folder = steps.begin(step, lease.job)
+        whole = Whole(step, folder, 1, None, {}, {}, {})
+        completion.complete(whole, {}, [], "", {})
+
+    complete(1)
+    message = "it is complete, but older steps were not removed: this job has lost its lease"
+    with pytest.raises(CheckpointError, match=message):
+        complete(2)
+    lease.release()
+    assert steps.complete() == (1, 2)
 
 
 @pytest.mark.slow

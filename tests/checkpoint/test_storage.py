@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 import penstock as ps
 from penstock.checkpoint.storage.interface import OWN_FOLDER
-from penstock.checkpoint.storage.steps import MANIFEST, open_steps
+from penstock.checkpoint.storage.local import LocalStorage
+from penstock.checkpoint.storage.steps import MANIFEST, RenamedSteps, open_steps
 from penstock.checkpoint.storage.words import in_words
 from penstock.errors import ArgumentError, CheckpointError, MissingDependencyError
 from tests.checkpoint.jobs import make_model, train_alone, whole_state
@@ -86,6 +87,51 @@ def test_what_a_crash_leaves_is_removed_and_what_others_leave_is_not(place: str)
     steps.discard(6, "cc")
     assert storage.names("step-00000006") == []
     assert storage.names(OWN_FOLDER) == []
+
+
+def test_job_that_lost_its_step_to_another_cannot_complete_it(place: str) -> None:
+    steps = open_steps(place)
+    paths = []
+    for job in ("aa", "bb"):
+        paths.append(f"{steps.begin(4, job)}/{steps.file_name(0, job)}")
+        steps.storage.write(paths[-1], [job.encode()])
+    with pytest.raises(CheckpointError, match=r"another (process has removed it|job, which has)"):
+        steps.publish(4, "aa", b"{}")
+    assert steps.complete() == ()
+    # What the first job still writes replaces no file of the second.
+    steps.storage.write(paths[0], [b"late"])
+    with steps.storage.open(paths[1]) as file:
+        assert file.read() == b"bb"
+    steps.publish(4, "bb", b"{}")
+    assert steps.complete() == (4,)
+
+
+class RacedStorage(LocalStorage):
+    """A folder in which something else happens just before something is removed."""
+
+    happens: Callable[[], None] | None = None
+
+    def remove(self, path: str) -> None:
+        if self.happens is not None:
+            self.happens()
+        super().remove(path)
+
+
+def test_step_cannot_be_completed_while_it_is_removed(tmp_path: Path) -> None:
+    storage = RacedStorage(tmp_path)
+    steps = RenamedSteps(storage)
+    storage.write(f"{steps.begin(4, 'aa')}/half.distcp", [b"half"])
+    refused = []
+
+    def complete() -> None:
+        with pytest.raises(CheckpointError, match="another process has removed it"):
+            steps.storage.rename(f"{OWN_FOLDER}/step-00000004-aa", "step-00000004")
+        refused.append("aa")
+
+    storage.happens = complete
+    steps.begin(4, "bb")
+    assert refused == ["aa"]
+    assert (steps.complete(), storage.names(OWN_FOLDER)) == ((), [])
 
 
 def test_places_that_cannot_be_reached_are_refused_in_words() -> None:

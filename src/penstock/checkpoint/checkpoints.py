@@ -149,7 +149,9 @@ class Checkpoints:
         """
         with self._guarded(pipeline):
             self._wait()
-            steps = self._control.broadcast(self._steps.complete())
+            with self._control.together(refuse_save(self._control)):
+                found = self._steps.complete()
+            steps = self._control.broadcast(found)
             if step is None and not steps:
                 return None
             chosen = steps[-1] if step is None else step
@@ -226,7 +228,7 @@ def _checked_content(
     if step < 0:
         raise ArgumentError(f"step must be 0 or more (got {step})")
     try:
-        json.dumps(data)
+        json.dumps(data, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"data must be what JSON can hold: {error}") from error
     return collect_content(pipeline, optimizer, rank)

@@ -52,6 +52,8 @@ class Completion:
         self._lease.hold()
         self._steps.publish(whole.step, self._lease.job, manifest)
         try:
+            # Another job may count on what is older than this step.
+            self._lease.hold()
             self._steps.prune(self._keep, self._lease.job)
         except CheckpointError as error:
             raise CheckpointError(

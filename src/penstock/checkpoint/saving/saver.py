@@ -36,6 +36,7 @@ class Draft:
 
     step: int
     folder: str
+    job: str
     image: Image
     whole: Whole | None
 
@@ -81,8 +82,8 @@ class Saver:
         collected = control.collect(offer if control.rank == 0 else offer.to_values())
         self._sent = parts
         whole: Whole | None = None
-        # Where each process writes, and which of its parts (None: those of the save before); or
-        # why nothing can be saved.
+        # Where each process writes, as which job, and which of its parts (None: those of the save
+        # before); or why nothing can be saved.
         answers: list[list[Any] | str] = []
         if control.rank == 0:
             try:
@@ -95,12 +96,12 @@ class Saver:
         answer = control.scatter(answers)
         if isinstance(answer, str):
             raise CheckpointError(answer)
-        folder, numbers = answer
+        folder, job, numbers = answer
         with control.together(refuse_save(control)):
             image = self._fill(
                 [parts[n] for n in numbers] if numbers is not None else None, content
             )
-        return Draft(step, folder, image, whole)
+        return Draft(step, folder, job, image, whole)
 
     def _answer(self, step: int, offers: Sequence[Offer]) -> tuple[list[list[Any] | str], Whole]:
         """Return who writes what, and what all of it is."""
@@ -119,7 +120,7 @@ class Saver:
         aliases = {name: saved for offer in offers for name, saved in offer.aliases.items()}
         data = json.loads(offers[0].data)
         whole = Whole(step, folder, len(offers), offers[0].optimizer, data, values, aliases)
-        return [[folder, numbers] for numbers in chosen], whole
+        return [[folder, self._lease.job, numbers] for numbers in chosen], whole
 
     def _fill(self, parts: list[Part] | None, content: Content) -> Image:
         """Copy this process's parts to the image of its file."""
@@ -137,7 +138,7 @@ class Saver:
     def write(self, draft: Draft) -> None:
         """Write a draft; the step is complete on return, or every process raises why not."""
         control = self._control
-        name = f"__{control.rank}_0.distcp"
+        name = self._steps.file_name(control.rank, draft.job)
         values = StoredValues(b"", {})
         if draft.whole is not None:
             values = store_values(draft.whole.values, draft.image.num_bytes)

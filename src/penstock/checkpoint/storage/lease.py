@@ -102,7 +102,8 @@ class Lease:
         found = self._read()
         if found is None:
             return self._storage.create(LEASE, self._text(0))
-        if not self._is_over(found):
+        # Another job may have taken over while this one looked.
+        if not self._is_over(found) or self._read() != found:
             return False
         self._storage.replace(LEASE, self._text(0))
         time.sleep(_SETTLE_SECONDS)

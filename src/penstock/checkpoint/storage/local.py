@@ -42,11 +42,14 @@ class LocalStorage:
         with in_words("read", self.show(path)):
             return (self._root / path).open("rb")
 
-    def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+    def write(
+        self, path: str, parts: Iterable[bytes | memoryview], *, makes_folders: bool = True
+    ) -> None:
         """Write a new file, and wait until it is on the disk."""
         file = self._root / path
         with in_words("write", str(file), self.free_bytes):
-            file.parent.mkdir(parents=True, exist_ok=True)
+            if makes_folders:
+                file.parent.mkdir(parents=True, exist_ok=True)
             with file.open("wb", buffering=0) as stream:
                 for part in parts:
                     rest = memoryview(part)

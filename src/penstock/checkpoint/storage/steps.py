@@ -7,6 +7,7 @@ step-00000020                complete: renamed    step-00000020/penstock.json  c
 
 import re
 from pathlib import Path
+from secrets import token_hex
 from typing import Protocol
 
 from penstock.checkpoint.storage.interface import OWN_FOLDER, Storage
@@ -33,6 +34,9 @@ class Steps(Protocol):
 
     def begin(self, step: int, job: str) -> str:
         """Return an empty folder to write a step to; remove what crashed jobs have left."""
+
+    def file_name(self, rank: int, job: str) -> str:
+        """Return the name of the file of a process, which a late write of another job lacks."""
 
     def publish(self, step: int, job: str, manifest: bytes) -> None:
         """Make a step complete; all its other files are stored."""
@@ -72,13 +76,22 @@ class RenamedSteps:
         """Return an empty folder to write a step to; remove what crashed jobs have left."""
         _check_step(self.storage, step)
         for name in _leftovers(self.storage):
-            self.storage.remove(f"{OWN_FOLDER}/{name}")
+            # Renamed first, so that nobody can complete a step of which a part is removed.
+            path = f"{OWN_FOLDER}/{name}"
+            removed = f"{path}{token_hex(4)}"
+            self.storage.rename(path, removed)
+            self.storage.remove(removed)
         return _own_path(step, job)
+
+    def file_name(self, rank: int, job: str) -> str:  # noqa: ARG002  # the folder has it
+        """Return the name of the file of a process, in a folder that is the job's own."""
+        return f"__{rank}_0.distcp"
 
     def publish(self, step: int, job: str, manifest: bytes) -> None:
         """Make a step complete, at once."""
         path = _own_path(step, job)
-        self.storage.write(f"{path}/{MANIFEST}", [manifest])
+        # A folder that another job has removed must not come back with a manifest alone.
+        self.storage.write(f"{path}/{MANIFEST}", [manifest], makes_folders=False)
         self.storage.rename(path, folder_of(step))
 
     def discard(self, step: int, job: str) -> None:
@@ -114,8 +127,17 @@ class MarkedSteps:
         self.storage.replace(_own_path(step, job), b"{}")
         return folder_of(step)
 
+    def file_name(self, rank: int, job: str) -> str:
+        """Return the name of the file of a process, in a folder that jobs share."""
+        return f"__{rank}_{job}.distcp"
+
     def publish(self, step: int, job: str, manifest: bytes) -> None:
         """Make a step complete: readers look for the manifest."""
+        if self.storage.size(_own_path(step, job)) is None:
+            raise CheckpointError(
+                f"{self.storage.show(folder_of(step))} was removed by another job, which has "
+                "taken over; save to another folder, or end the other job"
+            )
         self.storage.replace(f"{folder_of(step)}/{MANIFEST}", manifest)
         self.storage.remove(_own_path(step, job))
 
