@@ -265,7 +265,7 @@ def test_invalid_saves_are_refused_before_anything_is_written(tmp_path: Path) ->
             lambda: checkpoints.save(1, pipeline, data={"place": torch.zeros(1)})
         ),
         "data must be what JSON can hold: '<' not supported between instances of 'int' and "
-        "'str'": (lambda: checkpoints.save(1, pipeline, data={"place": 1, 2: 3})),
+        "'str'": (lambda: checkpoints.save(1, pipeline, data={"place": 1} | {2: 3})),
         "step must be 0 or more (got -1)": lambda: checkpoints.save(-1, pipeline),
         "the optimizer must hold parameters of the pipeline only (group 0 has another one of "
         "shape [2, 3]); make the optimizer for pipeline.parameters()": (

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import pickle
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.checkpoint.digests import digest_bytes
 from penstock.checkpoint.loading.files import describe_file
 from penstock.checkpoint.manifest import FORMAT
 from penstock.checkpoint.manifest_reading import read_manifest
@@ -75,7 +77,7 @@ def test_missing_short_changed_and_foreign_files_are_named(
     )
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert refuse(copied, training) == (
-        f"{start}{file} is not the file that was saved: its SHA-256 differs{end}"
+        f"{start}{file} is not the file that was saved: its digest differs{end}"
     )
     shutil.copy(older, file)
     if content != older.read_bytes() and len(content) == older.stat().st_size:
@@ -97,8 +99,8 @@ def test_missing_foreign_or_newer_manifest_is_named(
         "[" * 100_000: " is damaged: it is not JSON; load another step",
         '{"kind": "plan"}': " is not the manifest of a checkpoint of Penstock",
         "[1, 2]": " is not the manifest of a checkpoint of Penstock",
-        json.dumps(whole | {"format": 2}): f" must have format {FORMAT} for this version of "
-        "Penstock (got 2); load it with the version that wrote it",
+        json.dumps(whole | {"format": 1}): f" must have format {FORMAT} for this version of "
+        "Penstock (got 1); load it with the version that wrote it",
         json.dumps(whole | {"content": whole["content"] | {"step": 3}}): " is damaged: its "
         "content does not match its SHA-256; load another step",
     }
@@ -219,7 +221,7 @@ def test_nothing_in_a_checkpoint_is_ever_unpickled(
     for name, damaged in ((".metadata", harm), ("__0_0.distcp", bytes(numbers))):
         (folder / name).write_bytes(damaged)
         digest = describe_file(LocalStorage(folder), name)
-        manifest["files"][name] = {"bytes": digest.bytes, "sha256": digest.sha256}
+        manifest["files"][name] = {"bytes": digest.bytes, "digest": digest.digest}
     (folder / "penstock.json").write_text(sign(manifest))
     training = train_alone("ZBV", 2, seed=4)
     restored = ps.Checkpoints(copied).load(training.pipeline, training.optimizer)
@@ -230,3 +232,19 @@ def test_nothing_in_a_checkpoint_is_ever_unpickled(
     assert not mark.exists()
     pickle.loads(harm)
     assert mark.exists()
+
+
+def test_digest_finds_damage_anywhere_in_a_long_file() -> None:
+    mebibyte = 2**20
+    data = bytearray(random.Random(0).randbytes(2 * mebibyte + 100))
+    expected = digest_bytes(data)
+    # It does not depend on the pieces that come.
+    assert digest_bytes(data[:7], data[7 : mebibyte + 3], data[mebibyte + 3 :]) == expected
+    for place in (0, mebibyte - 1, mebibyte, 2 * mebibyte, len(data) - 1):
+        data[place] ^= 1
+        assert digest_bytes(data) != expected
+        data[place] ^= 1
+    swapped = data[mebibyte : 2 * mebibyte] + data[:mebibyte] + data[2 * mebibyte :]
+    for other in (swapped, data[:-1], data[:-100], data + b"\0"):
+        assert digest_bytes(other) != expected
+    assert digest_bytes(data) == expected

@@ -176,7 +176,7 @@ CHANGES: dict[str, Change] = {
     "it must have the generators of 2 processes (got 1)": lambda c: c.update(processes=2),
     "cannot be another name of": lambda c: c["aliases"].update({"other": "nobody"}),
     "it is the manifest of step 1": lambda c: c.update(step=1),
-    "not a SHA-256": lambda c: c["files"][".metadata"].update(sha256=7),
+    "not a digest": lambda c: c["files"][".metadata"].update(digest=7),
     "is not a plain value": lambda c: c["values"].update({"pipeline.random_step": {"a": 1}}),
 }
 

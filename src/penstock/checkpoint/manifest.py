@@ -2,7 +2,7 @@
 
 The files beside it are those of `torch.distributed.checkpoint`. Their index is a pickle; the
 manifest says the same, so that nothing has to be unpickled: the shape, the type and the position
-of the raw numbers of every tensor, and the length and SHA-256 of every file.
+of the raw numbers of every tensor, and the length and a digest of every file.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ __all__ = [
     "find_dtype",
 ]
 
-FORMAT = 1
+FORMAT = 2
 KIND = "penstock checkpoint"
 # The first words of keys that are counted, so that none can be missing.
 SECTIONS = ("model.", "optim.state.", "optim.param_groups.", "random.", "pipeline.")
@@ -65,7 +65,7 @@ class File:
     """The length and the digest that a file must have."""
 
     bytes: int
-    sha256: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Manifest:
             "values": self.values,
             "aliases": self.aliases,
             "files": {
-                name: {"bytes": f.bytes, "sha256": f.sha256} for name, f in self.files.items()
+                name: {"bytes": f.bytes, "digest": f.digest} for name, f in self.files.items()
             },
             "data": self.data,
             "versions": self.versions,

@@ -38,7 +38,7 @@ _MOST_BYTES = 2**30
 _MOST_ITEMS, _MOST_DIMENSIONS = 2**62, 64
 # The longest file name on any file system.
 _MOST_LETTERS = 255
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _RANDOM = re.compile(r"random\.(0|[1-9][0-9]{0,8})\.(cpu|cuda)")
 
 
@@ -95,7 +95,7 @@ def _read_content(storage: Storage, path: str) -> dict[str, Any]:
 
 def _parse(content: dict[str, Any]) -> Manifest:
     files = {
-        _file_name(name): File(_count(file["bytes"]), _sha256(file["sha256"]))
+        _file_name(name): File(_count(file["bytes"]), _digest(file["digest"]))
         for name, file in content["files"].items()
     }
     optimizer = content["optimizer"]
@@ -233,9 +233,9 @@ def _text(value: Any) -> str:
     return value
 
 
-def _sha256(value: Any) -> str:
-    if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise ValueError(f"not a SHA-256: {quote(value)}")
+def _digest(value: Any) -> str:
+    if not isinstance(value, str) or not _DIGEST.fullmatch(value):
+        raise ValueError(f"not a digest: {quote(value)}")
     return value
 
 

@@ -1,8 +1,8 @@
 """The files of a checkpoint, compared with what the manifest says of them."""
 
-import hashlib
 from collections.abc import Iterable
 
+from penstock.checkpoint.digests import Digest
 from penstock.checkpoint.manifest import File, Manifest
 from penstock.checkpoint.manifest_reading import read_manifest
 from penstock.checkpoint.storage.interface import Storage
@@ -14,15 +14,15 @@ __all__ = ["check_files", "describe_file"]
 
 
 def describe_file(storage: Storage, path: str) -> File:
-    """Return the length and SHA-256 of a file."""
+    """Return the length and the digest of a file."""
     with in_words("read", storage.show(path)), storage.open(path) as file:
         # Python's own loop; clients of object stores lack what it needs.
-        sha256, size = hashlib.sha256(), 0
+        digest, size = Digest(), 0
         buffer = memoryview(bytearray(2**20))
         while count := file.readinto(buffer):  # type: ignore[attr-defined]  # all binary files have it
-            sha256.update(buffer[:count])
+            digest.update(buffer[:count])
             size += count
-    return File(size, sha256.hexdigest())
+    return File(size, digest.text())
 
 
 def check_files(
@@ -38,21 +38,21 @@ def check_files(
             raise CheckpointError(f"{shown} must have {expected.bytes} bytes (got {size})")
         found = describe_file(storage, path)
         if found != expected:
-            origin = _find_origin(storage, found.sha256, others)
+            origin = _find_origin(storage, found.digest, others)
             raise CheckpointError(
                 f"{shown} is not the file that was saved: "
-                + ("its SHA-256 differs" if origin is None else f"it belongs to {origin}")
+                + ("its digest differs" if origin is None else f"it belongs to {origin}")
             )
 
 
-def _find_origin(storage: Storage, sha256: str, steps: Iterable[int]) -> str | None:
-    """Return the file of another checkpoint that has this SHA-256."""
+def _find_origin(storage: Storage, digest: str, steps: Iterable[int]) -> str | None:
+    """Return the file of another checkpoint that has this digest."""
     for step in steps:
         try:
             files = read_manifest(storage, step).files
         except CheckpointError:
             continue
         for name, file in files.items():
-            if file.sha256 == sha256:
+            if file.digest == digest:
                 return storage.show(f"{folder_of(step)}/{name}")
     return None

@@ -1,7 +1,7 @@
 """What `torch.save` writes around the numbers of a tensor, so that torch can read them.
 
 It depends on the type and the shape alone. The checksum of the zip archive is left out, which
-torch allows: the manifest has the SHA-256 of the whole file.
+torch allows: the manifest has a digest of the whole file.
 """
 
 import io

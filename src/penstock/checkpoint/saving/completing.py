@@ -1,12 +1,12 @@
 """The last act of a save, by the first process: index, manifest, and the step is there."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from penstock.checkpoint.digests import digest_bytes
 from penstock.checkpoint.manifest import Chunk, File, Manifest, SavedTensor
 from penstock.checkpoint.saving.torch_index import TORCH_INDEX, StoredPart, make_index
 from penstock.checkpoint.storage.lease import Lease
@@ -81,7 +81,7 @@ class Completion:
             self._index = make_index(parts, values, values_file, whole.aliases)
             self._indexed = depends_on
         storage.write(f"{whole.folder}/{TORCH_INDEX}", [self._index])
-        index = File(len(self._index), hashlib.sha256(self._index).hexdigest())
+        index = File(len(self._index), digest_bytes(self._index))
         return Manifest(
             whole.step,
             whole.processes,

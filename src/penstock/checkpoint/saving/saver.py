@@ -4,7 +4,6 @@ draft    agree who writes what, copy it to the image of the file    the caller w
 write    write the file; the first process completes the step       in the background
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.content import Content
+from penstock.checkpoint.digests import digest_bytes
 from penstock.checkpoint.manifest import File
 from penstock.checkpoint.parts import Part, choose_writers, list_parts
 from penstock.checkpoint.refusing import refuse_save
@@ -171,11 +171,8 @@ class Saver:
                 return [None, places, None]
             pieces = [draft.image.view(), memoryview(blob)]
             self._steps.storage.write(f"{draft.folder}/{name}", pieces)
-            sha256 = hashlib.sha256()
-            for piece in pieces:
-                sha256.update(piece)
             size = sum(map(len, pieces))
-            return [[name, size, sha256.hexdigest()], places, None]
+            return [[name, size, digest_bytes(*pieces)], places, None]
         except Exception as error:
             return [None, [], describe_error(error)]
 
@@ -188,8 +185,8 @@ class Saver:
         parts: list[StoredPart] = []
         for rank, (file, places, _) in enumerate(collected):
             if file is not None:
-                name, size, sha256 = file
-                files[name] = File(size, sha256)
+                name, size, digest = file
+                files[name] = File(size, digest)
             known = self._known[rank]
             assert known.numbers is not None, "all processes know what to write"
             for number, place in zip(known.numbers, places, strict=True):
