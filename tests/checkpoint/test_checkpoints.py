@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -260,12 +261,13 @@ def test_invalid_saves_are_refused_before_anything_is_written(tmp_path: Path) ->
     checkpoints = ps.Checkpoints(tmp_path)
     pipeline, optimizer = training.pipeline, training.optimizer
     foreign = torch.optim.SGD([nn.Parameter(torch.zeros(2, 3))], lr=1.0)
+    unsorted: Any = {"place": 1, 2: 3}
     cases: dict[str, Callable[[], None]] = {
         "data must be what JSON can hold: Object of type Tensor is not JSON serializable": (
             lambda: checkpoints.save(1, pipeline, data={"place": torch.zeros(1)})
         ),
         "data must be what JSON can hold: '<' not supported between instances of 'int' and "
-        "'str'": (lambda: checkpoints.save(1, pipeline, data={"place": 1} | {2: 3})),
+        "'str'": (lambda: checkpoints.save(1, pipeline, data=unsorted)),
         "step must be 0 or more (got -1)": lambda: checkpoints.save(-1, pipeline),
         "the optimizer must hold parameters of the pipeline only (group 0 has another one of "
         "shape [2, 3]); make the optimizer for pipeline.parameters()": (
