@@ -4,7 +4,9 @@
 
 Two models with AdamW: many small tensors, and one gigabyte in large ones. Each round saves with
 Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`;
-what comes first changes from round to round. Torch gets its own state dicts (`get_state_dict`).
+what comes first changes from round to round. Before each save, a file of its size is written and
+removed, so that none has to wait for memory that the system has not used yet. Torch gets its own
+state dicts (`get_state_dict`).
 Columns are wall and processor time until the files are complete, and how long the caller waits
 ("blocked"). Figures are medians with their range; the first round warms up and is not counted.
 Prints its table and writes it to benchmarks/results/checkpoints.md.
@@ -110,6 +112,15 @@ class Savers:
         )
         return lambda: None
 
+    def warm(self) -> None:
+        """Let the system have memory for a file at hand, which costs more than the write."""
+        file = self.folder / "warm"
+        piece = bytes(2**20)
+        with file.open("wb") as stream:
+            for _ in range(self.subject.num_bytes // len(piece) + 1):
+                stream.write(piece)
+        file.unlink()
+
     def clean(self) -> None:
         for name in ("dcp", "async"):
             shutil.rmtree(self.folder / f"{name}-{self.step}")
@@ -131,6 +142,8 @@ def measure(subject: Subject, rounds: int) -> dict[str, list[Times]]:
             for ways in (saves, loads):
                 first = number % len(ways)
                 for name, way in ways[first:] + ways[:first]:
+                    if ways is saves:
+                        savers.warm()
                     times = timed(way)
                     if number:
                         found.setdefault(name, []).append(times)
