@@ -72,15 +72,15 @@ class Notes:
             sleep(0.05)
 
     def _is_held(self, step: ps.elastic.ElasticStep) -> bool:
-        """Wait at 10 until a rank is killed, and at 20 until torchrun restarts for a new one."""
-        if step.ranks == 4:
-            return step.number == 10 and not (self._folder / "killed").exists()
-        return step.number == 20
+        """Wait after the steps that the test names, each with its number of ranks."""
+        held = (self._folder / "held.txt").read_text().splitlines()
+        return f"{step.number} {step.ranks}" in held
 
 
 def main() -> None:
     """Train in the folder that is given."""
     folder = Path(sys.argv[1])
+    (folder / f"started-{os.environ['WORLD_SIZE']}").touch()
     timeouts = ps.Timeouts(silence_seconds=60)
     ps.train_elastically(
         make_job(),

@@ -41,7 +41,7 @@ LAYERS = (
     ("__init__", "__main__"),
 )
 TORCH_LINE = LAYERS.index(("torch_private",))
-OPTIONAL = {"matplotlib", "numba", "ortools"}
+OPTIONAL = {"fsspec", "matplotlib", "numba", "ortools"}
 # Private attributes that are neither torch's nor ours, and what they are.
 FOREIGN_ATTRIBUTES = {
     "_active_collector": "transformers: what collects outputs now",

@@ -15,6 +15,7 @@ import pytest
 from torch import nn
 
 import penstock as ps
+from penstock.atomic_files import write_atomically
 from penstock.errors import ArgumentError
 from penstock.planner.search.layer_files import read_layers
 from tests.elastic_run import ROWS, STEPS, WIDTH, Model, adam, batch, make_job
@@ -50,21 +51,20 @@ class Agents:
             self._port = probe.getsockname()[1]
         self._environment = os.environ | {
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(Path(__file__).parents[2]),
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            "PYTHONPATH": str(Path(ps.__file__).parents[1]),
         }
         self.running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start one more machine; the first one holds the rendezvous."""
         command = [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", "3:4", "--nproc-per-node", "1", "--max-restarts", "20"),
+            *(sys.executable, "-m", "penstock.elastic"),
+            *("--nnodes", "3:5", "--nproc-per-node", "1", "--max-restarts", "20"),
             *("--rdzv-backend", "c10d", "--rdzv-id", "elastic"),
             *("--rdzv-endpoint", f"127.0.0.1:{self._port}"),
             "--rdzv-conf",
             f"is_host={int(not self.running)},last_call_timeout=3,"
-            "keep_alive_interval=1,keep_alive_max_attempt=5,join_timeout=120",
+            "keep_alive_interval=2,keep_alive_max_attempt=10,join_timeout=120",
             *(str(_SCRIPT), str(self._folder)),
         ]
         log = (self._folder / f"agent-{len(self.running)}.txt").open("wb")
@@ -132,23 +132,60 @@ def noted(folder: Path) -> list[tuple[int, int, float]]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
 def test_training_continues_with_three_of_four_ranks_and_with_four_again(tmp_path: Path) -> None:
+    hold(tmp_path, (10, 4), (20, 3))
     with start_agents(tmp_path, 4) as agents:
         wait_until(lambda: (10, 4) in {row[:2] for row in noted(tmp_path)}, agents)
         agents.kill(agents.running[2])
-        (tmp_path / "killed").touch()
+        hold(tmp_path, (20, 3))
         wait_until(lambda: (20, 3) in {row[:2] for row in noted(tmp_path)}, agents)
         agents.start()
         wait_until(lambda: (STEPS, 4) in {row[:2] for row in noted(tmp_path)}, agents)
-        for number, agent in enumerate(agents.running):
-            if number != 2:
-                assert agent.wait(_LIMIT_SECONDS) == 0, agents.logs()
+        check_ends(agents, killed={2})
+    check_losses(tmp_path)
+    assert sorted({ranks for _, ranks, _ in noted(tmp_path)}) == [3, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
+def test_training_survives_two_losses_at_once_and_one_during_the_restart(tmp_path: Path) -> None:
+    hold(tmp_path, (10, 5), (20, 3))
+    with start_agents(tmp_path, 5) as agents:
+        wait_until(lambda: (10, 5) in {row[:2] for row in noted(tmp_path)}, agents)
+        agents.kill(agents.running[2])
+        agents.kill(agents.running[3])
+        hold(tmp_path, (20, 3))
+        wait_until(lambda: (20, 3) in {row[:2] for row in noted(tmp_path)}, agents)
+        (tmp_path / "started-4").unlink(missing_ok=True)
+        agents.start()
+        # The processes of the next start build their model now.
+        wait_until((tmp_path / "started-4").exists, agents)
+        hold(tmp_path)
+        agents.kill(agents.running[1])
+        wait_until(lambda: (STEPS, 3) in {row[:2] for row in noted(tmp_path)}, agents)
+        check_ends(agents, killed={1, 2, 3})
+    check_losses(tmp_path)
+
+
+def hold(folder: Path, *steps: tuple[int, int]) -> None:
+    """Let the first rank wait after these steps, each with its number of ranks."""
+    text = "".join(f"{number} {ranks}\n" for number, ranks in steps)
+    write_atomically(folder / "held.txt", text)
+
+
+def check_ends(agents: Agents, killed: set[int]) -> None:
+    for number, agent in enumerate(agents.running):
+        if number not in killed:
+            assert agent.wait(_LIMIT_SECONDS) == 0, agents.logs()
+
+
+def check_losses(folder: Path) -> None:
+    """Check that all steps were done, with the losses of a run in which nothing happened."""
     undisturbed = losses_undisturbed()
-    steps = noted(tmp_path)
+    steps = noted(folder)
     assert {number for number, _, _ in steps} == set(range(1, STEPS + 1))
     # Also those that came again after a restart have the loss that they had.
     expected = [undisturbed[number - 1] for number, _, _ in steps]
     assert [loss for _, _, loss in steps] == pytest.approx(expected, rel=1e-9)
-    assert sorted({ranks for _, ranks, _ in steps}) == [3, 4]
 
 
 @pytest.mark.parametrize("rows", [0, 6, 9])
@@ -195,7 +232,7 @@ def test_second_start_reuses_the_costs_and_the_plan_of_the_first(
 def test_a_store_that_restarts_share_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "4")
-    with pytest.raises(ArgumentError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+    with pytest.raises(ArgumentError, match=r"start python -m penstock\.elastic in place of"):
         ps.train_elastically(make_job(), "nowhere")
 
 

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.run import main as torchrun
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.checkpoint.checkpoints import Checkpoints
-from penstock.errors import ArgumentError
+from penstock.errors import ArgumentError, PlanError
 from penstock.loss.reduction import Reduction
 from penstock.measuring.layers import measure_layers
 from penstock.planner.partition.pieces import Piece
@@ -37,7 +38,7 @@ from penstock.torch_private import tree_map_only
 from penstock.training.build.device import find_device
 from penstock.training.pipeline import Pipeline
 
-__all__ = ["ElasticStep", "Job", "train_elastically"]
+__all__ = ["ElasticStep", "Job", "launch", "train_elastically"]
 
 _logger = logging.getLogger(__name__)
 
@@ -97,12 +98,12 @@ def train_elastically(
 ) -> Pipeline:
     """Train a job to its last step, from its last checkpoint on; every process calls it.
 
-    Run it under `torchrun`, which restarts it after a failure and after a change in the number of
-    processes. `folder` must be visible to all of them; it holds checkpoints, the measured costs
-    and a plan per number of ranks, each searched once for `plan_seconds`. `on_step` is called on
-    every rank; steps since the last checkpoint run again after a restart, with the same losses.
-    The stages are moved to `device`, or stay where `job.model()` puts them. Returns the trained
-    pipeline.
+    Run it under `python -m penstock.elastic`, which is torchrun with a setting: it starts all
+    processes again after a failure and after a change in their number. `folder` must be visible to
+    all of them; it holds checkpoints, the measured costs and a plan per number of ranks, each
+    searched once for `plan_seconds`. `on_step` is called on every rank; steps since the last
+    checkpoint run again after a restart, with the same losses. The stages are moved to `device`,
+    or stay where `job.model()` puts them. Returns the trained pipeline.
     """
     if save_every < 1:
         raise ArgumentError(f"save_every must be at least 1 step (got {save_every})")
@@ -161,8 +162,8 @@ def _require_fresh_store() -> None:
     if is_shared and os.environ.get("GROUP_WORLD_SIZE", "1") != "1":
         raise ArgumentError(
             "torchrun on several machines must not share one store between restarts, because "
-            "processes would find those of an earlier start in it; start torchrun with "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+            "processes would find those of an earlier start in it; start python -m "
+            "penstock.elastic in place of torchrun, with the same arguments"
         )
 
 
@@ -182,7 +183,7 @@ def _share_plan(
     pieces = _given(job) if job.costs is not None else read_layers(costs_file)
     plan_file = folder / f"plan-{ranks}-ranks-{_digest(job, pieces)}.json"
     with control.together(cannot("find a plan")):
-        if is_first and not plan_file.exists():
+        if is_first and not _is_plan(plan_file):
             folder.mkdir(parents=True, exist_ok=True)
             plan = search(
                 pieces.layers,
@@ -194,6 +195,15 @@ def _share_plan(
             ).best
             plan.to_file(plan_file)
     return Plan.from_file(plan_file)
+
+
+def _is_plan(file: Path) -> bool:
+    """Return whether a plan was kept; a damaged one would end every start."""
+    try:
+        Plan.from_file(file)
+    except (PlanError, OSError):
+        return False
+    return True
 
 
 def _given(job: Job) -> LayerCosts:
@@ -229,3 +239,17 @@ def _digest(job: Job, costs: LayerCosts) -> str:
     """Return a name for what a plan depends on, beside the number of ranks."""
     facts = repr((costs.layers, costs.transfer, job.rows, job.memory))
     return blake2b(facts.encode(), digest_size=6).hexdigest()
+
+
+def launch(arguments: Sequence[str] | None = None) -> None:
+    """Run torchrun, with a new store for every start; `python -m penstock.elastic` does this.
+
+    A process would find those of an earlier start in a store that restarts share, and a machine
+    that joins later would wait for an address in it that nobody writes again.
+    """
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    torchrun(arguments)
+
+
+if __name__ == "__main__":
+    launch()

@@ -1,11 +1,13 @@
 """Checkpoints in one process: saved by one layout, loaded by another, kept and refused."""
 
+import json
 import resource
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,17 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "RMSprop": partial(torch.optim.RMSprop, centered=True, momentum=0.9),
     "tensor lr": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01), foreach=False),
 }
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return what is in a folder, but for our own."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".penstock")
+
+
+def job_in(folder: Path) -> str:
+    """Return the job that holds the lease of a folder."""
+    job: str = json.loads((folder / ".penstock" / "lease.json").read_text())["job"]
+    return job
 
 
 def state_of(training: Training) -> dict[str, torch.Tensor]:
@@ -114,8 +127,9 @@ def test_parameters_of_one_group_must_be_saved_with_the_same_settings(
     with pytest.raises(ps.errors.CheckpointError) as caught:
         ps.Checkpoints(tmp_path).load(training.pipeline, other)
     assert str(caught.value) == (
-        "cannot load step 3: parameters of one group must be saved with the same 'weight_decay' "
-        "('embed.weight': 0.1, 'layers.0.0.bias': 0); put them in different groups; no other step"
+        "cannot load step 3: parameters of one group must be saved with the same 'lr' "
+        "('embed.weight': 0.001, 'layers.0.0.bias': 0.002); put them in different groups; no "
+        "other step"
     )
 
 
@@ -167,11 +181,7 @@ def test_newest_steps_are_kept_and_any_of_them_can_be_loaded(tmp_path: Path) -> 
             states[step] = state_of(training)
             checkpoints.save(step, training.pipeline, training.optimizer)
     assert checkpoints.steps() == (2, 10, 100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-00000002",
-        "step-00000010",
-        "step-00000100",
-    ]
+    assert names_in(tmp_path) == ["step-00000002", "step-00000010", "step-00000100"]
     for step in checkpoints.steps():
         checkpoints.load(training.pipeline, training.optimizer, step=step)
         assert differences(state_of(training), states[step], limit=0) == {}
@@ -236,11 +246,14 @@ def test_failed_write_is_raised_and_leaves_the_last_complete_step(
     with files_up_to(1000), pytest.raises(ps.errors.CheckpointError) as caught:
         checkpoints.save(3, training.pipeline, wait=True)
     assert str(caught.value) == (
-        "step 3 was not saved: rank 0: OSError: [Errno 27] File too large; complete steps: [1, 2]"
+        f"step 3 was not saved: rank 0: cannot write {tmp_path}/.penstock/step-00000003-"
+        f"{job_in(tmp_path)}/__0_0.distcp: the file is longer than this system allows; raise the "
+        "limit (ulimit -f); complete steps: [1, 2]"
     )
-    # The error was raised; the next save starts afresh and cleans up.
+    # A save that fails frees its space at once, and the next one starts afresh.
+    assert [name for name in names_in(tmp_path / ".penstock") if "step" in name] == []
     checkpoints.save(4, training.pipeline, wait=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]
+    assert names_in(tmp_path) == ["step-00000002", "step-00000004"]
 
 
 def test_invalid_saves_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -248,10 +261,13 @@ def test_invalid_saves_are_refused_before_anything_is_written(tmp_path: Path) ->
     checkpoints = ps.Checkpoints(tmp_path)
     pipeline, optimizer = training.pipeline, training.optimizer
     foreign = torch.optim.SGD([nn.Parameter(torch.zeros(2, 3))], lr=1.0)
+    unsorted: Any = {"place": 1, 2: 3}
     cases: dict[str, Callable[[], None]] = {
         "data must be what JSON can hold: Object of type Tensor is not JSON serializable": (
             lambda: checkpoints.save(1, pipeline, data={"place": torch.zeros(1)})
         ),
+        "data must be what JSON can hold: '<' not supported between instances of 'int' and "
+        "'str'": (lambda: checkpoints.save(1, pipeline, data=unsorted)),
         "step must be 0 or more (got -1)": lambda: checkpoints.save(-1, pipeline),
         "the optimizer must hold parameters of the pipeline only (group 0 has another one of "
         "shape [2, 3]); make the optimizer for pipeline.parameters()": (

@@ -53,7 +53,7 @@ def kill_many(folder: Path, times: int) -> set[bool]:
             number for t in pipeline.state_dict().values() for number in t.unique().tolist()
         }
         assert numbers == {float(complete)}
-        left.add(any(path.name.endswith(".partial") for path in folder.iterdir()))
+        left.add(any(path.is_dir() for path in (folder / ".penstock").iterdir()))
     return left
 
 

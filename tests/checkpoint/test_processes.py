@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.checkpoint.manifest import SavedTensor, read_manifest
+from penstock.checkpoint.manifest import SavedTensor
+from penstock.checkpoint.manifest_reading import read_manifest
+from penstock.checkpoint.storage.local import LocalStorage
 from tests.checkpoint.jobs import (
     continue_in_processes,
     disagree_in_processes,
@@ -167,7 +169,7 @@ def test_copies_and_ties_are_saved_once(four_processes: Processes, tmp_path: Pat
 
 
 def manifest_of(folder: Path) -> dict[str, SavedTensor]:
-    return read_manifest(folder / "step-00000001").tensors
+    return read_manifest(LocalStorage(folder), 1).tensors
 
 
 def test_ranks_that_differ_are_named_on_every_rank_and_change_nothing(

@@ -5,7 +5,7 @@ save    agree who writes what, copy it to host memory  |  write, complete, notif
 """
 
 import json
-import logging
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,30 +17,18 @@ import torch
 import torch.distributed as dist
 
 from penstock.checkpoint.background import Background
-from penstock.checkpoint.content import (
-    Content,
-    collect_content,
-    restore_generators,
-)
-from penstock.checkpoint.drafts import draft_save, refuse_save
-from penstock.checkpoint.folders import StepFolders
-from penstock.checkpoint.manifest import Manifest, read_manifest
-from penstock.checkpoint.reading import check_files, read_tensors
-from penstock.checkpoint.restoring import (
-    check_names,
-    generator_targets,
-    model_targets,
-    optimizer_part,
-)
-from penstock.checkpoint.writing import write_draft
+from penstock.checkpoint.content import Content, collect_content
+from penstock.checkpoint.loading.loader import Restore
+from penstock.checkpoint.refusing import refuse_save
+from penstock.checkpoint.saving.saver import Saver
+from penstock.checkpoint.storage.lease import Lease
+from penstock.checkpoint.storage.steps import open_steps
 from penstock.errors import ArgumentError, CheckpointError
 from penstock.ranks.control import open_control
 from penstock.ranks.faults import LinkLostError
 from penstock.training.pipeline import Pipeline
 
 __all__ = ["Checkpoints", "Restored"]
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +54,35 @@ class _Save:
 class Checkpoints:
     """The checkpoints of a run, in a folder that all its processes can access.
 
-    All processes that train together make one and call the same methods: those of `group`, or all
-    processes. The `keep` newest complete steps are kept. If a rank of the pipeline is lost during
-    a call, the others raise `PeerLostError`, as in a step.
+    `folder` may be a URL that fsspec knows, such as `s3://bucket/run`. All processes that train
+    together make one and call the same methods: those of `group`, or all processes. The `keep`
+    newest complete steps are kept. If a rank of the pipeline is lost during a call, the others
+    raise `PeerLostError`, as in a step.
+
+    One job at a time saves to a folder: from its first `save` on it holds a lease, which it renews
+    while it lives, and gives back when the `with` block or the process ends. The lease of a job
+    that was killed ends after `lease_seconds`, or at once on the same machine.
     """
 
     def __init__(
-        self, folder: Path | str, *, keep: int = 2, group: dist.ProcessGroup | None = None
+        self,
+        folder: Path | str,
+        *,
+        keep: int = 2,
+        group: dist.ProcessGroup | None = None,
+        lease_seconds: float = 30.0,
     ) -> None:
         if keep < 1:
             raise ArgumentError(f"keep must be at least 1 (got {keep}); use 1 or more")
-        self._folders = StepFolders(Path(folder).absolute())
-        self._keep = keep
+        if not lease_seconds > 0:
+            raise ArgumentError(f"lease_seconds must be more than 0 (got {lease_seconds})")
+        self._steps = open_steps(folder)
         self._control = open_control(group)
+        lease = Lease(self._steps.storage, lease_seconds)
+        self._saver = Saver(self._control, self._steps, lease, keep)
         self._save: _Save | None = None
+        # Also when this is dropped, or the program ends.
+        self._release = weakref.finalize(self, lease.release)
 
     def __enter__(self) -> Self:
         return self
@@ -90,11 +93,14 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self.finish()
-        elif self._save is not None:
-            self._save.writing.end()
-            self._control.abort()
+        try:
+            if error is None:
+                self.finish()
+            elif self._save is not None:
+                self._save.writing.end()
+                self._control.abort()
+        finally:
+            self._release()
 
     def save(
         self,
@@ -125,31 +131,44 @@ class Checkpoints:
 
     def steps(self) -> tuple[int, ...]:
         """Return the steps that are complete now, oldest first."""
-        return self._folders.steps()
+        return self._steps.complete()
 
     def load(
         self,
         pipeline: Pipeline,
         optimizer: torch.optim.Optimizer | None = None,
         step: int | None = None,
+        *,
+        allow_other_optimizer: bool = False,
     ) -> Restored | None:
         """Load a step, or the newest one; return None if there is none.
 
-        Every process loads its own part, whatever layout has saved it. Files, names and shapes are
-        checked on all processes before anything is changed on one of them.
+        Every process loads its own part, whatever layout has saved it. Everything is read and
+        checked on all processes before anything is changed on one of them. An optimizer of another
+        class than the one that was saved is refused, unless `allow_other_optimizer`.
         """
         with self._guarded(pipeline):
             self._wait()
-            steps = self._control.broadcast(self._folders.steps())
+            with self._control.together(refuse_save(self._control)):
+                found = self._steps.complete()
+            steps = self._control.broadcast(found)
             if step is None and not steps:
                 return None
             chosen = steps[-1] if step is None else step
+            restore = Restore(
+                self._control,
+                self._steps,
+                pipeline,
+                optimizer,
+                is_other_allowed=allow_other_optimizer,
+            )
             try:
-                return self._load(pipeline, optimizer, chosen)
+                manifest, has_generator_states = restore.run(chosen)
             except CheckpointError as error:
                 others = [other for other in steps if other != chosen]
                 hint = f"complete steps besides this one: {others}" if others else "no other step"
                 raise CheckpointError(f"cannot load step {chosen}: {error}; {hint}") from error
+            return Restored(chosen, manifest.data, has_generator_states)
 
     @contextmanager
     def _guarded(self, pipeline: Pipeline) -> Iterator[None]:
@@ -190,51 +209,12 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer | None,
         data: Mapping[str, Any],
     ) -> None:
-        control, folders, keep = self._control, self._folders, self._keep
+        control, saver = self._control, self._saver
         with control.together(refuse_save(control)):
             content = _checked_content(step, data, pipeline, optimizer, control.rank)
-        draft = draft_save(control, folders, step, content, data)
-        _logger.debug("step %d: %d bytes copied to host memory", step, draft.copies.num_bytes)
-        writing = Background(
-            lambda: write_draft(control, folders, draft, keep),
-            f"save step {step}",
-            control.abort,
-        )
+        draft = saver.draft(step, content, data)
+        writing = Background(lambda: saver.write(draft), f"save step {step}", control.abort)
         self._save = _Save(writing, pipeline)
-
-    def _load(
-        self, pipeline: Pipeline, optimizer: torch.optim.Optimizer | None, step: int
-    ) -> Restored:
-        control, folder = self._control, self._folders.complete(step)
-        refuse = refuse_save(control)
-        with control.together(refuse):
-            manifest = read_manifest(folder)
-        held = control.gather(list(pipeline.state_dict()))
-        with control.together(refuse):
-            model = model_targets(manifest, pipeline)
-        with control.together(refuse):
-            check_names(manifest, pipeline, held)
-            part = None if optimizer is None else optimizer_part(manifest, pipeline, optimizer)
-            self._check_files(step, manifest)
-        is_alike = manifest.processes == control.size
-        states = generator_targets(manifest, pipeline, control.rank) if is_alike else {}
-        fresh = states if part is None else states | part.targets
-        # The model is changed last, when all processes have read everything else.
-        with control.together(refuse):
-            read_tensors(folder, manifest, fresh)
-        with control.together(refuse):
-            read_tensors(folder, manifest, model)
-        if part is not None:
-            part.apply()
-        pipeline.random_step = manifest.values["pipeline.random_step"]
-        restore_generators({key: state for key, (_, state) in states.items()})
-        return Restored(step, manifest.data, bool(states))
-
-    def _check_files(self, step: int, manifest: Manifest) -> None:
-        """Check this process's share of the files."""
-        names = sorted(manifest.files)[self._control.rank :: self._control.size]
-        others = [self._folders.complete(other) for other in self.steps() if other != step]
-        check_files(self._folders.complete(step), manifest, names, others)
 
 
 def _checked_content(
@@ -248,7 +228,7 @@ def _checked_content(
     if step < 0:
         raise ArgumentError(f"step must be 0 or more (got {step})")
     try:
-        json.dumps(data)
+        json.dumps(data, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"data must be what JSON can hold: {error}") from error
     return collect_content(pipeline, optimizer, rank)

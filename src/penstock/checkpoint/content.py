@@ -18,17 +18,22 @@ __all__ = [
     "collect_content",
     "generator_states",
     "name_parameters",
+    "optimizer_class",
     "restore_generators",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Tensors and plain values by key; `aliases` are further names of what is saved once."""
+    """Tensors and plain values by key; `aliases` are further names of what is saved once.
+
+    `optimizer` is the class of the optimizer, if there is one.
+    """
 
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any]
     aliases: dict[str, str]
+    optimizer: str | None
 
 
 def collect_content(
@@ -51,7 +56,20 @@ def collect_content(
     values = {key: value for key, value in items.items() if key not in tensors}
     for key, value in values.items():
         _check_plain(key, value)
-    return Content(tensors, values, shared)
+    kind = None if optimizer is None else optimizer_class(optimizer)
+    return Content(tensors, values, shared, kind)
+
+
+def optimizer_class(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of an optimizer's class, as users import it where torch has it.
+
+    >>> optimizer_class(torch.optim.SGD([torch.zeros(1)]))
+    'torch.optim.SGD'
+    """
+    kind = type(optimizer)
+    if vars(torch.optim).get(kind.__name__) is kind:
+        return f"torch.optim.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def name_parameters(
@@ -83,9 +101,9 @@ def generator_states(pipeline: Pipeline) -> dict[str, torch.Tensor]:
 
 
 def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
-    """Set torch's generators to the states of keys such as `random.0.cpu`."""
-    for key, state in states.items():
-        if key.endswith(".cuda"):
+    """Set torch's generators to states by device: `cpu` and `cuda`."""
+    for device, state in states.items():
+        if device == "cuda":
             torch.cuda.set_rng_state(state)
         else:
             torch.set_rng_state(state)

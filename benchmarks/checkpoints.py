@@ -1,0 +1,204 @@
+"""Saving and loading beside torch.distributed.checkpoint, in one process and in turns.
+
+    python benchmarks/checkpoints.py
+
+Two models with AdamW: many small tensors, and one gigabyte in large ones. Each round saves with
+Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`;
+what comes first changes from round to round. Before each save, a file of its size is written and
+removed, so that none has to wait for memory that the system has not used yet. Torch gets its own
+state dicts (`get_state_dict`).
+Columns are wall and processor time until the files are complete, and how long the caller waits
+("blocked"). Figures are medians with their range; the first round warms up and is not counted.
+Prints its table and writes it to benchmarks/results/checkpoints.md.
+"""
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_by_torch
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+import penstock as ps
+
+RESULTS = Path(__file__).parent / "results" / "checkpoints.md"
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one run: until it is done, of the processor, and until the caller goes on."""
+
+    wall: float
+    processor: float
+    blocked: float
+
+
+class Subject:
+    """A model, its pipeline and its optimizer, with state."""
+
+    def __init__(self, widths: tuple[int, int], layers: int) -> None:
+        self.model = nn.Sequential(*[nn.Linear(*widths, bias=False) for _ in range(layers)])
+        stages = [self.model]
+        self.pipeline = ps.Pipeline(stages, "GPipe", microbatches=1, loss=nn.MSELoss(), ranks=1)
+        self.optimizer = torch.optim.AdamW(self.pipeline.parameters())
+        for parameter in self.pipeline.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @property
+    def num_bytes(self) -> int:
+        return 3 * sum(parameter.nbytes for parameter in self.pipeline.parameters())
+
+    def state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optim": optimizer}
+
+
+def timed(start: Callable[[], Callable[[], object]]) -> Times:
+    """Time something that returns how to wait for its end."""
+    begin, busy = time.perf_counter(), time.process_time()
+    wait = start()
+    blocked = time.perf_counter() - begin
+    wait()
+    return Times(time.perf_counter() - begin, time.process_time() - busy, blocked)
+
+
+class Savers:
+    """The ways to save, each with a folder of its own; the last checkpoint stays for loading."""
+
+    def __init__(self, subject: Subject, folder: Path) -> None:
+        self.subject, self.folder = subject, folder
+        self.checkpoints = ps.Checkpoints(folder / "penstock", keep=1)
+        self.step = 0
+
+    def penstock(self) -> Callable[[], object]:
+        self.checkpoints.save(self.step, self.subject.pipeline, self.subject.optimizer)
+        return self.checkpoints.finish
+
+    def dcp_save(self) -> Callable[[], object]:
+        save(self.subject.state(), checkpoint_id=self.folder / f"dcp-{self.step}")
+        return lambda: None
+
+    def dcp_async(self) -> Callable[[], object]:
+        future = async_save(self.subject.state(), checkpoint_id=self.folder / f"async-{self.step}")
+        assert isinstance(future, Future)
+        return future.result
+
+    def load_penstock(self) -> Callable[[], object]:
+        self.checkpoints.load(self.subject.pipeline, self.subject.optimizer)
+        return lambda: None
+
+    def load_dcp(self) -> Callable[[], object]:
+        state = self.subject.state()
+        load_by_torch(state, checkpoint_id=self.folder / f"dcp-{self.step}")
+        set_state_dict(
+            self.subject.model,
+            self.subject.optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optim"],
+        )
+        return lambda: None
+
+    def warm(self) -> None:
+        """Let the system have memory for a file at hand, which costs more than the write."""
+        file = self.folder / "warm"
+        piece = bytes(2**20)
+        with file.open("wb") as stream:
+            for _ in range(self.subject.num_bytes // len(piece) + 1):
+                stream.write(piece)
+        file.unlink()
+
+    def clean(self) -> None:
+        for name in ("dcp", "async"):
+            shutil.rmtree(self.folder / f"{name}-{self.step}")
+
+
+def measure(subject: Subject, rounds: int) -> dict[str, list[Times]]:
+    """Return the times of every way, by its name."""
+    found: dict[str, list[Times]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        savers = Savers(subject, Path(folder))
+        for number in range(rounds + 1):
+            savers.step = number + 1
+            saves = [
+                ("save, Penstock", savers.penstock),
+                ("save, dcp.save", savers.dcp_save),
+                ("save, dcp.async_save", savers.dcp_async),
+            ]
+            loads = [("load, Penstock", savers.load_penstock), ("load, dcp.load", savers.load_dcp)]
+            for ways in (saves, loads):
+                first = number % len(ways)
+                for name, way in ways[first:] + ways[:first]:
+                    if ways is saves:
+                        savers.warm()
+                    times = timed(way)
+                    if number:
+                        found.setdefault(name, []).append(times)
+            savers.clean()
+        with savers.checkpoints:
+            pass
+    return dict(sorted(found.items()))
+
+
+def row(name: str, times: list[Times], base: list[Times]) -> str:
+    cells = [name]
+    for field in ("wall", "processor", "blocked"):
+        values = [getattr(each, field) for each in times]
+        cells.append(f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})")
+    own, other = (statistics.median(each.processor for each in group) for group in (times, base))
+    return "| " + " | ".join([*cells, f"{own / other:.2f}"]) + " |"
+
+
+def table(title: str, found: dict[str, list[Times]]) -> str:
+    lines = [
+        f"### {title}",
+        "",
+        "| what | seconds until done | of the processor | blocked | processor, of torch's |",
+        "|---|---|---|---|---|",
+    ]
+    for name, times in found.items():
+        base = found["load, dcp.load" if name.startswith("load") else "save, dcp.save"]
+        lines.append(row(name, times, base))
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure both models."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9, help="runs of each way that count")
+    parser.add_argument("--small", type=int, default=1000, help="number of small tensors")
+    parser.add_argument("--mebibytes", type=int, default=1024, help="size of the large state")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # missing in torch's stubs
+    small = Subject((16, 16), options.small)
+    # Parameters of 2048 x 2048 with two averages: 48 MiB each.
+    large = Subject((2048, 2048), max(1, round(options.mebibytes / 48)))
+    text = "\n\n".join(
+        table(f"{title}, {subject.num_bytes / 2**20:.0f} MiB", measure(subject, options.rounds))
+        for title, subject in (
+            (f"{options.small} small parameters with AdamW", small),
+            ("Large parameters with AdamW", large),
+        )
+    )
+    print(text)
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(text + "\n", encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

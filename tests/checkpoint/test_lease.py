@@ -1,0 +1,278 @@
+"""One job at a time saves to a folder, and a job that ended does not block its successor."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from torch import nn
+
+import penstock as ps
+from penstock.checkpoint.saving.completing import Completion, Whole
+from penstock.checkpoint.storage.lease import LEASE, Lease
+from penstock.checkpoint.storage.local import LocalStorage
+from penstock.checkpoint.storage.processes import is_alive, this_process
+from penstock.checkpoint.storage.steps import RenamedSteps
+from penstock.errors import CheckpointError
+
+SECONDS = 0.6
+
+
+def make_pipeline() -> ps.Pipeline:
+    return ps.Pipeline([nn.Linear(2, 2)], "GPipe", microbatches=1, loss=nn.MSELoss())
+
+
+@contextmanager
+def held(storage: LocalStorage) -> Iterator[Lease]:
+    lease = Lease(storage, SECONDS)
+    lease.hold()
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def pretend(folder: Path, **changes: object) -> None:
+    """Let the lease be of a process on another machine."""
+    file = folder / LEASE
+    facts = json.loads(file.read_text())
+    process = replace(this_process(), machine="another boot of another machine")
+    file.write_text(json.dumps(facts | {"process": asdict(process), "job": "ab"} | changes))
+
+
+def test_lease_is_given_back(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    with held(storage) as lease:
+        lease.hold()
+        assert storage.size(LEASE) is not None
+    assert storage.size(LEASE) is None
+
+
+def test_lease_that_is_not_renewed_elsewhere_is_taken_over(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    with held(storage) as first:
+        pretend(tmp_path)
+        with held(storage) as second:
+            message = "has lost its lease of .* has taken it over"
+            with pytest.raises(CheckpointError, match=message):
+                first.hold()
+            second.hold()
+
+
+def test_lease_that_is_renewed_elsewhere_is_refused_with_who_has_it(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    with held(storage):
+        pretend(tmp_path, host="node7", since="noon")
+        other = Lease(storage, 30.0)
+
+        # The other job renews its lease while this one looks.
+        def renew() -> None:
+            for number in (1, 2):
+                pretend(tmp_path, host="node7", since="noon", renewals=number)
+
+        renewing = Thread(target=renew)
+        errors = []
+
+        def wait() -> None:
+            try:
+                other.hold()
+            except CheckpointError as error:
+                errors.append(str(error))
+
+        waiting = Thread(target=wait)
+        waiting.start()
+        renewing.start()
+        waiting.join(20)
+        renewing.join()
+        if not errors:
+            # It began to look after both renewals.
+            pretend(tmp_path, host="node7", since="noon", renewals=3)
+            waiting.join(20)
+    assert errors == [
+        f"{tmp_path} must be saved to by one job at a time (process {os.getpid()} on node7 since "
+        "noon uses it); end that job, or save to another folder"
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"job": 1}', "\0" * 100])
+def test_unreadable_lease_lasts_no_longer_than_another(text: str, tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create(LEASE, text.encode())
+    with held(storage) as lease:
+        lease.hold()
+
+
+def test_process_is_known_by_its_start() -> None:
+    process = this_process()
+    assert is_alive(process) is True
+    assert is_alive(replace(process, start="1")) is False
+    assert is_alive(replace(process, machine="another")) is None
+
+
+PROGRAM = """
+import sys
+import penstock as ps
+from tests.checkpoint.test_lease import make_pipeline
+
+checkpoints = ps.Checkpoints(sys.argv[1], keep=1000, lease_seconds=float(sys.argv[2]))
+pipeline, step = make_pipeline(), max(checkpoints.steps(), default=0)
+print("ready", flush=True)
+for line in sys.stdin:
+    step += 1
+    try:
+        checkpoints.save(step, pipeline, wait=True)
+        print("saved", step, flush=True)
+    except ps.errors.CheckpointError as error:
+        print(error, flush=True)
+        step -= 1
+"""
+
+
+class Job:
+    """A job in a process of its own, which saves when it is asked to."""
+
+    def __init__(self, folder: Path, lease_seconds: float = 30.0) -> None:
+        command = [sys.executable, "-c", PROGRAM, str(folder), str(lease_seconds)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("save\n")
+        self.process.stdin.flush()
+
+    def save(self) -> str:
+        self.ask()
+        return self.answer()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def jobs(count: int, folder: Path, lease_seconds: float = 30.0) -> Iterator[list[Job]]:
+    started = [Job(folder, lease_seconds) for _ in range(count)]
+    try:
+        # Each has looked for the last step before one of them saves another.
+        assert [job.answer() for job in started] == ["ready"] * count
+        yield started
+    finally:
+        for job in started:
+            job.kill()
+
+
+def test_second_job_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    # Two jobs destroyed each other's saves, with no hint at the cause.
+    (tmp_path / "run" / "step-00000005.partial").mkdir(parents=True)
+    (tmp_path / "run" / "step-00000005.partial" / "mine.txt").write_text("of the user")
+    with jobs(2, tmp_path / "run") as (first, second):
+        assert first.save() == "saved 1"
+        number = first.process.pid
+        start = "step 1 cannot be saved: "
+        message = f"{tmp_path / 'run'} must be saved to by one job at a time (process {number} on "
+        assert second.save().startswith(start + message)
+        assert first.save() == "saved 2"
+        first.kill()
+        # It does not wait until the lease of a process of this machine ends.
+        refused = second.save()
+        assert "step must be newer" in refused
+        with jobs(1, tmp_path / "run") as (third,):
+            assert "one job at a time" in third.save()
+            second.kill()
+            assert third.save() == "saved 3"
+    assert ps.Checkpoints(tmp_path / "run").steps() == (1, 2, 3)
+    # Only what is ours is ever removed.
+    assert (tmp_path / "run" / "step-00000005.partial" / "mine.txt").exists()
+
+
+def test_of_two_jobs_that_take_over_at_once_one_saves(tmp_path: Path) -> None:
+    with held(LocalStorage(tmp_path)):
+        text = (tmp_path / LEASE).read_text()
+    with jobs(2, tmp_path) as pair:
+        # The lease of a process of this machine that has ended.
+        ended = json.loads(text)
+        ended["process"]["start"] = "1"
+        (tmp_path / LEASE).write_text(json.dumps(ended))
+        for job in pair:
+            job.ask()
+        answers = [job.answer() for job in pair]
+        assert answers.count("saved 1") == 1, answers
+        for job in pair:
+            job.ask()
+        answers += [job.answer() for job in pair]
+        assert answers.count("saved 2") == 1, answers
+    assert ps.Checkpoints(tmp_path).steps() == (1, 2)
+
+
+class TakenOver(RenamedSteps):
+    """Steps that another job takes over when the second of them is complete."""
+
+    def publish(self, step: int, job: str, manifest: bytes) -> None:
+        super().publish(step, job, manifest)
+        if step == 2:
+            pretend(Path(self.storage.show("")))
+
+
+def test_job_that_lost_its_lease_removes_no_step(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    steps = TakenOver(storage)
+    lease = Lease(storage, 30.0)
+    lease.hold()
+    completion = Completion(steps, lease, keep=1)
+
+    def complete(step: int) -> None:
+        folder = steps.begin(step, lease.job)
+        whole = Whole(step, folder, 1, None, {}, {}, {})
+        completion.complete(whole, {}, [], "", {})
+
+    complete(1)
+    message = "it is complete, but older steps were not removed: this job has lost its lease"
+    with pytest.raises(CheckpointError, match=message):
+        complete(2)
+    lease.release()
+    assert steps.complete() == (1, 2)
+
+
+@pytest.mark.slow
+def test_jobs_that_are_killed_one_after_the_other_lose_nothing(tmp_path: Path) -> None:
+    last = 0
+    for _ in range(10):
+        with jobs(2, tmp_path / "run") as pair:
+            answers = [job.save() for job in pair for _ in range(3)]
+            saved = [int(answer.split()[1]) for answer in answers if answer.startswith("saved")]
+            assert saved == [last + 1, last + 2, last + 3], answers
+            last = saved[-1]
+    pipeline = make_pipeline()
+    checkpoints = ps.Checkpoints(tmp_path / "run")
+    assert checkpoints.steps() == tuple(range(1, last + 1))
+    for step in checkpoints.steps():
+        assert checkpoints.load(pipeline, step=step) is not None
+
+
+def test_job_that_was_stopped_finds_out_that_another_has_taken_over(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with jobs(1, folder, SECONDS) as (stopped,):
+        assert stopped.save() == "saved 1"
+        stopped.process.send_signal(signal.SIGSTOP)
+        # To a job on another machine it looks as if it had ended.
+        facts = json.loads((folder / LEASE).read_text())
+        facts["process"]["machine"] = "another"
+        (folder / LEASE).write_text(json.dumps(facts))
+        with ps.Checkpoints(folder, lease_seconds=SECONDS) as checkpoints:
+            checkpoints.save(2, make_pipeline(), wait=True)
+            stopped.process.send_signal(signal.SIGCONT)
+            assert "this job has lost its lease" in stopped.save()
+            checkpoints.save(3, make_pipeline(), wait=True)
+        assert checkpoints.steps() == (2, 3)
