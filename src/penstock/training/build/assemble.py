@@ -18,6 +18,7 @@ from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import require_reduction
+from penstock.parallel.groups import groups_beside
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
 from penstock.ranks.agreement import Fact, agree, agree_where_known, plain_fact
@@ -121,7 +122,23 @@ def assemble(
             wait_for_device=_nothing,
             close_channels=_nothing,
         )
-    control = GroupControl(group)
+    guard = open_guard(group, groups_beside(_given_modules(request.stages)), timeouts)
+    try:
+        with guard.call():
+            return _assemble(request, group, guard, fault_injection)
+    except Exception:
+        guard.close()
+        raise
+
+
+def _assemble(
+    request: BuildRequest,
+    group: dist.ProcessGroup,
+    guard: Guard,
+    fault_injection: FaultInjection | None,
+) -> Assembly:
+    """Build and connect this rank, watched by the others."""
+    control = GroupControl(group, connections=guard.connections)
     with control.together(cannot(BUILDING)):
         _require_names(group, fault_injection)
         part = _build(request)
@@ -130,17 +147,25 @@ def assemble(
     agree(control, facts)
     agree_where_known(control, known)
     members = _connect(control, group, part, request.facts, fault_injection)
-    guard = open_guard(members, part.schedule, timeouts)
-    transport = _inject(members, fault_injection)
+    guard.attach(members, part.schedule)
     return Assembly(
         part,
-        transport,
+        _inject(members, fault_injection),
         control,
         guard,
         wait_for_device=members.wait_for_device,
         close_channels=members.close,
         routes=members.routes,
     )
+
+
+def _given_modules(stages: Pipe | Modules) -> list[nn.Module]:
+    """Return the modules among what was given; whatever else that is, the build refuses."""
+    given: object = stages.stages if isinstance(stages, Pipe) else stages
+    values = given.values() if isinstance(given, Mapping) else given
+    if not isinstance(values, Iterable):
+        return []
+    return [module for module in values if isinstance(module, nn.Module)]
 
 
 def _connect(
@@ -342,5 +367,5 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
             f"the backward of the stages {whole} cannot be split, since none of their trained "
             "weights is used in a product that could be deferred: I does all of it and W nothing, "
             "which is correct, but no faster than a schedule without I and W",
-            stacklevel=6,
+            stacklevel=7,
         )

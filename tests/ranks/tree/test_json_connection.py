@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.alive.json_connection import ConnectionBrokenError, JsonConnection
+from penstock.ranks.tree.json_connection import ConnectionBrokenError, JsonConnection
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_message_without_an_end_breaks_the_connection(
 ) -> None:
     connection, other = ends
     other.send(b'["' + b"a" * 30_000)
-    with pytest.raises(ConnectionBrokenError, match="a message is longer than 16384 bytes"):
+    with pytest.raises(ConnectionBrokenError, match="a message is longer than 1024 bytes"):
         list(connection.receive())
 
 
