@@ -149,6 +149,17 @@ def test_broken_connection_is_blamed_on_a_dead_process_if_there_is_one() -> None
     assert lost.rank == 2
 
 
+def test_broken_connection_is_blamed_on_a_rank_that_failed_and_left() -> None:
+    # A rank that raised while it clipped ended well before the others gave it up, and those
+    # blamed themselves for the connection that it closed.
+    failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
+    detector = make_detector(replace(INSIDE, broken="closed"), failed)
+    detector.leave(1, 1, "its pipeline was closed")
+    what = "failed, and ended before all ranks knew: ValueError: no"
+    last = "it was last seen in 1F0 of step 0"
+    assert detector.find_lost(1) == LostRank(1, what, last, may_be_done=True)
+
+
 def test_failed_rank_is_blamed_for_a_step_that_does_not_end_and_the_stuck_one_is_named() -> None:
     failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
     waiting = replace(INSIDE, waits_for=3)

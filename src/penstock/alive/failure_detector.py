@@ -125,9 +125,18 @@ class FailureDetector:
                 return left(rank, reason, self._statuses[rank])
         for rank, since in self._broken_since.items():
             if now - since >= _BREAK_SECONDS:
-                status = self._statuses[rank]
-                return disconnected(rank, status.broken or "", status)
+                return self._explain_break(rank)
         return self._find_stuck(now)
+
+    def _explain_break(self, rank: int) -> LostRank:
+        """Return who is to blame for a connection that broke on this rank."""
+        status = self._statuses[rank]
+        for gone in self._left:
+            theirs = self._statuses[gone]
+            is_cause = theirs.failure is not None and theirs.call == status.call
+            if is_cause and self._is_one_pipeline(rank, gone):
+                return ended(gone, theirs)
+        return disconnected(rank, status.broken or "", status)
 
     def _is_missed(self, gone: int, calls: int, now: float) -> bool:
         """Return whether a rank waits for one that has left."""
