@@ -117,6 +117,14 @@ def test_rank_that_left_is_lost_for_a_replica_that_waits_for_it() -> None:
     assert (lost.rank, lost.what) == (1, "has left (its pipeline was closed)")
 
 
+def test_rank_that_left_in_the_middle_of_a_call_is_lost_for_replicas_at_once() -> None:
+    detector = make_replicas(REDUCING, INSIDE)
+    detector.leave(1, 0, "SystemExit in the middle of a step")
+    lost = detector.find_lost(0)
+    assert lost is not None
+    assert (lost.rank, lost.what) == (1, "has left (SystemExit in the middle of a step)")
+
+
 def test_rank_that_failed_is_blamed_for_a_replica_that_waits_for_it() -> None:
     failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
     detector = make_replicas(REDUCING, failed)

@@ -139,9 +139,12 @@ class FailureDetector:
         return disconnected(rank, status.broken or "", status)
 
     def _is_missed(self, gone: int, calls: int, now: float) -> bool:
-        """Return whether a rank waits for one that has left."""
+        """Return whether a rank waits for one that has left after this number of calls."""
+        left_inside = self._statuses[gone].call > calls
         return any(
-            status.call > calls if self._is_one_pipeline(rank, gone) else self._is_held(rank, now)
+            status.call > calls
+            if self._is_one_pipeline(rank, gone)
+            else left_inside or self._is_held(rank, now)
             for rank, status in enumerate(self._statuses)
             if status.is_inside
         )

@@ -116,6 +116,7 @@ class RankGuard:
         self.connections = Connections()
         self._abort: Callable[[], None] = self.connections.abort
         self._seconds_to_learn = timeouts.silence_seconds + timeouts.stop_seconds
+        self._has_replicas = len(members) < heartbeat.size
         finalize(self, heartbeat.close)
 
     def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
@@ -194,7 +195,8 @@ class RankGuard:
                 lost = self._heartbeat.blame_itself(str(error))
         else:
             self._progress_log.fail(f"{type(error).__name__}: {error}")
-            is_ours = isinstance(error, PenstockError)
-            lost = self._heartbeat.find_lost(0.0 if is_ours else _NEWS_SECONDS)
+            # What torch reports of a collective with replicas comes as an error of the step.
+            is_clear = isinstance(error, PenstockError) and not self._has_replicas
+            lost = self._heartbeat.find_lost(0.0 if is_clear else _NEWS_SECONDS)
         if lost is not None:
             raise self._heartbeat.error(lost) from error

@@ -158,6 +158,11 @@ class Heartbeat:
         return disconnected(me.rank, error, self._progress_log.status()).named(me)
 
     @property
+    def size(self) -> int:
+        """How many ranks watch one another."""
+        return len(self._numbers)
+
+    @property
     def was_raised(self) -> bool:
         """Whether the user knows of the rank that is lost."""
         return self._was_raised
