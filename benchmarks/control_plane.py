@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "control_plane.md"
 HOST = "127.0.0.1"
 PROCESSES = 8
 STEPS = 20
-TIMEOUTS = Timeouts(silence_seconds=10.0, stop_seconds=60.0, join_seconds=600.0)
+TIMEOUTS = Timeouts(silence_seconds=30.0, stop_seconds=60.0, join_seconds=600.0)
 LIMIT_SECONDS = 600.0
 # What ranks exchange before and after a step: a digest with two flags, and the outcome.
 BEFORE, AFTER = bytes(17), bytes(40)

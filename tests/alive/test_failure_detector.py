@@ -60,7 +60,7 @@ def test_neighbour_is_silent_after_its_timeout_and_not_before() -> None:
     assert list(silence.find(30)) == []
 
 
-def test_silence_does_not_count_while_its_judge_was_asleep() -> None:
+def test_silence_does_not_count_while_the_listener_was_asleep() -> None:
     silence = Silence(30)
     silence.hear(1, 0)
     silence.restart(1000)

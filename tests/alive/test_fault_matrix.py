@@ -73,7 +73,7 @@ def check_raised(case: MatrixCase, fates: list[Fate]) -> None:
 
 
 def _number(case: MatrixCase) -> int:
-    """Return the rank in messages; replicas that do not measure together are no replicas yet."""
+    """Return the rank in messages; links are measured by each replica for itself."""
     is_one = case.layout != "replicas" or case.phase == "measure"
     return 1 if is_one else case.victim
 

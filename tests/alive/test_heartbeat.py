@@ -238,7 +238,7 @@ def test_heartbeat_that_fails_says_so_on_its_own_rank_and_on_the_others(
     assert "the heartbeat of rank 1 has failed" in caplog.text
 
 
-def test_rank_that_was_interrupted_and_goes_on_raises_what_the_others_raise(
+def test_rank_that_was_interrupted_and_continues_raises_what_the_others_raise(
     tmp_path: Path,
 ) -> None:
     # After a caught Ctrl-C the next call waited for a heartbeat that had ended, 40 s long.

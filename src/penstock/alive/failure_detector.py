@@ -1,7 +1,7 @@
 """Which rank is lost, and which one holds up the others, from what is known of every rank.
 
 The failure detector opens no connection and reads no clock: its caller says what time it is. Rank
-0 has one; every rank judges with `Silence` whether its neighbours in the tree still answer.
+0 has one; with `Silence` every rank decides whether its neighbours in the tree answer.
 """
 
 from collections.abc import Iterable

@@ -30,6 +30,7 @@ from penstock.torch_private import get_default_store
 __all__ = ["open_guard", "open_heartbeat"]
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+_WAIT_SECONDS = 0.5
 
 
 def open_guard(
@@ -86,7 +87,8 @@ def _connect(meeting: Meeting, node: HeartbeatNode, heartbeat: Heartbeat, waker:
     """Give the heartbeat's thread what it needs to connect, until all ranks have come."""
     missing, pause = list(ancestors_of(node.rank)), _SHORTEST_PAUSE
     while not heartbeat.wait_until_complete(pause):
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        # Once it can reach the ranks above, the event alone wakes it; a loss may come later.
+        pause = min(2 * pause, _LONGEST_PAUSE) if missing else _WAIT_SECONDS
         for above in list(missing):
             contact = meeting.find(above)
             if contact is not None:

@@ -212,7 +212,7 @@ class Heartbeat:
             self._fail(f"its heartbeat failed: {type(error).__name__}: {error}")
 
     def _fail(self, reason: str) -> None:
-        """Let all ranks know that this one cannot go on, this one first."""
+        """Let all ranks know that this one cannot continue, this one first."""
         me = self._node.me
         self._lost = left(me.rank, reason, self._progress_log.status()).named(me)
         self._is_known.set()

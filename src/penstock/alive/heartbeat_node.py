@@ -6,7 +6,7 @@
     rank 1 ...         goodbye of a rank below
      |  ^  down: beat, all here, lost, goodbye (of the sender)
      v  |
-    rank 17 ...        judges whether its neighbours answer; passes everything on
+    rank 17 ...        decides whether its neighbours answer; passes everything on
 
 Both ways: acknowledged. A rank whose neighbour above is silent or gone connects again, or to the
 next one above (`seeking.py`). If that does not answer either, it is rank 0 that is lost; a rank
@@ -23,13 +23,14 @@ from threading import Event
 from time import monotonic
 from typing import Any
 
-from penstock.alive.failure_detector import FailureDetector, Silence
+from penstock.alive.failure_detector import Silence
 from penstock.alive.flight_folder import last_action_in
 from penstock.alive.lost_rank import LostRank, left
 from penstock.alive.member import Member
 from penstock.alive.rank_status import INITIAL_STATUS, RankStatus
 from penstock.alive.registry import Registry
 from penstock.alive.seeking import Seeker
+from penstock.alive.status_table import StatusTable
 from penstock.alive.timeouts import Timeouts
 from penstock.ranks.tree.admission import Listener
 from penstock.ranks.tree.json_connection import ConnectionBrokenError, JsonConnection
@@ -37,8 +38,6 @@ from penstock.ranks.tree.json_connection import ConnectionBrokenError, JsonConne
 __all__ = ["HeartbeatNode"]
 
 _LOGGER = getLogger(__name__)
-# A beat carries at most this number of statuses in one message.
-_MOST_STATUSES = 200
 
 
 class HeartbeatNode:
@@ -68,8 +67,7 @@ class HeartbeatNode:
         # What this rank has to pass up of itself and of ranks below: at once, and again after it
         # was connected to another rank above.
         self._facts: list[list[Any]] = [["joined", me.rank, me.name, me.pipeline, me.rank]]
-        self._statuses: dict[int, RankStatus] = {}
-        self._changed: set[int] = set()
+        self._statuses = StatusTable()
         self._has_left: set[int] = set()
         self._root_status = INITIAL_STATUS
         self._root_left: tuple[int, str, int] | None = None
@@ -87,8 +85,7 @@ class HeartbeatNode:
 
     def beat(self, status: RankStatus) -> None:
         """Send this rank's status to its neighbours, with what has changed below it."""
-        self._statuses[self.rank] = status
-        self._changed.add(self.rank)
+        self._statuses.touch(self.rank, status)
         self._pass_up()
         self._send_down("beat", status.to_values())
 
@@ -104,7 +101,7 @@ class HeartbeatNode:
         if self._registry is None:
             lost, known = self._look_up(status, now), self.seeker.members
         else:
-            lost = self._look_down(self._registry.detector, status, now)
+            lost = self._registry.find_lost(status, now)
             known = self._registry.members
         return None if lost is None else self._describe(lost).named(known.get(lost.rank))
 
@@ -168,15 +165,6 @@ class HeartbeatNode:
 
     # ---- who is lost
 
-    def _look_down(
-        self, detector: FailureDetector, status: RankStatus, now: float
-    ) -> LostRank | None:
-        detector.update(self.rank, status, now)
-        lost = detector.find_lost(now)
-        if lost is None and (report := detector.find_stall(now)) is not None:
-            _LOGGER.warning("%s", report)
-        return lost
-
     def _look_up(self, status: RankStatus, now: float) -> LostRank | None:
         """Return rank 0, or this rank, if nobody above answers any more."""
         if self._root_left is not None:
@@ -206,7 +194,7 @@ class HeartbeatNode:
         self._facts[0][-1] = above
         for fact in self._facts:
             self._send_up(*fact)
-        self._changed |= set(self._statuses)
+        self._statuses.forget_passed()
         self._pass_up()
 
     def _admit(self, rank: int, connection: JsonConnection) -> None:
@@ -264,13 +252,10 @@ class HeartbeatNode:
     def _take_statuses(self, entries: list[Any]) -> None:
         is_urgent = False
         for below, values in entries:
-            status, before = RankStatus.from_values(values), self._statuses.get(below)
+            status = RankStatus.from_values(values)
             is_urgent |= status.failure is not None or status.broken is not None
-            if status != before:
-                self._statuses[below] = status
-                self._changed.add(below)
-                if self._registry is not None:
-                    self._registry.take_status(below, status)
+            if self._statuses.take(below, status) and self._registry is not None:
+                self._registry.take_status(below, status)
         if is_urgent:
             self._pass_up()
 
@@ -329,7 +314,7 @@ class HeartbeatNode:
                 if above == 0:
                     self._root_status = RankStatus.from_values(values)
                     self._root_left = calls, reason, pipeline
-                    # Those below lose rank 0 too, and nobody else tells them.
+                    # Those below lose rank 0 too, and hear it from nobody else.
                     self._send_down(*words)
             case ["acknowledged"]:
                 self._unacknowledged.discard(self._above)
@@ -346,10 +331,8 @@ class HeartbeatNode:
     # ---- sending
 
     def _pass_up(self) -> None:
-        changed = [[rank, self._statuses[rank].to_values()] for rank in sorted(self._changed)]
-        self._changed.clear()
-        for first in range(0, len(changed), _MOST_STATUSES):
-            self._send_up("beat", changed[first : first + _MOST_STATUSES])
+        for entries in self._statuses.take_changed():
+            self._send_up("beat", entries)
 
     def _send_up(self, *words: Any) -> None:
         if self._parent is not None:

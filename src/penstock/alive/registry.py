@@ -1,20 +1,24 @@
 """What rank 0 knows of every rank, from what all of them pass up the heartbeat tree."""
 
+from logging import getLogger
 from time import monotonic
 from typing import Any
 
 from penstock.alive.failure_detector import FailureDetector
+from penstock.alive.lost_rank import LostRank
 from penstock.alive.member import Member
 from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
 
 __all__ = ["Registry"]
 
+_LOGGER = getLogger(__name__)
+
 
 class Registry:
     """Members, flight records and the failure detector of all ranks.
 
-    A rank that was connected anew has another rank above it: only that one may call it lost.
+    A rank that has connected again has another rank above it: only that one may call it lost.
     """
 
     def __init__(self, me: Member, size: int, timeouts: Timeouts, now: float) -> None:
@@ -29,6 +33,14 @@ class Registry:
         """Take the status of a rank."""
         self._require(rank)
         self.detector.update(rank, status, monotonic())
+
+    def find_lost(self, status: RankStatus, now: float) -> LostRank | None:
+        """Return the rank that is lost by now, if one is; a stalled step goes to the log."""
+        self.detector.update(0, status, now)
+        lost = self.detector.find_lost(now)
+        if lost is None and (report := self.detector.find_stall(now)) is not None:
+            _LOGGER.warning("%s", report)
+        return lost
 
     def take_fact(self, words: list[Any]) -> None:
         """Take something that was passed up; anything else is a `ValueError`."""

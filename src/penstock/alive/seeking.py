@@ -26,7 +26,7 @@ class _Answer(Enum):
     NOT_HERE_YET = auto()
     # Its machine is there, but no process listens: it has ended.
     REFUSED = auto()
-    # Its machine has taken the call, but its process does not answer: it stands still.
+    # Its machine has taken the call, but its process does not answer: it was stopped.
     NO_ANSWER = auto()
     UNREACHABLE = auto()
 
@@ -96,7 +96,7 @@ class Seeker:
     ) -> LostRank | None:
         """Return who is lost, after nobody above has answered for this long.
 
-        `root_status` is the last one of rank 0, which everybody looks for in the end.
+        `root_status` is the last one of rank 0, which is the last that everybody looks for.
         """
         limit = self._timeouts.silence_seconds
         is_late = silence >= limit

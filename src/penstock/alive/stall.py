@@ -1,4 +1,4 @@
-"""What every rank does in a step that stands still, as a table."""
+"""What every rank does in a step without progress, as a table."""
 
 from collections.abc import Sequence
 

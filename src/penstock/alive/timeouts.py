@@ -22,8 +22,8 @@ class Timeouts:
     `stop_seconds` to leave what they are doing; a process that does not is ended. A step in which
     no rank made progress for `stall_seconds` is reported in the log and continues. A rank that
     has not come to build its pipeline `join_seconds` after another is lost. Any of these may be
-    infinite, for a debugger. Flight records are kept in a new folder inside `folder`, or inside
-    the system's folder for temporary files.
+    infinite, which a debugger needs. Flight records are kept in a new folder inside `folder`, or
+    inside the system's folder for temporary files.
 
     >>> Timeouts(silence_seconds=60).stop_seconds
     10.0

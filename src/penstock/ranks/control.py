@@ -47,7 +47,7 @@ __all__ = [
 
 # The longest value that may travel: the timeline of a million actions is a third of this.
 _MOST_BYTES = 2**28
-# What stands for a value that its rank could not encode: JSON never begins with it.
+# Begins what is sent in place of a value that cannot be encoded; JSON never begins with it.
 _REFUSED = b"\x00"
 
 

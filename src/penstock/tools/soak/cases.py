@@ -25,7 +25,7 @@ _SHARE_OF_FAULTS = 0.3
 _SHARE_OF_REPLICAS = 0.3
 _SHARE_BY_ORDER = 0.25
 _LONGEST_DELAY = 0.0005
-# What may happen to a rank with replicas: after an error these may go on without it.
+# What may happen to a rank with replicas: after an error these may continue without it.
 _FAULTS_WITH_REPLICAS: tuple[FaultKind, ...] = ("exit", "kill", "stop")
 
 

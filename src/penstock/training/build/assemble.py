@@ -13,12 +13,11 @@ from torch import nn
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
 from penstock.alive.timeouts import Timeouts
-from penstock.errors import ArgumentError, SizeError
+from penstock.errors import SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import require_reduction
-from penstock.parallel.groups import groups_beside
 from penstock.parallel.replica import replica_of
 from penstock.planner.plans import Plan
 from penstock.ranks.agreement import Fact, agree, agree_where_known, plain_fact
@@ -35,8 +34,13 @@ from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap
 from penstock.training.build.compiled_stages import refuse_compiled_graphs
 from penstock.training.build.device import find_device
-from penstock.training.build.membership import warn_without_group
+from penstock.training.build.membership import groups_of_copies, warn_without_group
 from penstock.training.build.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
+from penstock.training.build.requirements import (
+    require_graphs,
+    require_names,
+    require_routes,
+)
 from penstock.training.step_schedules import (
     StepSchedules,
     count_microbatches,
@@ -122,7 +126,7 @@ def assemble(
             wait_for_device=_nothing,
             close_channels=_nothing,
         )
-    guard = open_guard(group, groups_beside(_given_modules(request.stages)), timeouts)
+    guard = open_guard(group, groups_of_copies(request.stages), timeouts)
     try:
         with guard.call():
             return _assemble(request, group, guard, fault_injection)
@@ -140,7 +144,7 @@ def _assemble(
     """Build and connect this rank, watched by the others."""
     control = GroupControl(group, connections=guard.connections)
     with control.together(cannot(BUILDING)):
-        _require_names(group, fault_injection)
+        require_names(group, fault_injection)
         part = _build(request)
         refuse_compiled_graphs(part.stages, part.device)
         facts, known = _facts(part, request.facts), _model_facts(request.stages, part)
@@ -157,15 +161,6 @@ def _assemble(
         close_channels=members.close,
         routes=members.routes,
     )
-
-
-def _given_modules(stages: Pipe | Modules) -> list[nn.Module]:
-    """Return the modules among what was given; whatever else that is, the build refuses."""
-    given: object = stages.stages if isinstance(stages, Pipe) else stages
-    values = given.values() if isinstance(given, Mapping) else given
-    if not isinstance(values, Iterable):
-        return []
-    return [module for module in values if isinstance(module, nn.Module)]
 
 
 def _connect(
@@ -186,20 +181,8 @@ def _connect(
     lowered = part.schedules.lowered(part.microbatches, is_training=True)
     members.open_channels(messages_in_flight(lowered))
     with control.together(cannot(BUILDING)):
-        _require_routes(members, facts.transport)
+        require_routes(members, facts.transport)
     return members
-
-
-def _require_routes(members: GroupTransport, transport: str) -> None:
-    """Refuse channels that are not what the user asked for."""
-    others = {pair: kind for pair, kind in members.routes.items() if kind != transport}
-    if transport != "auto" and others:
-        (source, destination), kind = next(iter(others.items()))
-        raise ArgumentError(
-            f"transport={transport!r} cannot carry the messages from rank {source} to rank "
-            f"{destination}, which use {kind}; it needs stages on CUDA devices in a group with "
-            "the backend nccl, and peer memory ranks of one machine; give transport='auto'"
-        )
 
 
 def _nothing() -> None:
@@ -219,7 +202,7 @@ def _build(request: BuildRequest) -> LocalPart:
     held = _own_stages(modules, schedules.schedule, own, _reroutings(request, schedules.schedule))
     found = {index: stage.module for index, stage in held.items()}
     device = find_device(request.device, found, request.group)
-    _require_graphs(request.facts, device)
+    require_graphs(request.facts, device)
     schedules.place_receives(receives_for(request.group, device))
     checkpointed = _checkpointed_stages(request.schedule)
     _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
@@ -262,27 +245,6 @@ def _checkpointed_stages(schedule: str | Path | Schedule | Plan) -> tuple[int, .
     if isinstance(schedule, Plan) and schedule.choices is not None:
         return schedule.choices.checkpointed
     return ()
-
-
-def _require_graphs(facts: RankFacts, device: torch.device) -> None:
-    if facts.cuda_graphs and device.type != "cuda":
-        raise ArgumentError(
-            f"cuda_graphs needs stages on a CUDA device (device: {device}); leave it out, or move "
-            "the stages there"
-        )
-    if facts.cuda_graphs and facts.seed is not None:
-        raise ArgumentError(
-            f"seed must be left out with cuda_graphs (got {facts.seed}), because a CUDA graph "
-            "cannot set it again for every layer; leave out cuda_graphs or seed"
-        )
-
-
-def _require_names(group: dist.ProcessGroup, fault_injection: FaultInjection | None) -> None:
-    if fault_injection is not None and dist.get_backend(group) != "gloo":
-        raise ArgumentError(
-            "fault_injection must be used with gloo, or with ranks that share a process, where "
-            f"messages have names (got backend {dist.get_backend(group)}); leave it out"
-        )
 
 
 def _facts(part: LocalPart, facts: RankFacts) -> list[Fact]:
