@@ -27,8 +27,8 @@ from torch.distributed import PrefixStore, TCPStore
 
 from penstock.alive.guard_opening import open_heartbeat
 from penstock.alive.heartbeat import Heartbeat
-from penstock.alive.member import Member
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.member import Member
 from penstock.ranks.tree.links import TreeLinks, open_links
 from penstock.ranks.tree.meeting import Meeting
 

@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import penstock as ps
-from penstock.alive import seeking
-from penstock.alive.heartbeat_node import HeartbeatNode
+from penstock.alive.tree import seeking
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
 from penstock.dropin.run import session
 from penstock.dropin.schedules import get_schedule_class
 from penstock.dropin.stage import PipelineStage

@@ -17,14 +17,14 @@ import pytest
 import torch.distributed as dist
 
 import penstock as ps
-from penstock.alive import seeking
 from penstock.alive.flight_folder import FlightFolder
 from penstock.alive.guard_opening import open_heartbeat
 from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.lost_rank import LostRank
-from penstock.alive.member import Member as Rank
 from penstock.alive.progress_log import Note, ProgressLog
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree import seeking
+from penstock.alive.tree.member import Member as Rank
 from penstock.errors import PeerLostError
 from penstock.ir.actions import Action, Kind
 from penstock.ranks.tree.meeting import Meeting

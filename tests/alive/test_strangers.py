@@ -11,7 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import penstock as ps
-from penstock.alive.heartbeat_node import HeartbeatNode
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
 from tests.alive import stranger
 from tests.alive.fault_ranks import run_ranks
 from tests.models import make_batch, make_blocks, make_stages, mean_loss

@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from penstock.alive.guard import Guard, NoGuard, RankGuard
 from penstock.alive.heartbeat import Heartbeat
-from penstock.alive.heartbeat_node import HeartbeatNode
-from penstock.alive.member import Member
 from penstock.alive.progress_log import ProgressLog
 from penstock.alive.reach import find_members
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
+from penstock.alive.tree.member import Member
 from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
 from penstock.ranks.private_groups import host_of_store, meet, meet_members

@@ -20,10 +20,10 @@ from typing import NoReturn
 from weakref import WeakSet
 
 from penstock.alive.flight_folder import FlightFolder
-from penstock.alive.heartbeat_node import HeartbeatNode
 from penstock.alive.lost_rank import LostRank, disconnected, left
 from penstock.alive.progress_log import ProgressLog
 from penstock.alive.timeouts import EXIT_CODE, Timeouts
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
 from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
 

@@ -3,8 +3,8 @@
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
-from penstock.alive.member import Member
 from penstock.alive.rank_status import RankStatus
+from penstock.alive.tree.member import Member
 
 __all__ = [
     "LostRank",

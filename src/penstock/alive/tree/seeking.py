@@ -3,9 +3,9 @@
 from enum import Enum, auto
 
 from penstock.alive.lost_rank import LostRank, absent, cut_off, ended, silent
-from penstock.alive.member import Member
 from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.member import Member
 from penstock.ranks.tree.admission import NotAdmittedError, call
 from penstock.ranks.tree.json_connection import JsonConnection
 from penstock.ranks.tree.meeting import Contact

@@ -6,9 +6,9 @@ from typing import Any
 
 from penstock.alive.failure_detector import FailureDetector
 from penstock.alive.lost_rank import LostRank
-from penstock.alive.member import Member
 from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.member import Member
 
 __all__ = ["Registry"]
 

@@ -26,12 +26,12 @@ from typing import Any
 from penstock.alive.failure_detector import Silence
 from penstock.alive.flight_folder import last_action_in
 from penstock.alive.lost_rank import LostRank, left
-from penstock.alive.member import Member
 from penstock.alive.rank_status import INITIAL_STATUS, RankStatus
-from penstock.alive.registry import Registry
-from penstock.alive.seeking import Seeker
-from penstock.alive.status_table import StatusTable
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.member import Member
+from penstock.alive.tree.registry import Registry
+from penstock.alive.tree.seeking import Seeker
+from penstock.alive.tree.status_table import StatusTable
 from penstock.ranks.tree.admission import Listener
 from penstock.ranks.tree.json_connection import ConnectionBrokenError, JsonConnection
 
