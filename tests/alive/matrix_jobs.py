@@ -75,7 +75,8 @@ def cut_off() -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
-    seeking.call = fail  # type: ignore[assignment]  # every new connection of this process fails
+    # Every new connection of this process fails.
+    vars(seeking)["call"] = fail
     for node in (one for one in gc.get_objects() if isinstance(one, HeartbeatNode)):
         for connection in node._connections():
             cut_incoming(connection)
@@ -118,10 +119,16 @@ class Trapped(nn.Module):
 
 @contextmanager
 def springing(holder: Any, name: str, kind: str) -> Iterator[None]:
-    """Let a function fail in place of its work, if there is a kind of failure."""
+    """Let a function fail before its work when it is first called, if there is a failure."""
     before = getattr(holder, name)
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        setattr(holder, name, before)
+        fail(kind)
+        return before(*args, **kwargs)
+
     if kind:
-        setattr(holder, name, lambda *_, **__: fail(kind))
+        setattr(holder, name, fail_once)
     yield
     setattr(holder, name, before)
 
@@ -142,6 +149,7 @@ def _run_pipeline(
         return kind if phase == case.phase else ""
 
     stage, group = rank % 2, dist.group.WORLD
+    assert group is not None
     trap = Trapped(make_stages("1F1B", 2, make_blocks())[stage])
     module: nn.Module = trap
     if case.layout == "replicas":

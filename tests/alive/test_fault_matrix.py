@@ -44,6 +44,8 @@ def check_case(case: MatrixCase, folder: Path) -> None:
     fates = run_ranks(
         fail_in_phase, case.ranks, folder, case, folder, resume=case.victim if stops else None
     )
+    # A process that had to be killed at the end of the test has none.
+    assert None not in [fate.exit_code for fate in fates], fates
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     if case.kind == "raise":
         check_raised(case, fates)

@@ -17,6 +17,7 @@ import pytest
 import torch.distributed as dist
 
 import penstock as ps
+from penstock.alive import heartbeat as heartbeat_module
 from penstock.alive.flight_folder import FlightFolder
 from penstock.alive.guard_opening import open_heartbeat
 from penstock.alive.heartbeat import Heartbeat
@@ -73,7 +74,7 @@ def open_ranks(
     folder: Path | None, num_ranks: int, timeouts: Timeouts = TIMEOUTS
 ) -> Iterator[list[Member]]:
     """Open the heartbeats of this number of ranks."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing in torch's stubs
     with ThreadPoolExecutor(num_ranks) as pool, ExitStack() as stack:
         joining = [
             pool.submit(join, store, rank, num_ranks, folder, timeouts)
@@ -280,6 +281,32 @@ def test_connection_that_is_cut_in_one_direction_is_opened_again(
         assert [member.heartbeat.find_lost(0.0) for member in members] == [None] * 3
 
 
+def test_rank_that_connects_again_after_the_decision_still_hears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rank 0 had decided and was gone when the rank connected again, which then blamed rank 0.
+    monkeypatch.setattr(heartbeat_module, "_ANNOUNCE_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat_module, "_GOODBYE_SECONDS", 0.0)
+    with open_ranks(tmp_path, 4, Timeouts(silence_seconds=3.0)) as members:
+        cut_incoming(members[2].heartbeat._node._parent)
+        vanish(members[1])
+        others = [members[rank] for rank in (0, 2, 3)]
+        lost_ranks(members[:1])
+        members[0].heartbeat.close()
+        assert [lost.rank for lost in lost_ranks(others) if lost] == [1, 1, 1]
+
+
+def test_loss_reaches_every_level_before_rank_0_leaves() -> None:
+    with open_ranks(None, 19) as members:
+        vanish(members[18])
+        assert members[0].heartbeat.find_lost(LIMIT_SECONDS) is not None
+        members[0].heartbeat.close()
+        registry = members[0].heartbeat._node._registry
+        assert registry is not None
+        assert registry.is_known_to_all(18)
+        assert {lost.rank for lost in lost_ranks(members[:18]) if lost} == {18}
+
+
 def test_all_name_a_rank_that_can_reach_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,7 +336,8 @@ def test_rank_below_a_lost_one_is_connected_to_the_next_above() -> None:
 
 def test_rank_that_never_comes_is_named_by_all_others(tmp_path: Path) -> None:
     # Those who had come waited for the timeout of the group, and did not say for whom.
-    store, timeouts = dist.HashStore(), Timeouts(join_seconds=1.0)
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing in torch's stubs
+    timeouts = Timeouts(join_seconds=1.0)
     with ThreadPoolExecutor(3) as pool:
         joining = [pool.submit(join, store, rank, 4, tmp_path, timeouts) for rank in (0, 1, 3)]
         for one in joining:

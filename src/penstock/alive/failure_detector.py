@@ -75,6 +75,11 @@ class FailureDetector:
         """Whether every rank has come."""
         return len(self._pipelines) == len(self._statuses)
 
+    @property
+    def gone(self) -> set[int]:
+        """The ranks that have ended, do not answer or have left."""
+        return {*self._ended, *self._silent, *self._left}
+
     def arrive(self, rank: int, pipeline: int, now: float) -> None:
         """Note that a rank has come, and to which pipeline it belongs."""
         self._pipelines[rank] = pipeline

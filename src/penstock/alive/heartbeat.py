@@ -40,6 +40,9 @@ _SETTLE_SECONDS = 1.0
 # ends with something unread takes back what it has just sent.
 _ANNOUNCE_SECONDS = 2.0
 _GOODBYE_SECONDS = 5.0
+# Rank 0 stays until the last rank knows who is lost: as long as a rank may be silent, but at most
+# this long.
+_MOST_STAY_SECONDS = 60.0
 # How often to look whether the training thread has left its call.
 _LOOK_SECONDS = 0.05
 _JOIN_SECONDS = 6.0
@@ -185,7 +188,7 @@ class Heartbeat:
             self._lost = left(me.rank, reason, self._progress_log.status()).named(me)
         self._waker.wake()
         if current_thread() is not self._thread:
-            self._thread.join(_JOIN_SECONDS)
+            self._thread.join(_JOIN_SECONDS + self._stay_seconds)
         if self._flight_folder is not None:
             self._flight_folder.close(keep=is_fault or self._was_raised)
 
@@ -307,15 +310,24 @@ class Heartbeat:
         os._exit(EXIT_CODE)
 
     def _say_goodbye(self, reason: str) -> None:
+        self._stay_until(lambda: self._node.is_known_to_all, self._stay_seconds)
         status = self._progress_log.status()
         self._node.say_goodbye(status.call - status.is_inside, reason, status)
-        end = monotonic() + _GOODBYE_SECONDS
-        while not self._node.is_acknowledged and monotonic() < end:
-            for key, _ in self._selector.select(_LOOK_SECONDS):
-                key.data()
+        self._stay_until(lambda: self._node.is_acknowledged, _GOODBYE_SECONDS)
         self._node.close()
         self._selector.close()
         self._waker.close()
+
+    def _stay_until(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """Serve the other ranks until something is over, at most this long."""
+        end = monotonic() + seconds
+        while not is_over() and monotonic() < end:
+            for key, _ in self._selector.select(_LOOK_SECONDS):
+                key.data()
+
+    @property
+    def _stay_seconds(self) -> float:
+        return min(self._timeouts.silence_seconds, _MOST_STAY_SECONDS)
 
 
 def _release_all() -> None:

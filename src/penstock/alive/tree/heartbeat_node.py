@@ -2,15 +2,15 @@
 
     rank 0             decides who is lost, and lets all ranks know
      |  ^
-     v  |  up: beat (status of the ranks below that changed); joined, record, ended, silent and
-    rank 1 ...         goodbye of a rank below
+     v  |  up: beat (status of the ranks below that changed); joined, record, ended, silent,
+    rank 1 ...         heard (of a loss) and goodbye of a rank below
      |  ^  down: beat, all here, lost, goodbye (of the sender)
      v  |
     rank 17 ...        decides whether its neighbours answer; passes everything on
 
-Both ways: acknowledged. A rank whose neighbour above is silent or gone connects again, or to the
-next one above (`seeking.py`). If that does not answer either, it is rank 0 that is lost; a rank
-that cannot reach anybody is lost itself.
+Both ways: acknowledged; of a loss, once all ranks below have. A rank whose neighbour above is
+silent or gone connects again, or to the next one above (`seeking.py`). If that does not answer
+either, it is rank 0 that is lost; a rank that cannot reach anybody is lost itself.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,12 @@ from typing import Any
 
 from penstock.alive.failure_detector import Silence
 from penstock.alive.flight_folder import last_action_in
-from penstock.alive.lost_rank import LostRank, left
-from penstock.alive.rank_status import INITIAL_STATUS, RankStatus
+from penstock.alive.lost_rank import LostRank
+from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.tree.member import Member
-from penstock.alive.tree.registry import Registry
+from penstock.alive.tree.registry import Registry, is_fact
+from penstock.alive.tree.root_view import RootView
 from penstock.alive.tree.seeking import Seeker
 from penstock.alive.tree.status_table import StatusTable
 from penstock.ranks.tree.admission import Listener
@@ -69,17 +70,16 @@ class HeartbeatNode:
         self._facts: list[list[Any]] = [["joined", me.rank, me.name, me.pipeline, me.rank]]
         self._statuses = StatusTable()
         self._has_left: set[int] = set()
-        self._root_status = INITIAL_STATUS
-        self._root_left: tuple[int, str, int] | None = None
+        self._root = RootView()
         # Where the ranks of this pipeline keep their flight records, once it is built.
         self.own_records: Mapping[int, Path] = {}
         self._announced: LostRank | None = None
         self._unacknowledged: set[int] = set()
+        self._owes_answer = False
         self._is_open = True
         # Set when all ranks have come.
         self.is_complete = Event()
-        if self._registry is None:
-            self._silence.hear(self._above, now)
+        self._silence.hear(self._above, now)
 
     # ---- for the thread
 
@@ -101,17 +101,14 @@ class HeartbeatNode:
         if self._registry is None:
             lost, known = self._look_up(status, now), self.seeker.members
         else:
-            lost = self._registry.find_lost(status, now)
-            known = self._registry.members
-        return None if lost is None else self._describe(lost).named(known.get(lost.rank))
-
-    def _describe(self, lost: LostRank) -> LostRank:
-        """Add what the flight record says, which is newer than the last beat."""
-        record: Path | str | None = self.own_records.get(lost.rank)
-        if record is None and self._registry is not None:
-            record = self._registry.records.get(lost.rank)
+            lost, known = self._registry.find_lost(status, now), self._registry.members
+        if lost is None:
+            return None
+        # What the flight record says is newer than the last beat.
+        records = {} if self._registry is None else self._registry.records
+        record = self.own_records.get(lost.rank) or records.get(lost.rank)
         last = None if record is None else last_action_in(record)
-        return lost if last is None else replace(lost, last=last)
+        return (lost if last is None else replace(lost, last=last)).named(known.get(lost.rank))
 
     def restart_clocks(self, now: float) -> None:
         """Forget past silence, because this process was asleep and could hear nobody."""
@@ -121,8 +118,8 @@ class HeartbeatNode:
 
     def announce(self, lost: LostRank) -> None:
         """Report the lost rank to all neighbours, including the lost one in case it comes back."""
-        is_new, self._announced = self._announced is None, lost
-        if is_new:
+        if self._announced is None:
+            self._announced = lost
             self._unacknowledged = set(self._children) - {lost.rank}
             self._send_down("lost", lost.to_values())
             self._send_up("lost", lost.to_values())
@@ -132,6 +129,12 @@ class HeartbeatNode:
         """Whether every neighbour that can has acknowledged the loss or the goodbye."""
         return not self._unacknowledged
 
+    @property
+    def is_known_to_all(self) -> bool:
+        """Whether all ranks have heard of the loss, as far as this one must wait for that."""
+        lost, registry = self._announced, self._registry
+        return lost is None or registry is None or registry.is_known_to_all(lost.rank)
+
     def note_record(self, path: str) -> None:
         """Let rank 0 know where this rank keeps its flight record."""
         self._take_fact(["record", self.rank, path])
@@ -139,9 +142,9 @@ class HeartbeatNode:
     def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
         """Notify the others that this rank leaves after this number of calls."""
         words = [self.rank, calls, reason, self.me.pipeline, status.to_values()]
-        self._unacknowledged = set(self._children)
-        if self._parent is not None:
-            self._unacknowledged.add(self._above)
+        neighbours = {*self._children, *([] if self._parent is None else [self._above])}
+        gone = None if self._announced is None else self._announced.rank
+        self._unacknowledged = set() if gone == self.rank else neighbours - {gone}
         self._send_up("goodbye", *words)
         self._send_down("goodbye", *words)
 
@@ -167,14 +170,8 @@ class HeartbeatNode:
 
     def _look_up(self, status: RankStatus, now: float) -> LostRank | None:
         """Return rank 0, or this rank, if nobody above answers any more."""
-        if self._root_left is not None:
-            calls, reason, pipeline = self._root_left
-            is_missed = status.is_inside and status.call > calls
-            if pipeline != self.me.pipeline:
-                is_missed = (
-                    status.is_with_replicas and status.seconds >= self._timeouts.stop_seconds
-                )
-            return left(0, reason, self._root_status) if is_missed else None
+        if self._root.has_left:
+            return self._root.find_lost(self.me.pipeline, status, self._timeouts)
         silence = self._silence.lasts(self._above, now)
         if self._parent is not None and silence < self._timeouts.silence_seconds / 2:
             return None
@@ -182,7 +179,7 @@ class HeartbeatNode:
         if found is not None:
             self._attach(*found)
             return None
-        return self.seeker.judge(now, silence, status, self._root_status)
+        return self.seeker.judge(now, silence, status, self._root.status)
 
     def _attach(self, above: int, connection: JsonConnection) -> None:
         """Take a rank as the one above, with everything that it does not know yet."""
@@ -207,8 +204,9 @@ class HeartbeatNode:
             self._drop_child(rank, self._children[rank], has_ended=False)
         self._children[rank] = connection
         self._silence.hear(rank, monotonic())
-        read = partial(self._read_child, rank, connection)
-        self._selector.register(connection, EVENT_READ, read)
+        self._selector.register(
+            connection, EVENT_READ, partial(self._read_child, rank, connection)
+        )
         if self.is_complete.is_set():
             self._send(connection, "all here")
         if self._announced is not None:
@@ -234,18 +232,14 @@ class HeartbeatNode:
                 self._take_statuses(entries)
             case ["acknowledged"]:
                 self._unacknowledged.discard(rank)
+                self._answer()
             case ["lost", list(values)]:
                 self.announce(LostRank.from_values(values))
-            case ["goodbye", int(below), int(), str(), int(), list(values)]:
-                RankStatus.from_values(values)
+            case [kind, *_] if is_fact(words):
                 self._take_fact(words)
-                if below == rank:
+                if [kind, words[1]] == ["goodbye", rank]:
                     self._has_left.add(rank)
                     self._send(self._children[rank], "acknowledged")
-            case ["joined", int(), str(), int(), int()] | ["record", int(), str()]:
-                self._take_fact(words)
-            case ["ended" | "silent", int(), int()]:
-                self._take_fact(words)
             case _:
                 raise ConnectionBrokenError(f"rank {rank} sent {words[0]!r}")
 
@@ -277,6 +271,7 @@ class HeartbeatNode:
             del self._children[rank]
             self._silence.forget(rank)
             self._unacknowledged.discard(rank)
+            self._answer()
             if has_ended and rank not in self._has_left:
                 self._take_fact(["ended", rank, self.rank])
 
@@ -298,28 +293,33 @@ class HeartbeatNode:
             case ["beat", list(values)]:
                 status = RankStatus.from_values(values)
                 if self._above == 0:
-                    self._root_status = status
+                    self._root.status = status
             case ["all here"]:
                 self.is_complete.set()
                 self._send_down("all here")
             case ["lost", list(values)]:
-                self._send_up("acknowledged")
-                if self._announced is None:
-                    self._announced = LostRank.from_values(values)
-                    self._unacknowledged = set(self._children) - {self._announced.rank}
-                    self._send_down("lost", values)
+                self.announce(LostRank.from_values(values))
+                if (heard := ["heard", self.rank]) not in self._facts:
+                    self._take_fact(heard)
+                self._owes_answer = True
+                self._answer()
             case ["goodbye", int(above), int(calls), str(reason), int(pipeline), list(values)]:
                 self._send_up("acknowledged")
                 self._has_left.add(above)
                 if above == 0:
-                    self._root_status = RankStatus.from_values(values)
-                    self._root_left = calls, reason, pipeline
+                    self._root.leave(calls, reason, pipeline, RankStatus.from_values(values))
                     # Those below lose rank 0 too, and hear it from nobody else.
                     self._send_down(*words)
             case ["acknowledged"]:
                 self._unacknowledged.discard(self._above)
             case _:
                 raise ConnectionBrokenError(f"rank {self._above} sent {words[0]!r}")
+
+    def _answer(self) -> None:
+        """Acknowledge a loss, once all ranks right below this one have."""
+        if self._owes_answer and not self._unacknowledged & self._children.keys():
+            self._owes_answer = False
+            self._send_up("acknowledged")
 
     def _drop_parent(self, connection: JsonConnection) -> None:
         self._selector.unregister(connection)

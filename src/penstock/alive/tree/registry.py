@@ -10,9 +10,25 @@ from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.tree.member import Member
 
-__all__ = ["Registry"]
+__all__ = ["Registry", "is_fact"]
 
 _LOGGER = getLogger(__name__)
+
+
+def is_fact(words: list[Any]) -> bool:
+    """Return whether a message is something of a rank that is passed up."""
+    match words:
+        case ["goodbye", int(), int(), str(), int(), list(values)]:
+            RankStatus.from_values(values)
+            return True
+        case (
+            ["joined", int(), str(), int(), int()]
+            | ["record", int(), str()]
+            | ["ended" | "silent", int(), int()]
+            | ["heard", int()]
+        ):
+            return True
+    return False
 
 
 class Registry:
@@ -28,6 +44,7 @@ class Registry:
         self.members = {me.rank: me}
         self.records: dict[int, str] = {}
         self._above: dict[int, int] = {}
+        self._informed = {me.rank}
 
     def take_status(self, rank: int, status: RankStatus) -> None:
         """Take the status of a rank."""
@@ -59,11 +76,17 @@ class Registry:
             case ["silent", _, above]:
                 if self._above.get(rank, above) == above:
                     self.detector.fall_silent(rank)
+            case ["heard", _]:
+                self._informed.add(rank)
             case ["goodbye", _, calls, reason, _, values]:
                 self.detector.update(rank, RankStatus.from_values(values), now)
                 self.detector.leave(rank, calls, reason)
             case _:
                 raise ValueError(f"not a fact: {words[0]!r}")
+
+    def is_known_to_all(self, lost: int) -> bool:
+        """Return whether all ranks that have come and are not gone have heard who is lost."""
+        return self.members.keys() - self._informed - self.detector.gone <= {lost}
 
     def _require(self, rank: int) -> None:
         if not 0 <= rank < self._size:
