@@ -1,4 +1,4 @@
-"""What a rank knows of rank 0, which the ranks below it must judge by themselves."""
+"""What a rank knows of rank 0, about which every rank decides by itself."""
 
 from penstock.alive.lost_rank import LostRank, left
 from penstock.alive.rank_status import INITIAL_STATUS, RankStatus

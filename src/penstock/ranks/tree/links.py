@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from selectors import DefaultSelector
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import finalize
 
 from penstock.errors import PipelineError
@@ -33,6 +33,13 @@ _CALL_SECONDS = 10.0
 Found = TypeVar("Found")
 
 
+class _Link(NamedTuple):
+    """A connection, and whom it leads to."""
+
+    socket: socket.socket
+    name: str
+
+
 class TreeLinks:
     """One rank's connections, which one thread uses at a time; another one may shut them down."""
 
@@ -44,8 +51,13 @@ class TreeLinks:
         children: Sequence[socket.socket],
     ) -> None:
         self.rank, self.size = rank, size
-        self._parent = parent
-        self._children = tuple(children)
+        self._parent: _Link | None = None
+        if parent is not None:
+            self._parent = _Link(parent, f"rank {parent_of(rank)} of {size}")
+        self._children = [
+            _Link(child, f"rank {number} of {size}")
+            for number, child in zip(children_of(rank, size), children, strict=True)
+        ]
         self._subtrees = [subtree_of(child, size) for child in children_of(rank, size)]
         self._order = subtree_of(0, size)
         finalize(self, _close, [*([parent] if parent else []), *children])
@@ -53,7 +65,8 @@ class TreeLinks:
     @property
     def sockets(self) -> tuple[socket.socket, ...]:
         """The connections, to be shut down if a wait must end."""
-        return self._children if self._parent is None else (self._parent, *self._children)
+        links = self._children if self._parent is None else [self._parent, *self._children]
+        return tuple(link.socket for link in links)
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return every rank's data in order, on every rank."""
@@ -235,27 +248,27 @@ def _unpack(frame: bytes, count: int) -> list[bytes]:
     return entries
 
 
-def _send_frame(link: socket.socket, data: bytes) -> None:
+def _send_frame(link: _Link, data: bytes) -> None:
     try:
-        link.sendall(_LENGTH.pack(len(data)) + data)
+        link.socket.sendall(_LENGTH.pack(len(data)) + data)
     except OSError as error:
-        raise LinkLostError(f"a rank is gone: {error}") from error
+        raise LinkLostError(f"{link.name} is gone: {error}") from error
 
 
-def _receive_frame(link: socket.socket) -> bytes:
+def _receive_frame(link: _Link) -> bytes:
     (length,) = _LENGTH.unpack(_receive(link, _LENGTH.size))
     return _receive(link, length)
 
 
-def _receive(link: socket.socket, length: int) -> bytes:
+def _receive(link: _Link, length: int) -> bytes:
     data = bytearray()
     while len(data) < length:
         try:
-            piece = link.recv(min(length - len(data), 2**20), socket.MSG_WAITALL)
+            piece = link.socket.recv(min(length - len(data), 2**20), socket.MSG_WAITALL)
         except OSError as error:
-            raise LinkLostError(f"a rank is gone: {error}") from error
+            raise LinkLostError(f"{link.name} is gone: {error}") from error
         if not piece:
-            raise LinkLostError("a rank is gone: its connection was closed")
+            raise LinkLostError(f"{link.name} is gone: its connection was closed")
         data += piece
     return bytes(data)
 

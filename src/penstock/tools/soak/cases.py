@@ -79,8 +79,9 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
     uses_processes = chance.random() < _SHARE_OF_PROCESSES
     fault_seed, delay = chance.getrandbits(32), chance.uniform(0, _LONGEST_DELAY)
     model = draw_model(chance, schedule.dataflow.num_parts)
-    can_fail = uses_processes and schedule.num_ranks > 1 and not schedule.is_forward_only
-    by_order = uses_processes and chance.random() < _SHARE_BY_ORDER
+    has_messages = uses_processes and schedule.num_ranks > 1
+    can_fail = has_messages and not schedule.is_forward_only
+    by_order = has_messages and chance.random() < _SHARE_BY_ORDER
     fault = drop = None
     if has_faults and can_fail and chance.random() < _SHARE_OF_FAULTS:
         fault = _draw_fault(chance, schedule, len(batches))
