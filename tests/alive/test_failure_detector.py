@@ -5,9 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.alive.failure_detector import FailureDetector, describe_stall
+from penstock.alive.failure_detector import FailureDetector, Silence
 from penstock.alive.lost_rank import LostRank
 from penstock.alive.rank_status import RankStatus
+from penstock.alive.stall import describe_stall
 from penstock.alive.timeouts import Timeouts
 
 TIMEOUTS = Timeouts(silence_seconds=30, stop_seconds=10, stall_seconds=100)
@@ -17,6 +18,7 @@ INSIDE = RankStatus(call=1, is_inside=True, done=3, doing="1F0 of step 0", secon
 def make_detector(*statuses: RankStatus, now: float = 0.0) -> FailureDetector:
     detector = FailureDetector(len(statuses), TIMEOUTS, now)
     for rank, status in enumerate(statuses):
+        detector.arrive(rank, 0, now)
         detector.update(rank, status, now)
     return detector
 
@@ -47,20 +49,88 @@ def test_rank_that_ended_after_it_had_failed_is_named_with_its_failure() -> None
     assert detector.find_lost(0) == LostRank(1, what, last, may_be_done=True)
 
 
-def test_silent_rank_is_lost_after_its_timeout_and_not_before() -> None:
+def test_neighbour_is_silent_after_its_timeout_and_not_before() -> None:
+    silence = Silence(30)
+    for rank, now in ((0, 0), (1, 0), (2, 0), (0, 20), (2, 20)):
+        silence.hear(rank, now)
+    assert list(silence.find(29.9)) == []
+    assert list(silence.find(30)) == [1]
+    assert silence.lasts(1, 30) == 30
+    silence.forget(1)
+    assert list(silence.find(30)) == []
+
+
+def test_silence_does_not_count_while_the_listener_was_asleep() -> None:
+    silence = Silence(30)
+    silence.hear(1, 0)
+    silence.restart(1000)
+    assert list(silence.find(1029)) == []
+
+
+def test_silent_rank_is_lost_unless_it_has_left() -> None:
     detector = make_detector(INSIDE, INSIDE, INSIDE)
-    for rank in (0, 2):
-        detector.update(rank, INSIDE, 20)
-    assert detector.find_lost(29.9) is None
+    detector.leave(2, 1, "its pipeline was closed")
+    detector.fall_silent(2)
+    assert detector.find_lost(0) is None
+    detector.fall_silent(1)
     last = "it was last seen in 1F0 of step 0"
-    assert detector.find_lost(30) == LostRank(1, "has not answered for 30 s", last)
+    assert detector.find_lost(0) == LostRank(1, "has not answered for 30 s", last)
 
 
-def test_silence_does_not_count_while_the_detector_was_asleep() -> None:
-    detector = make_detector(INSIDE, INSIDE)
-    detector.restart_clocks(1000)
+def test_rank_that_has_not_come_in_time_is_lost() -> None:
+    detector = FailureDetector(3, TIMEOUTS, 0.0)
+    for rank in (0, 2):
+        detector.arrive(rank, 0, 0.0)
+    assert not detector.is_complete
+    assert detector.find_lost(299) is None
+    what = "has not come to build its pipeline within 300 s"
+    assert detector.find_lost(300) == LostRank(1, what, None)
+    detector.arrive(1, 0, 300)
+    assert detector.is_complete
+    assert detector.find_lost(300) is None
+
+
+def make_replicas(*statuses: RankStatus) -> FailureDetector:
+    """Return a detector of two pipelines, each with half of the ranks."""
+    detector = FailureDetector(len(statuses), TIMEOUTS, 0.0)
+    for rank, status in enumerate(statuses):
+        detector.arrive(rank, 2 * rank // len(statuses), 0.0)
+        detector.update(rank, status, 0.0)
+    return detector
+
+
+REDUCING = replace(INSIDE, call=5, doing="0REDUCE_GRAD of step 4", is_with_replicas=True)
+
+
+def test_replicas_may_make_different_numbers_of_calls() -> None:
+    detector = make_replicas(replace(INSIDE, call=9), INSIDE)
+    detector.leave(1, 2, "its pipeline was closed")
     assert detector.find_lost(1000) is None
-    assert detector.find_lost(1029) is None
+
+
+def test_rank_that_left_is_lost_for_a_replica_that_waits_for_it() -> None:
+    detector = make_replicas(REDUCING, replace(INSIDE, is_inside=False))
+    detector.leave(1, 9, "its pipeline was closed")
+    assert detector.find_lost(9) is None
+    lost = detector.find_lost(10)
+    assert lost is not None
+    assert (lost.rank, lost.what) == (1, "has left (its pipeline was closed)")
+
+
+def test_rank_that_left_in_the_middle_of_a_call_is_lost_for_replicas_at_once() -> None:
+    detector = make_replicas(REDUCING, INSIDE)
+    detector.leave(1, 0, "SystemExit in the middle of a step")
+    lost = detector.find_lost(0)
+    assert lost is not None
+    assert (lost.rank, lost.what) == (1, "has left (SystemExit in the middle of a step)")
+
+
+def test_rank_that_failed_is_blamed_for_a_replica_that_waits_for_it() -> None:
+    failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
+    detector = make_replicas(REDUCING, failed)
+    assert detector.find_lost(9) is None
+    what = "failed, and rank 0 did not leave 0REDUCE_GRAD of step 4 within 10 s: ValueError: no"
+    assert detector.find_lost(10) == LostRank(1, what, None)
 
 
 def test_rank_that_said_goodbye_is_lost_once_another_rank_continues() -> None:
@@ -85,6 +155,17 @@ def test_broken_connection_is_blamed_on_a_dead_process_if_there_is_one() -> None
     lost = detector.find_lost(1)
     assert lost is not None
     assert lost.rank == 2
+
+
+def test_broken_connection_is_blamed_on_a_rank_that_failed_and_left() -> None:
+    # A rank that raised while it clipped ended well before the others gave it up, and those
+    # blamed themselves for the connection that it closed.
+    failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
+    detector = make_detector(replace(INSIDE, broken="closed"), failed)
+    detector.leave(1, 1, "its pipeline was closed")
+    what = "failed, and ended before all ranks knew: ValueError: no"
+    last = "it was last seen in 1F0 of step 0"
+    assert detector.find_lost(1) == LostRank(1, what, last, may_be_done=True)
 
 
 def test_failed_rank_is_blamed_for_a_step_that_does_not_end_and_the_stuck_one_is_named() -> None:

@@ -1,34 +1,41 @@
 """Heartbeats of several ranks; all ends are in one process, each with its own thread."""
 
+import ctypes
 import gc
 import os
 import socket
+import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from selectors import PollSelector
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import penstock as ps
+from penstock.alive import heartbeat as heartbeat_module
 from penstock.alive.flight_folder import FlightFolder
-from penstock.alive.heartbeat import Heartbeat, HeartbeatEnd
-from penstock.alive.heartbeat_client import HeartbeatClient
-from penstock.alive.heartbeat_server import HeartbeatServer
+from penstock.alive.guard_opening import open_heartbeat
+from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.lost_rank import LostRank
 from penstock.alive.progress_log import Note, ProgressLog
 from penstock.alive.timeouts import Timeouts
-from penstock.alive.waker import Waker
-from penstock.errors import PeerLostError, PipelineError
+from penstock.alive.tree import seeking
+from penstock.alive.tree.member import Member as Rank
+from penstock.errors import PeerLostError
 from penstock.ir.actions import Action, Kind
+from penstock.ranks.tree.meeting import Meeting
 
-HOST, TOKEN = "127.0.0.1", "secret"
+HOST = "127.0.0.1"
 # Only reached when something goes wrong: nothing else here takes a second.
 LIMIT_SECONDS = 60.0
 TIMEOUTS = Timeouts(silence_seconds=60.0, stop_seconds=60.0)
 OPEN_FILES = Path("/dev/fd")
+SO_ATTACH_FILTER = 26
 SCHEDULE = ps.build("1F1B", ranks=4, microbatches=4)
 
 
@@ -38,56 +45,42 @@ class Member:
 
     heartbeat: Heartbeat
     progress_log: ProgressLog
-    selector: PollSelector
     was_aborted: threading.Event = field(default_factory=threading.Event)
 
+    @property
+    def port(self) -> int:
+        return self.heartbeat._node.port
 
-def join(
-    rank: int,
-    folder: Path,
-    open_end: Callable[[PollSelector, FlightFolder], HeartbeatEnd],
-    timeouts: Timeouts = TIMEOUTS,
-) -> Member:
-    flight_folder, selector = FlightFolder(folder, rank, SCHEDULE), PollSelector()
-    waker = Waker()
-    progress_log = ProgressLog(flight_folder.writer, waker)
-    was_aborted = threading.Event()
-    heartbeat = Heartbeat(
-        open_end(selector, flight_folder),
-        selector,
+
+def join(store: Any, rank: int, num_ranks: int, folder: Path | None, timeouts: Timeouts) -> Member:
+    heartbeat, progress_log = open_heartbeat(
+        Meeting(store, rank),
+        Rank(rank, f"process {rank}"),
+        range(num_ranks),
         timeouts,
-        names=[f"process {number}" for number in range(4)],
-        waker=waker,
-        progress_log=progress_log,
-        flight_folder=flight_folder,
-        abort=was_aborted.set,
+        address=HOST,
     )
-    return Member(heartbeat, progress_log, selector, was_aborted)
+    member = Member(heartbeat, progress_log)
+    if folder is not None:
+        record = FlightFolder(folder, rank, SCHEDULE)
+        progress_log.attach(record.writer)
+        records = {other: record.path_of(other) for other in range(num_ranks)}
+        heartbeat.attach(record, records, member.was_aborted.set, lambda _: None)
+    return member
 
 
 @contextmanager
 def open_ranks(
-    folder: Path, num_ranks: int, timeouts: Timeouts = TIMEOUTS
+    folder: Path | None, num_ranks: int, timeouts: Timeouts = TIMEOUTS
 ) -> Iterator[list[Member]]:
     """Open the heartbeats of this number of ranks."""
-    port = 0
-
-    def open_server(selector: PollSelector, folder: FlightFolder) -> HeartbeatServer:
-        nonlocal port
-        server = HeartbeatServer(
-            num_ranks, timeouts, selector, folder.last_action_of, address=HOST, token=TOKEN
-        )
-        port = server.port
-        return server
-
-    def open_client(rank: int) -> Callable[[PollSelector, FlightFolder], HeartbeatClient]:
-        return lambda selector, folder: HeartbeatClient(
-            rank, timeouts, selector, folder.last_action_of, address=HOST, port=port, token=TOKEN
-        )
-
-    with ExitStack() as stack:
-        members = [join(0, folder, open_server, timeouts)]
-        members += [join(r, folder, open_client(r), timeouts) for r in range(1, num_ranks)]
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing in torch's stubs
+    with ThreadPoolExecutor(num_ranks) as pool, ExitStack() as stack:
+        joining = [
+            pool.submit(join, store, rank, num_ranks, folder, timeouts)
+            for rank in range(num_ranks)
+        ]
+        members = [one.result(LIMIT_SECONDS) for one in joining]
         for member in members:
             stack.callback(member.heartbeat.close)
             stack.callback(member.heartbeat.leave)
@@ -99,16 +92,10 @@ def lost_ranks(members: list[Member]) -> list[LostRank | None]:
 
 
 def vanish(member: Member) -> None:
-    """Break the connection to the server without a goodbye, as the end of a process does."""
-    for key in list(member.selector.get_map().values()):
-        descriptor = key.fd
-        with socket.socket(fileno=os.dup(descriptor)) as copy:
-            try:
-                copy.getpeername()
-            except OSError:
-                continue
-            if copy.family == socket.AF_INET:
-                copy.shutdown(socket.SHUT_RDWR)
+    """Close all connections without a goodbye, as the end of a process does."""
+    node: Any = member.heartbeat._node
+    node.say_goodbye = lambda *_: None
+    member.heartbeat.close(is_fault=True)
 
 
 @pytest.mark.parametrize("victim", [1, 3])
@@ -125,7 +112,8 @@ def test_all_other_ranks_learn_that_a_rank_ended_and_what_it_did_last(
         last = (
             f"its last action was {victim}F1 (forward of microbatch 1 in stage {victim}) of step 0"
         )
-        expected = LostRank(victim, "ended (its connection broke)", last, may_be_done=True)
+        what, name = "ended (its connection broke)", f"process {victim}"
+        expected = LostRank(victim, what, last, may_be_done=True, name=name)
         assert lost_ranks(others) == [expected] * 3
         for member in others:
             assert member.was_aborted.wait(LIMIT_SECONDS)
@@ -180,7 +168,7 @@ def test_all_ranks_learn_of_a_broken_connection(tmp_path: Path) -> None:
             member.heartbeat.enter()
         members[2].heartbeat.report_broken_link("reset by peer")
         what = "lost its connection to another rank (reset by peer)"
-        expected = LostRank(2, what, "it had not started any action")
+        expected = LostRank(2, what, "it had not started any action", name="process 2")
         assert lost_ranks(members) == [expected] * 3
         for member in members:
             assert member.was_aborted.wait(LIMIT_SECONDS)
@@ -190,67 +178,173 @@ def test_all_ranks_learn_of_a_broken_connection(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "greeting",
     [
-        b'["hello", "wrong", 1]\n',
-        b'["hello", "secret", 0]\n',
-        b'["hello", "secret", 9]\n',
-        b'["hello", "secret", 2]\n',
-        b'["hello"]\n',
+        b'["answer", 1, "00", "wrong"]\n',
+        b'["answer", 1]\n',
+        b'["answer", 1, "%s", "\xff"]\n' % (b"0" * 900),
         b'["beat", []]\n',
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00" * 40_000,
+        b"",
     ],
 )
 def test_strangers_are_refused_and_do_not_disturb_the_ranks(
     greeting: bytes, tmp_path: Path
 ) -> None:
-    timeouts = TIMEOUTS
-    servers: list[HeartbeatServer] = []
+    with open_ranks(tmp_path, 3) as members:
+        members[2].heartbeat.enter()
+        with socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS) as stranger:
+            stranger.sendall(greeting)
+            if greeting:
+                with suppress(ConnectionResetError):
+                    assert stranger.makefile("rb").read().count(b"\n") == 1
+        assert members[0].heartbeat.find_lost(0.0) is None
+        # The real rank 2 still reaches rank 0.
+        members[2].heartbeat.report_broken_link("reset by peer")
+        assert [lost and lost.rank for lost in lost_ranks(members)] == [2, 2, 2]
+        members[2].heartbeat.leave()
 
-    def open_server(selector: PollSelector, folder: FlightFolder) -> HeartbeatServer:
-        servers.append(
-            HeartbeatServer(
-                3, timeouts, selector, folder.last_action_of, address=HOST, token=TOKEN
+
+def test_more_strangers_than_there_are_places_do_not_end_the_watch(tmp_path: Path) -> None:
+    # The oldest lost its place while its event was in the same batch; that ended the thread.
+    with open_ranks(tmp_path, 2) as members, ExitStack() as strangers:
+        for _ in range(200):
+            one = strangers.enter_context(
+                socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS)
             )
-        )
-        return servers[0]
-
-    def open_client(selector: PollSelector, folder: FlightFolder) -> HeartbeatClient:
-        port = servers[0].port
-        return HeartbeatClient(
-            2, timeouts, selector, folder.last_action_of, address=HOST, port=port, token=TOKEN
-        )
-
-    server, client = join(0, tmp_path, open_server), join(2, tmp_path, open_client)
-    client.heartbeat.enter()
-    with socket.create_connection((HOST, servers[0].port), timeout=LIMIT_SECONDS) as stranger:
-        stranger.sendall(greeting)
-        with suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
-    assert server.heartbeat.find_lost(0.0) is None
-    # The real rank 2 still reaches the server.
-    client.heartbeat.report_broken_link("reset by peer")
-    lost = server.heartbeat.find_lost(LIMIT_SECONDS)
-    assert lost is not None
-    assert lost.rank == 2
-    client.heartbeat.leave()
-    client.heartbeat.close()
-    server.heartbeat.close()
+            with suppress(OSError):
+                one.sendall(b"x" * 100)
+        members[1].heartbeat.enter()
+        vanish(members[1])
+        lost = members[0].heartbeat.find_lost(LIMIT_SECONDS)
+        assert lost is not None
+        assert lost.rank == 1
+        members[1].heartbeat.leave()
 
 
-def test_error_says_where_a_server_cannot_be_reached(tmp_path: Path) -> None:
-    with socket.create_server((HOST, 0)) as listener:
-        port = listener.getsockname()[1]
-    folder = FlightFolder(tmp_path, 1, SCHEDULE)
-    with pytest.raises(PipelineError, match=f"rank 1 cannot reach rank 0 at {HOST}, port {port}"):
-        HeartbeatClient(
-            1,
-            TIMEOUTS,
-            PollSelector(),
-            folder.last_action_of,
-            address=HOST,
-            port=port,
-            token=TOKEN,
-        )
+def test_heartbeat_that_fails_says_so_on_its_own_rank_and_on_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The thread ended in silence, and its rank was not watched any more.
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a mistake")
+
+    with open_ranks(tmp_path, 3) as members:
+        node: Any = members[1].heartbeat._node
+        node.beat = fail
+        found = lost_ranks(members)
+        what = "has left (its heartbeat failed: ZeroDivisionError: a mistake)"
+        assert [(lost.rank, lost.what) for lost in found if lost] == [(1, what)] * 3
+        with pytest.raises(PeerLostError, match="a mistake"):
+            members[1].heartbeat.enter()
+    assert "the heartbeat of rank 1 has failed" in caplog.text
+
+
+def test_rank_that_was_interrupted_and_continues_raises_what_the_others_raise(
+    tmp_path: Path,
+) -> None:
+    # After a caught Ctrl-C the next call waited for a heartbeat that had ended, 40 s long.
+    with open_ranks(tmp_path, 2) as members:
+        for member in members:
+            member.heartbeat.enter()
+        members[0].heartbeat.close("KeyboardInterrupt in the middle of a step", is_fault=True)
+        members[0].heartbeat.leave()
+        members[1].heartbeat.leave()
+        for member in members:
+            with suppress(PeerLostError):
+                member.heartbeat.enter()
+                member.heartbeat.find_lost(LIMIT_SECONDS)
+                member.heartbeat.leave()
+            with pytest.raises(PeerLostError, match=r"rank 0 .* has left .KeyboardInterrupt"):
+                member.heartbeat.enter()
+
+
+def cut_incoming(connection: Any) -> None:
+    """Let the kernel drop whatever comes in on a connection, which stays open."""
+    drop_all = struct.pack("HBBI", 0x06, 0, 0, 0)
+    buffer = ctypes.create_string_buffer(drop_all)
+    program = struct.pack("HL", 1, ctypes.addressof(buffer))
+    with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+@pytest.mark.parametrize("deaf", [0, 1])
+def test_connection_that_is_cut_in_one_direction_is_opened_again(
+    deaf: int, tmp_path: Path
+) -> None:
+    # Both ends waited for the other and blamed it.
+    with open_ranks(tmp_path, 3, Timeouts(silence_seconds=2.0)) as members:
+        node = members[deaf].heartbeat._node
+        cut = node._children[1] if deaf == 0 else node._parent
+        cut_incoming(cut)
+        assert members[1].heartbeat.find_lost(3.0) is None
+        assert members[0].heartbeat._node._children[1] is not cut
+        assert [member.heartbeat.find_lost(0.0) for member in members] == [None] * 3
+
+
+def test_rank_that_connects_again_after_the_decision_still_hears_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Rank 0 had decided and was gone when the rank connected again, which then blamed rank 0.
+    monkeypatch.setattr(heartbeat_module, "_ANNOUNCE_SECONDS", 0.0)
+    monkeypatch.setattr(heartbeat_module, "_GOODBYE_SECONDS", 0.0)
+    with open_ranks(tmp_path, 4, Timeouts(silence_seconds=3.0)) as members:
+        cut_incoming(members[2].heartbeat._node._parent)
+        vanish(members[1])
+        others = [members[rank] for rank in (0, 2, 3)]
+        lost_ranks(members[:1])
+        members[0].heartbeat.close()
+        assert [lost.rank for lost in lost_ranks(others) if lost] == [1, 1, 1]
+
+
+def test_loss_reaches_every_level_before_rank_0_leaves() -> None:
+    with open_ranks(None, 19) as members:
+        vanish(members[18])
+        assert members[0].heartbeat.find_lost(LIMIT_SECONDS) is not None
+        members[0].heartbeat.close()
+        registry = members[0].heartbeat._node._registry
+        assert registry is not None
+        assert registry.is_known_to_all(18)
+        assert {lost.rank for lost in lost_ranks(members[:18]) if lost} == {18}
+
+
+def test_all_name_a_rank_that_can_reach_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    with open_ranks(tmp_path, 3, Timeouts(silence_seconds=2.0)) as members:
+        monkeypatch.setattr(seeking, "call", fail)
+        node = members[2].heartbeat._node
+        cut_incoming(node._parent)
+        found = lost_ranks(members)
+        assert [lost.rank for lost in found if lost] == [2, 2, 2]
+
+
+def test_rank_below_a_lost_one_is_connected_to_the_next_above() -> None:
+    with open_ranks(None, 19) as members:
+        for member in members:
+            member.heartbeat.enter()
+        vanish(members[1])
+        others = [member for rank, member in enumerate(members) if rank != 1]
+        found = lost_ranks(others)
+        assert {(lost.rank, lost.what) for lost in found if lost} == {
+            (1, "ended (its connection broke)")
+        }
+        assert None not in found
+
+
+def test_rank_that_never_comes_is_named_by_all_others(tmp_path: Path) -> None:
+    # Those who had come waited for the timeout of the group, and did not say for whom.
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing in torch's stubs
+    timeouts = Timeouts(join_seconds=1.0)
+    with ThreadPoolExecutor(3) as pool:
+        joining = [pool.submit(join, store, rank, 4, tmp_path, timeouts) for rank in (0, 1, 3)]
+        for one in joining:
+            with pytest.raises(PeerLostError) as caught:
+                one.result(LIMIT_SECONDS)
+            assert caught.value.rank == 2
+            assert "has not come to build its pipeline within 1 s" in str(caught.value)
 
 
 def test_closed_heartbeats_leave_no_thread_file_or_descriptor(tmp_path: Path) -> None:

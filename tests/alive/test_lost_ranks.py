@@ -353,29 +353,18 @@ def fail_in_reduction(rank: int, kind: str, folder: Path) -> None:
     pipeline.step(batch, target=target)
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [("SIGKILL", -signal.SIGKILL), pytest.param("SIGSTOP", 1, marks=pytest.mark.slow)],
-)
-def test_loss_in_a_collective_of_replicas_ends_both_pipelines(
-    kind: str, code: int, tmp_path: Path
+@pytest.mark.parametrize("kind", ["SIGKILL", pytest.param("SIGSTOP", marks=pytest.mark.slow)])
+def test_loss_in_a_collective_of_replicas_ends_both_pipelines_by_name(
+    kind: str, tmp_path: Path
 ) -> None:
-    # The first pipeline waits for a stopped rank of the second until that continues or ends: its
-    # own ranks all answer, and the collective is not the pipeline's to abort. It may then succeed.
+    # The other pipeline had no heartbeat with the lost rank, and waited for it.
     resume = 3 if kind == "SIGSTOP" else None
     fates = run_ranks(
-        fail_in_reduction,
-        RANKS,
-        tmp_path,
-        kind,
-        tmp_path,
-        resume=resume,
-        resume_after=[2],
+        fail_in_reduction, RANKS, tmp_path, kind, tmp_path, resume=resume, resume_after=[0, 1, 2]
     )
-    assert [fate.exit_code in (0, 1, 83) for fate in fates[:2]] == [True] * 2
-    assert fates[2].exit_code == 1
-    assert fates[3].exit_code in (code, 83)
-    lost = fates[2].reported
-    assert isinstance(lost, ps.errors.PeerLostError)
-    assert lost.rank == 1
-    assert "; its last action was 1REDUCE_GRAD (" in str(lost)
+    for fate in fates[:3]:
+        # A collective of DDP cannot be aborted: a process that is still in it is ended.
+        reported = str(fate.reported) if fate.exit_code == 1 else fate.stderr
+        assert fate.exit_code in (1, 83)
+        assert "rank 3 (rank 1 of its pipeline, process " in reported
+        assert "; its last action was 1REDUCE_GRAD (" in reported

@@ -9,8 +9,10 @@ from penstock.alive.timeouts import Timeouts
 from penstock.errors import ArgumentError
 
 
-@pytest.mark.parametrize("name", ["silence_seconds", "stop_seconds", "stall_seconds"])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize(
+    "name", ["silence_seconds", "stop_seconds", "stall_seconds", "join_seconds"]
+)
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan])
 def test_timeouts_must_be_positive(name: str, value: float) -> None:
     settings: dict[str, Any] = {name: value}
     with pytest.raises(ArgumentError) as caught:
@@ -25,3 +27,7 @@ def test_silence_seconds_below_one_is_rejected() -> None:
         "silence_seconds must be at least 1.0, since a busy rank may be silent too (got 0.5); "
         "use a larger value"
     )
+
+
+def test_timeouts_may_be_infinite_for_a_debugger() -> None:
+    assert Timeouts(silence_seconds=math.inf).silence_seconds == math.inf

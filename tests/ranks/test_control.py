@@ -13,10 +13,9 @@ from penstock.ranks.control import (
     GroupControl,
     LocalControl,
     cannot,
-    decode_value,
-    encode_value,
     open_control,
 )
+from penstock.ranks.tree.values import decode_value, encode_value
 from tests.processes import Processes
 
 

@@ -166,7 +166,7 @@ def close_too_early(rank: int) -> str:
 
 def test_a_loss_that_comes_too_late_for_closing_is_an_error(two_processes: Processes) -> None:
     first, second = two_processes.run(close_too_early)
-    assert first.startswith("a rank is gone: ")
+    assert first.startswith("rank 1 of 2 is gone: ")
     assert second == (
         "the pipeline was closed before the loss of this step was known; read losses before "
         "closing it"
@@ -179,9 +179,10 @@ def test_a_loss_that_comes_too_late_for_closing_is_an_error(two_processes: Proce
 def wait_for_lost_rank(rank: int, number: int, folder: Path) -> float:
     world = dist.group.WORLD
     assert world is not None
-    transport = GroupTransport(world, torch.device("cpu"))
-    timeouts = ps.Timeouts(silence_seconds=2.0, folder=folder)
-    guard = open_guard(transport, ps.build("1F1B", ranks=2, microbatches=2), timeouts)
+    guard = open_guard(world, (), ps.Timeouts(silence_seconds=2.0, folder=folder))
+    with guard.call():
+        transport = GroupTransport(world, torch.device("cpu"))
+        guard.attach(transport, ps.build("1F1B", ranks=2, microbatches=2))
     exchange = LossExchange(lambda: GroupControl(world), guard)
     assert exchange.share(0.0, Device([1.0]).copy() if rank == 1 else None).read() == 1.0
     if rank == 1:

@@ -4,18 +4,22 @@ An error that ends a call on this rank is sent to the others. If the call ended 
 lost, all other ranks raise the same error.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Protocol, TypeVar
 from weakref import finalize
 
+from penstock.alive.flight_folder import FlightFolder, new_flight_folder
 from penstock.alive.heartbeat import Heartbeat
-from penstock.alive.lost_rank import disconnected
 from penstock.alive.progress_log import Log, NoLog, ProgressLog
 from penstock.alive.timeouts import Timeouts
 from penstock.errors import PenstockError
+from penstock.ir.schedule import Schedule
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.control import cannot
 from penstock.ranks.faults import LinkLostError
 from penstock.ranks.group_transport import GroupTransport
 
@@ -42,6 +46,13 @@ class Guard(Protocol):
         When a rank is lost, `abort` ends what else the call may wait for.
         """
 
+    def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
+        """Take the transport and the schedule of the pipeline, once it is built."""
+
+    @property
+    def connections(self) -> Connections:
+        """The connections that are aborted if a rank is lost."""
+
     def wait(self, value: Future[Value]) -> Value:
         """Wait for a value from other ranks; any thread of any rank may, as often as it likes."""
 
@@ -60,6 +71,10 @@ class NoGuard:
 
     def __init__(self) -> None:
         self.log: Log = NoLog()
+        self.connections = Connections()
+
+    def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
+        """Do nothing, because nothing is ever aborted."""
 
     def call(self, abort: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
         """Do nothing, because no other rank can be lost."""
@@ -82,20 +97,45 @@ class NoGuard:
 
 
 class RankGuard:
-    """A guard of one rank among several."""
+    """A guard of one rank among several.
+
+    `members` are the places of the pipeline's ranks among all that watch one another.
+    """
 
     def __init__(
         self,
         heartbeat: Heartbeat,
         progress_log: ProgressLog,
-        transport: GroupTransport,
         timeouts: Timeouts,
+        members: Sequence[int],
     ) -> None:
         self._heartbeat = heartbeat
         self._progress_log = progress_log
-        self._transport = transport
+        self._timeouts = timeouts
+        self._members = members
+        self.connections = Connections()
+        self._abort: Callable[[], None] = self.connections.abort
         self._seconds_to_learn = timeouts.silence_seconds + timeouts.stop_seconds
+        self._has_replicas = len(members) < heartbeat.size
         finalize(self, heartbeat.close)
+
+    def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
+        """Take the transport and the schedule of the pipeline; every rank calls this."""
+        control, (rank,) = transport.control, transport.ranks
+        path = str(new_flight_folder(self._timeouts.folder)) if rank == 0 else None
+        path = control.broadcast(path)
+        with control.together(cannot("write its flight record")):
+            folder = FlightFolder(Path(path), rank, schedule)
+        self._progress_log.attach(folder.writer)
+        self._abort = transport.abort
+
+        def free_device(lost: int) -> None:
+            if lost in members:
+                transport.release(members.index(lost))
+
+        members = self._members
+        records = {member: folder.path_of(number) for number, member in enumerate(members)}
+        self._heartbeat.attach(folder, records, transport.abort, free_device)
 
     @property
     def log(self) -> Log:
@@ -104,7 +144,7 @@ class RankGuard:
 
     def tracking(self) -> AbstractContextManager[None]:
         """Let the guard abort the groups that are opened inside."""
-        return self._transport.connections.tracking()
+        return self.connections.tracking()
 
     def require_nobody_lost(self) -> None:
         """Raise an error if a rank is lost and no call has said so yet."""
@@ -141,7 +181,7 @@ class RankGuard:
                 with suppress(RuntimeError):
                     self._transport.release(lost.rank)
                 with suppress(RuntimeError):
-                    self._transport.abort()
+                    self._abort()
                 raise self._heartbeat.error(lost)
         try:
             return value.result()
@@ -155,11 +195,11 @@ class RankGuard:
             self._heartbeat.report_broken_link(str(error))
             lost = self._heartbeat.find_lost(self._seconds_to_learn)
             if lost is None:
-                (rank,) = self._transport.ranks
-                lost = disconnected(rank, str(error), self._progress_log.status())
+                lost = self._heartbeat.blame_itself(str(error))
         else:
             self._progress_log.fail(f"{type(error).__name__}: {error}")
-            is_ours = isinstance(error, PenstockError)
-            lost = self._heartbeat.find_lost(0.0 if is_ours else _NEWS_SECONDS)
+            # What torch reports of a collective with replicas comes as an error of the step.
+            is_clear = isinstance(error, PenstockError) and not self._has_replicas
+            lost = self._heartbeat.find_lost(0.0 if is_clear else _NEWS_SECONDS)
         if lost is not None:
             raise self._heartbeat.error(lost) from error

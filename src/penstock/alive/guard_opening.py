@@ -1,116 +1,111 @@
-"""How the ranks of a pipeline open their heartbeat: rank 0 serves, and the others connect."""
+"""How ranks open their heartbeat, before anything else that they do together.
+
+find who watches whom  ->  meet in the store  ->  connect as a tree  ->  all are here
+                                                                   ... the pipeline is built
+attach: a flight record, and what must be aborted if a rank is lost
+"""
 
 import os
-import secrets
 import socket
-import tempfile
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Sequence
 from selectors import PollSelector
-from time import strftime
+from time import monotonic, sleep
 
-from penstock.alive.flight_folder import FlightFolder
+import torch.distributed as dist
+
 from penstock.alive.guard import Guard, NoGuard, RankGuard
-from penstock.alive.heartbeat import Heartbeat, HeartbeatEnd
-from penstock.alive.heartbeat_client import HeartbeatClient
-from penstock.alive.heartbeat_server import HeartbeatServer
+from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.progress_log import ProgressLog
+from penstock.alive.reach import find_members
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
+from penstock.alive.tree.member import Member
 from penstock.alive.waker import Waker
-from penstock.ir.schedule import Schedule
-from penstock.ranks.control import cannot
-from penstock.ranks.group_transport import GroupTransport
+from penstock.errors import PeerLostError
+from penstock.ranks.private_groups import host_of_store, meet, meet_members
+from penstock.ranks.tree.meeting import Contact, Meeting, own_address
+from penstock.ranks.tree.shape import ancestors_of
+from penstock.torch_private import get_default_store
 
-__all__ = ["open_guard"]
+__all__ = ["open_guard", "open_heartbeat"]
 
-_CANNOT_OPEN = cannot("open its heartbeat")
-
-
-@dataclass(frozen=True, slots=True)
-class _ServerOffer:
-    """Where the server is, what lets a rank in, and where all ranks keep their flight records."""
-
-    address: str
-    port: int
-    token: str
-    folder: str
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+_WAIT_SECONDS = 0.5
 
 
-def open_guard(transport: GroupTransport, schedule: Schedule, timeouts: Timeouts) -> Guard:
-    """Connect all ranks by a heartbeat; every rank calls this."""
-    if transport.num_ranks == 1:
+def open_guard(
+    group: dist.ProcessGroup, groups: Sequence[tuple[int, ...]], timeouts: Timeouts
+) -> Guard:
+    """Let the ranks of a pipeline watch one another; every rank calls this, first of all.
+
+    `groups` are the ranks of the processes that hold copies or shards of the stages of this rank.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) == 1 and not groups:
         return NoGuard()
-    with ExitStack() as undo:
-        open_end = _open_server if transport.ranks == (0,) else _open_client
-        end, flight_folder, selector = open_end(transport, schedule, timeouts, undo)
-        names = transport.control.gather(f"process {os.getpid()} on {socket.gethostname()}")
-        waker = Waker()
-        progress_log = ProgressLog(flight_folder.writer, waker)
-        heartbeat = Heartbeat(
-            end,
-            selector,
-            timeouts,
-            names=names,
-            waker=waker,
-            progress_log=progress_log,
-            flight_folder=flight_folder,
-            abort=transport.abort,
-            free_device=transport.release,
-        )
-        undo.pop_all()
-    return RankGuard(heartbeat, progress_log, transport, timeouts)
+    me, (meeting, number, _) = dist.get_rank(), meet(group)
+    members = find_members(get_default_store(), meeting, me, ranks, groups, timeouts.join_seconds)
+    if len(members) == 1:
+        return NoGuard()
+    name = f"process {os.getpid()} on {socket.gethostname()}"
+    is_one = members == ranks
+    store, index, _ = meet_members(members)
+    heartbeat, progress_log = open_heartbeat(
+        Meeting(store, index),
+        Member(index, name if is_one else f"rank {number} of its pipeline, {name}", ranks[0]),
+        range(len(members)) if is_one else members,
+        timeouts,
+        address=own_address(host_of_store()),
+    )
+    return RankGuard(heartbeat, progress_log, timeouts, [members.index(rank) for rank in ranks])
 
 
-def _open_server(
-    transport: GroupTransport, schedule: Schedule, timeouts: Timeouts, undo: ExitStack
-) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
-    selector, token = PollSelector(), secrets.token_hex(16)
-    address = transport.connections.own_address() or "127.0.0.1"
-    with transport.control.together(_CANNOT_OPEN):
-        folder = FlightFolder(_new_folder(timeouts), 0, schedule)
-        undo.callback(partial(folder.close, keep=False))
-        server = HeartbeatServer(
-            transport.num_ranks,
-            timeouts,
-            selector,
-            folder.last_action_of,
-            address=address,
-            token=token,
-        )
-        undo.callback(server.close)
-    offer = _ServerOffer(address, server.port, token, str(folder.folder))
-    transport.control.broadcast(asdict(offer))
-    with transport.control.together(_CANNOT_OPEN):
-        pass  # the other ranks connect
-    return server, folder, selector
+def open_heartbeat(
+    meeting: Meeting, me: Member, numbers: Sequence[int], timeouts: Timeouts, *, address: str
+) -> tuple[Heartbeat, ProgressLog]:
+    """Connect a rank with those above and below it, and wait until all ranks have come.
+
+    Messages name ranks by their `numbers`.
+    """
+    token = meeting.make_token() if me.rank == 0 else _find_token(meeting, numbers, timeouts)
+    selector, waker = PollSelector(), Waker()
+    progress_log = ProgressLog(waker)
+    node = HeartbeatNode(me, len(numbers), timeouts, selector, address=address, token=token)
+    meeting.publish(Contact(address, node.port, me.name))
+    heartbeat = Heartbeat(
+        node, selector, timeouts, numbers=numbers, waker=waker, progress_log=progress_log
+    )
+    try:
+        _connect(meeting, node, heartbeat, waker)
+    except BaseException:
+        heartbeat.close("it could not connect to all ranks")
+        raise
+    return heartbeat, progress_log
 
 
-def _open_client(
-    transport: GroupTransport, schedule: Schedule, timeouts: Timeouts, undo: ExitStack
-) -> tuple[HeartbeatEnd, FlightFolder, PollSelector]:
-    selector, (rank,) = PollSelector(), transport.ranks
-    with transport.control.together(_CANNOT_OPEN):
-        pass  # rank 0 opens its server
-    offer = _ServerOffer(**transport.control.broadcast(None))
-    with transport.control.together(_CANNOT_OPEN):
-        folder = FlightFolder(Path(offer.folder), rank, schedule)
-        undo.callback(partial(folder.close, keep=False))
-        client = HeartbeatClient(
-            rank,
-            timeouts,
-            selector,
-            folder.last_action_of,
-            address=offer.address,
-            port=offer.port,
-            token=offer.token,
-        )
-        undo.callback(client.close)
-    return client, folder, selector
+def _connect(meeting: Meeting, node: HeartbeatNode, heartbeat: Heartbeat, waker: Waker) -> None:
+    """Give the heartbeat's thread what it needs to connect, until all ranks have come."""
+    missing, pause = list(ancestors_of(node.rank)), _SHORTEST_PAUSE
+    while not heartbeat.wait_until_complete(pause):
+        # Once it can reach the ranks above, the event alone wakes it; a loss may come later.
+        pause = min(2 * pause, _LONGEST_PAUSE) if missing else _WAIT_SECONDS
+        for above in list(missing):
+            contact = meeting.find(above)
+            if contact is not None:
+                missing.remove(above)
+                node.seeker.add_contact(above, contact)
+                waker.wake()
 
 
-def _new_folder(timeouts: Timeouts) -> Path:
-    """Return a new folder; its name begins with the time, so that the latest is easy to find."""
-    parent = tempfile.gettempdir() if timeouts.folder is None else timeouts.folder
-    return Path(parent).absolute() / f"penstock-{strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+def _find_token(meeting: Meeting, numbers: Sequence[int], timeouts: Timeouts) -> str:
+    end, pause = monotonic() + timeouts.join_seconds, _SHORTEST_PAUSE
+    while (token := meeting.find_token()) is None:
+        if monotonic() >= end:
+            raise PeerLostError(
+                f"rank {numbers[0]} has not come to build its pipeline within "
+                f"{timeouts.join_seconds:g} s",
+                numbers[0],
+            )
+        sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    return token

@@ -9,37 +9,44 @@ the training thread leaves whatever it waits for. If that does not help, it ends
 
 import faulthandler
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from logging import getLogger
+from pathlib import Path
 from selectors import EVENT_READ, BaseSelector
 from threading import Event, Thread, current_thread
 from time import monotonic
-from typing import NoReturn, Protocol
+from typing import NoReturn
 from weakref import WeakSet
 
 from penstock.alive.flight_folder import FlightFolder
-from penstock.alive.lost_rank import LostRank
+from penstock.alive.lost_rank import LostRank, disconnected, left
 from penstock.alive.progress_log import ProgressLog
-from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
 from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
 from penstock.ranks.faults import EXIT_CODE
 
-__all__ = ["Heartbeat", "HeartbeatEnd"]
+__all__ = ["Heartbeat"]
+
+_LOGGER = getLogger(__name__)
 
 _BEAT_SECONDS = 0.5
 # Up to this number of ranks, all beat at the full rate; more of them beat less often.
-_RANKS_AT_FULL_RATE = 128
+_RANKS_AT_FULL_RATE = 512
 # How long the others may take to finish their call when the lost rank may have done its part.
 _SETTLE_SECONDS = 1.0
 # How long rank 0 waits until the others have heard of a loss, or of its goodbye: a process that
 # ends with something unread takes back what it has just sent.
 _ANNOUNCE_SECONDS = 2.0
-_GOODBYE_SECONDS = 0.5
+_GOODBYE_SECONDS = 5.0
+# Rank 0 stays until the last rank knows who is lost: as long as a rank may be silent, but at most
+# this long.
+_MOST_STAY_SECONDS = 60.0
 # How often to look whether the training thread has left its call.
 _LOOK_SECONDS = 0.05
-_JOIN_SECONDS = 2.0
+_JOIN_SECONDS = 6.0
 _STDERR = 2
 
 
@@ -51,68 +58,34 @@ def _nothing_for(_rank: int) -> None:
     """Free nothing, because the device of this rank waits for nobody."""
 
 
-class HeartbeatEnd(Protocol):
-    """One rank's end of the heartbeat connections; one thread calls its methods."""
-
-    @property
-    def rank(self) -> int:
-        """The rank at this end."""
-
-    def beat(self, status: RankStatus) -> None:
-        """Send this rank's status to the others."""
-
-    def find_lost(self, status: RankStatus, now: float) -> LostRank | None:
-        """Return the rank that is lost by now, if one is."""
-
-    def restart_clocks(self, now: float) -> None:
-        """Forget past silence, because this process was asleep and could hear nobody."""
-
-    def announce(self, lost: LostRank) -> None:
-        """Report the lost rank to the others."""
-
-    @property
-    def is_acknowledged(self) -> bool:
-        """Whether every rank that can has acknowledged the loss or the goodbye."""
-
-    def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
-        """Announce to the others that this rank leaves after this number of calls."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-
 class Heartbeat:
     """This rank's side of the heartbeat.
 
-    `names` has the process and machine of every rank. `abort` ends every wait of the training
-    thread for another rank, and `free_device` those of its device for the rank that is lost, which
-    may outlast a call.
+    `numbers` are those by which messages name the ranks. Until `attach`, while its pipeline is
+    being built, a rank has no flight record.
     """
 
     def __init__(
         self,
-        end: HeartbeatEnd,
+        node: HeartbeatNode,
         selector: BaseSelector,
         timeouts: Timeouts,
         *,
-        names: Sequence[str],
+        numbers: Sequence[int],
         waker: Waker,
         progress_log: ProgressLog,
-        flight_folder: FlightFolder,
-        abort: Callable[[], None],
-        free_device: Callable[[int], None] = _nothing_for,
     ) -> None:
-        self._end = end
+        self._node = node
         self._selector = selector
         self._timeouts = timeouts
-        self._names = names
         self._progress_log = progress_log
-        self._flight_folder = flight_folder
-        self._abort = abort
-        self._free_device = free_device
+        self._flight_folder: FlightFolder | None = None
+        self._abort: Callable[[], None] = _nothing
+        self._free_device: Callable[[int], None] = _nothing_for
         self._has_freed_device = False
         self._abort_call: Callable[[], None] = _nothing
-        usual = _BEAT_SECONDS * max(1.0, len(names) / _RANKS_AT_FULL_RATE)
+        self._numbers = numbers
+        usual = _BEAT_SECONDS * max(1.0, len(numbers) / _RANKS_AT_FULL_RATE)
         self._pause = min(usual, timeouts.silence_seconds / 4)
         # What this thread has found, and what the training thread may know.
         self._found: LostRank | None = None
@@ -121,12 +94,33 @@ class Heartbeat:
         self._goodbye: str | None = None
         self._next_beat = self._found_at = monotonic()
         self._has_aborted = self._was_raised = False
+        # Where the flight record is, until the others know.
+        self._record = ""
         self._process = os.getpid()
         self._waker = waker
         selector.register(waker, EVENT_READ, self._wake_up)
         self._thread = Thread(target=self._run, name="penstock-heartbeat", daemon=True)
         _OPEN.add(self)
         self._thread.start()
+
+    def attach(
+        self,
+        flight_folder: FlightFolder,
+        records: Mapping[int, Path],
+        abort: Callable[[], None],
+        free_device: Callable[[int], None],
+    ) -> None:
+        """Take what a built pipeline has; call this inside a call of all ranks.
+
+        `records` are the flight records of the ranks of this pipeline. `abort` ends every wait of
+        the training thread for another rank, and `free_device` those of its device for the rank
+        that is lost, which may outlast a call.
+        """
+        self._flight_folder = flight_folder
+        self._abort, self._free_device = abort, free_device
+        self._node.own_records = records
+        self._record = str(records[self._node.rank])
+        self._waker.wake()
 
     # ---- for the training thread
 
@@ -140,6 +134,12 @@ class Heartbeat:
         if self._lost is not None:
             self.leave()
             raise self.error(self._lost)
+
+    def wait_until_complete(self, seconds: float) -> bool:
+        """Wait until all ranks have come, at most this long; raise if one is lost."""
+        if self._lost is not None:
+            raise self.error(self._lost)
+        return self._node.is_complete.wait(seconds)
 
     def leave(self) -> None:
         """End the call."""
@@ -156,6 +156,16 @@ class Heartbeat:
         """Report to the others that a connection of this rank broke."""
         self._progress_log.note_broken_link(text)
 
+    def blame_itself(self, error: str) -> LostRank:
+        """Return this rank as lost, because nobody has explained the error of a connection."""
+        me = self._node.me
+        return disconnected(me.rank, error, self._progress_log.status()).named(me)
+
+    @property
+    def size(self) -> int:
+        """How many ranks watch one another."""
+        return len(self._numbers)
+
     @property
     def was_raised(self) -> bool:
         """Whether the user knows of the rank that is lost."""
@@ -164,46 +174,82 @@ class Heartbeat:
     def error(self, lost: LostRank) -> PeerLostError:
         """Return the error that every rank raises."""
         self._was_raised = True
-        return PeerLostError(self._describe(lost), lost.rank)
+        return PeerLostError(self._describe(lost), self._numbers[lost.rank])
 
     def close(self, reason: str = "its pipeline was closed", *, is_fault: bool = False) -> None:
-        """Say goodbye and end the thread; the flight record is kept after a fault."""
+        """Say goodbye and end the thread; the flight record is kept after a fault.
+
+        After a fault, this rank is lost for all: its own later calls raise what the others raise.
+        """
         if self._process != os.getpid() or self._goodbye is not None:
             return
         self._goodbye = reason
+        if is_fault and self._lost is None:
+            me = self._node.me
+            self._lost = left(me.rank, reason, self._progress_log.status()).named(me)
         self._waker.wake()
         if current_thread() is not self._thread:
-            self._thread.join(_JOIN_SECONDS)
-        self._flight_folder.close(keep=is_fault or self._was_raised)
+            self._thread.join(_JOIN_SECONDS + self._stay_seconds)
+        if self._flight_folder is not None:
+            self._flight_folder.close(keep=is_fault or self._was_raised)
 
     def release(self) -> None:
-        """Close the connections without a word, as a forked copy of this process must."""
-        self._end.close()
+        """Close the descriptors without a word, as a forked copy of this process must."""
+        self._node.release()
         self._waker.close()
 
     def _describe(self, lost: LostRank) -> str:
-        rank = f"rank {lost.rank} ({self._names[lost.rank]})"
         last = "" if lost.last is None else f"; {lost.last}"
-        folder = self._flight_folder.folder
-        return f"{rank} {lost.what}{last}\nwhat every rank did: penstock explain {folder}"
+        text = f"rank {self._numbers[lost.rank]} ({lost.name}) {lost.what}{last}"
+        if self._flight_folder is None:
+            return text
+        return f"{text}\nwhat every rank did: penstock explain {self._flight_folder.folder}"
 
     # ---- the heartbeat's thread
 
     def _run(self) -> None:
+        try:
+            self._keep_in_touch()
+        except Exception as error:
+            # Nobody would notice that this rank is not watched any more, itself least of all.
+            _LOGGER.exception("the heartbeat of rank %d has failed", self._node.rank)
+            self._fail(f"its heartbeat failed: {type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        """Let all ranks know that this one cannot continue, this one first."""
+        me = self._node.me
+        self._lost = left(me.rank, reason, self._progress_log.status()).named(me)
+        self._is_known.set()
+        self._abort_call()
+        with suppress(RuntimeError):
+            self._abort()
+        self._goodbye = reason
+        with suppress(Exception):
+            self._node.announce(self._lost)
+        self.release()
+
+    def _keep_in_touch(self) -> None:
         before = monotonic()
         while self._goodbye is None:
             for key, _ in self._selector.select(self._seconds_to_wait()):
                 key.data()
             now = monotonic()
             if now - before > self._timeouts.silence_seconds / 2:
-                self._end.restart_clocks(now)
+                self._node.restart_clocks(now)
             before = now
             if now >= self._next_beat:
                 self._next_beat = now + self._pause
-                self._end.beat(self._progress_log.status())
-                self._flight_folder.writer.beat()
+                self._node.beat(self._progress_log.status())
+                self._note_beat()
             self._look(now)
         self._say_goodbye(self._goodbye)
+
+    def _note_beat(self) -> None:
+        if self._flight_folder is not None:
+            self._flight_folder.writer.beat()
+            if self._record:
+                self._node.note_record(self._record)
+                self._record = ""
 
     def _seconds_to_wait(self) -> float:
         if self._found is not None and (self._lost is None or self._progress_log.is_inside):
@@ -219,12 +265,12 @@ class Heartbeat:
         if self._lost is None:
             if self._found is None:
                 status = self._progress_log.status()
-                self._found, self._found_at = self._end.find_lost(status, now), now
+                self._found, self._found_at = self._node.find_lost(status, now), now
                 if self._found is None:
                     return
-                self._end.announce(self._found)
+                self._node.announce(self._found)
             # The others first: this process may end as soon as its own thread knows.
-            if not self._end.is_acknowledged and now - self._found_at < _ANNOUNCE_SECONDS:
+            if not self._node.is_acknowledged and now - self._found_at < _ANNOUNCE_SECONDS:
                 return
             self._lost = self._found
             self._is_known.set()
@@ -255,23 +301,34 @@ class Heartbeat:
         doing = self._progress_log.status().doing or "a call of all ranks"
         text = (
             f"penstock: {self._describe(lost)}\n"
-            f"this is rank {self._end.rank}, which did not leave {doing} within "
+            f"this is rank {self._numbers[self._node.rank]}, which did not leave {doing} within "
             f"{self._timeouts.stop_seconds:g} s; its process ends now with exit code {EXIT_CODE}\n"
         )
-        self._flight_folder.close(keep=True)
+        if self._flight_folder is not None:
+            self._flight_folder.close(keep=True)
         os.write(_STDERR, text.encode())
         faulthandler.dump_traceback(_STDERR)
         os._exit(EXIT_CODE)
 
     def _say_goodbye(self, reason: str) -> None:
+        self._stay_until(lambda: self._node.is_known_to_all, self._stay_seconds)
         status = self._progress_log.status()
-        self._end.say_goodbye(status.call - status.is_inside, reason, status)
-        end = monotonic() + _GOODBYE_SECONDS
-        while not self._end.is_acknowledged and monotonic() < end:
+        self._node.say_goodbye(status.call - status.is_inside, reason, status)
+        self._stay_until(lambda: self._node.is_acknowledged, _GOODBYE_SECONDS)
+        self._node.close()
+        self._selector.close()
+        self._waker.close()
+
+    def _stay_until(self, is_over: Callable[[], bool], seconds: float) -> None:
+        """Serve the other ranks until something is over, at most this long."""
+        end = monotonic() + seconds
+        while not is_over() and monotonic() < end:
             for key, _ in self._selector.select(_LOOK_SECONDS):
                 key.data()
-        self.release()
-        self._selector.close()
+
+    @property
+    def _stay_seconds(self) -> float:
+        return min(self._timeouts.silence_seconds, _MOST_STAY_SECONDS)
 
 
 def _release_all() -> None:

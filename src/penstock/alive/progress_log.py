@@ -12,11 +12,16 @@ from penstock.alive.rank_status import RankStatus
 from penstock.alive.waker import Waker
 from penstock.files.flight.log import Doing, Phase, spell_out
 from penstock.files.flight.record_file import FlightWriter
+from penstock.ir.actions import Action, Kind
 
 __all__ = ["AGREEMENT", "FLUSH", "OUTCOME", "Log", "NoLog", "Note", "ProgressLog"]
 
 # How much of an error's text is sent to other ranks.
 _MOST_LETTERS = 2000
+# What a rank does before its first step.
+_BUILDING = "the building of its pipeline"
+# What a stage does together with its copies in other pipelines.
+_WITH_REPLICAS = frozenset((Kind.UNSHARD, Kind.REDUCE_GRAD))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +92,14 @@ class NoLog:
 
 
 class ProgressLog:
-    """The notes of one rank, in memory and in its flight record; errors wake the heartbeat."""
+    """The notes of one rank, in memory and in its flight record; errors wake the heartbeat.
 
-    def __init__(self, flight: FlightWriter, waker: Waker) -> None:
-        self._flight = flight
+    It gets its record once there is a schedule, before the first step.
+    """
+
+    _flight: FlightWriter
+
+    def __init__(self, waker: Waker) -> None:
         self._waker = waker
         self._call = 0
         self._is_inside = False
@@ -101,6 +110,10 @@ class ProgressLog:
         self._since = perf_counter()
         self._failure: str | None = None
         self._broken: str | None = None
+
+    def attach(self, flight: FlightWriter) -> None:
+        """Write a flight record from now on."""
+        self._flight = flight
 
     def enter(self) -> None:
         """Note that a call of all ranks begins."""
@@ -169,7 +182,12 @@ class ProgressLog:
         note, awaited = self._note, self._awaited
         if note is None:
             return RankStatus(
-                self._call, self._is_inside, failure=self._failure, broken=self._broken
+                self._call,
+                self._is_inside,
+                doing=_BUILDING if self._is_inside else None,
+                seconds=perf_counter() - self._since,
+                failure=self._failure,
+                broken=self._broken,
             )
         return RankStatus(
             call=self._call,
@@ -182,4 +200,5 @@ class ProgressLog:
             is_meeting=isinstance(note.doing, Phase) and note.doing.is_meeting,
             failure=self._failure,
             broken=self._broken,
+            is_with_replicas=isinstance(note.doing, Action) and note.doing.kind in _WITH_REPLICAS,
         )

@@ -14,7 +14,8 @@ class RankStatus:
     counts them; `is_inside` says whether the rank is still in the last one. `done` grows with
     every action that it finishes. `waits_for` is the rank whose message it needs to continue;
     `is_meeting` says that it needs all of them. `failure` is an error that it will raise, and
-    `broken` an error of its connections, both of the last call.
+    `broken` an error of its connections, both of the last call. `is_with_replicas` says that it is
+    in something that it does together with ranks of other pipelines.
     """
 
     call: int = 0
@@ -27,6 +28,7 @@ class RankStatus:
     is_meeting: bool = False
     failure: str | None = None
     broken: str | None = None
+    is_with_replicas: bool = False
 
     @property
     def progress(self) -> tuple[int, bool, int]:

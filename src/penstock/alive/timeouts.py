@@ -1,7 +1,6 @@
 """How long a pipeline waits before it gives up a rank, and where it keeps its flight records."""
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 
 from penstock.errors import ArgumentError
@@ -18,8 +17,10 @@ class Timeouts:
 
     A rank that has not answered for `silence_seconds` is lost. After a loss the others have
     `stop_seconds` to leave what they are doing; a process that does not is ended. A step in which
-    no rank made progress for `stall_seconds` is reported in the log and continues. Flight records
-    are kept in a new folder inside `folder`, or inside the system's folder for temporary files.
+    no rank made progress for `stall_seconds` is reported in the log and continues. A rank that
+    has not come to build its pipeline `join_seconds` after another is lost. Any of these may be
+    infinite, which a debugger needs. Flight records are kept in a new folder inside `folder`, or
+    inside the system's folder for temporary files.
 
     >>> Timeouts(silence_seconds=60).stop_seconds
     10.0
@@ -28,12 +29,13 @@ class Timeouts:
     silence_seconds: float = 30.0
     stop_seconds: float = 10.0
     stall_seconds: float = 120.0
+    join_seconds: float = 300.0
     folder: Path | str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("silence_seconds", "stop_seconds", "stall_seconds"):
+        for name in ("silence_seconds", "stop_seconds", "stall_seconds", "join_seconds"):
             value = getattr(self, name)
-            if not (isfinite(value) and value > 0):
+            if not value > 0:
                 raise ArgumentError(f"{name} must be a positive number of seconds (got {value})")
         if self.silence_seconds < _SHORTEST_SILENCE:
             raise ArgumentError(

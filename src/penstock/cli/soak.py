@@ -138,6 +138,7 @@ def _numbers(progress: SoakProgress) -> dict[str, str]:
         "steps": str(progress.steps),
         "steps/s": f"{rate:.1f}",
         "faults survived": str(progress.faults),
+        "by order": str(progress.by_order),
         "worst gradient error": f"{progress.worst.error:.1e}",
         "largest process": f"{progress.memory / 2**20:.0f} MiB",
         "time": f"{progress.seconds:.0f} s",

@@ -10,7 +10,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from penstock.alive.guard_opening import open_guard
+from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.errors import ArgumentError
+from penstock.ranks.control import GroupControl
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import Message
 from penstock.step.clocks import Clock, clock_for
@@ -47,13 +50,15 @@ def measure_links(
     device: torch.device | str | None = None,
     large_bytes: int = 4 << 20,
     repeats: int = 20,
+    timeouts: Timeouts = DEFAULT_TIMEOUTS,
 ) -> Links:
     """Measure latency and bandwidth between neighbouring ranks; every rank calls it.
 
     Each number is the median of half a round trip, so that both directions of a link are equal.
     Ranks that are not neighbours in a ring never exchange messages in a loop or V placement:
     their links are assumed to be as slow as the slowest measured one. Messages are on `device`,
-    by default the one that the group's backend supports. Every rank gets the same result.
+    by default the one that the group's backend supports. Every rank gets the same result, or the
+    same `PeerLostError` if one is lost meanwhile.
     """
     if large_bytes <= _SMALL_BYTES or repeats < 1:
         raise ArgumentError(
@@ -61,7 +66,20 @@ def measure_links(
             f"(got {large_bytes} and {repeats})"
         )
     chosen = find_device(device, {}, group)
-    transport = GroupTransport(group, chosen)
+    guard = open_guard(group, (), timeouts)
+    try:
+        with guard.call():
+            control = GroupControl(group, connections=guard.connections)
+            transport = GroupTransport(group, chosen, control=control)
+        with guard.call(transport.abort):
+            return _measure(transport, chosen, large_bytes, repeats)
+    finally:
+        guard.close()
+
+
+def _measure(
+    transport: GroupTransport, device: torch.device, large_bytes: int, repeats: int
+) -> Links:
     ranks = transport.num_ranks
     pairs = sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks)})
     pairs = [(a, b) for a, b in pairs if a != b]
@@ -72,7 +90,7 @@ def measure_links(
         mine = None
         if transport.ranks[0] in pair:
             sizes = (_SMALL_BYTES, large_bytes)
-            mine = [_one_way(transport, pair, size, repeats, chosen) for size in sizes]
+            mine = [_one_way(transport, pair, size, repeats, device) for size in sizes]
         small, large = transport.control.gather(mine)[pair[0]]
         found[pair] = small, (large_bytes - _SMALL_BYTES) / max(large - small, 1e-9)
     transport.close()

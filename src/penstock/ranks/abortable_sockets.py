@@ -22,26 +22,34 @@ class Connections:
     def __init__(self) -> None:
         # By descriptor and inode, because a descriptor is reused after closing.
         self._tracked: set[tuple[int, int]] = set()
+        # What was open before, while a group is being opened: its sockets may be aborted too.
+        self._before: set[tuple[int, int]] | None = None
+        self.is_aborted = False
+
+    def add(self, connection: socket.socket) -> None:
+        """Count a socket as one of these."""
+        descriptor = connection.fileno()
+        self._tracked.add((descriptor, os.fstat(descriptor).st_ino))
 
     @contextmanager
     def tracking(self) -> Iterator[None]:
         """Count every socket that is opened inside as one of these."""
-        before = _open_sockets()
+        before = self._before = _open_sockets()
         try:
             yield
         finally:
             self._tracked |= _open_sockets() - before
+            self._before = None
 
     def abort(self) -> None:
         """Shut every connection down; a thread that waits on one gets an error at once."""
+        self.is_aborted = True
+        before = self._before
+        if before is not None:
+            self._tracked |= _open_sockets() - before
         for connection in self._connected():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-
-    def own_address(self) -> str | None:
-        """Return the address by which others reach this machine, if there is a connection."""
-        addresses = [connection.getsockname()[0] for connection in self._connected()]
-        return addresses[0] if addresses else None
 
     def _connected(self) -> Iterator[socket.socket]:
         """Yield the sockets that have a peer; a listener must be left alone."""

@@ -1,19 +1,20 @@
 """Small values between ranks: gathered, shared, and work that all ranks do or none.
 
 Values are those that JSON has. They are never pickled, and they are bounded in size. They travel
-over a private gloo group, beside the tensors of a step, so that another thread can abort a wait.
+along a tree of connections (`ranks/tree/`), beside the tensors of a step, so that another thread
+can abort a wait.
 
-    gather     every rank's value  ->  every rank        one collective while values are short
+    gather     every rank's value  ->  every rank
     collect    every rank's value  ->  the first rank
     scatter    the first rank's values  ->  one to each rank
     send       one rank's value  ->  another rank
     together   work that may fail on a rank  ->  an error on every rank
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -22,7 +23,16 @@ import torch.distributed as dist
 from penstock.errors import PenstockError, PipelineError
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import PrivateGroup, open_gloo
+from penstock.ranks.private_groups import (
+    PrivateGroup,
+    host_of_store,
+    meet,
+    open_gloo,
+    timeout_of,
+)
+from penstock.ranks.tree.links import open_links
+from penstock.ranks.tree.meeting import Meeting, own_address
+from penstock.ranks.tree.values import decode_value, encode_value
 
 __all__ = [
     "Control",
@@ -31,19 +41,14 @@ __all__ = [
     "RankFailure",
     "Refusal",
     "cannot",
-    "decode_value",
     "describe_error",
-    "encode_value",
     "open_control",
 ]
 
 # The longest value that may travel: the timeline of a million actions is a third of this.
 _MOST_BYTES = 2**28
-_LENGTH_BYTES = 8
-# How much of a value travels with its length, so that short values need one collective.
-_SHORT_BYTES = 248
-# The length of a value that its rank could not encode.
-_REFUSED = 2**62
+# Begins what is sent in place of a value that cannot be encoded; JSON never begins with it.
+_REFUSED = b"\x00"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +84,6 @@ def cannot(doing: str) -> Refusal:
 def describe_error(error: Exception) -> str:
     """Return an error in words for other ranks."""
     return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-
-
-def encode_value(value: Any) -> bytes:
-    """Return a plain value as one line of JSON."""
-    return json.dumps(value).encode()
-
-
-def decode_value(data: bytes) -> Any:
-    """Return the plain value of some JSON; anything else is a `ValueError`."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"not a plain value: {data[:80]!r}") from error
 
 
 class Control(Protocol):
@@ -170,77 +162,75 @@ class LocalControl:
 class GroupControl:
     """One process among those of a group, or among some `ranks` of it, with its own connections.
 
-    Each of these processes makes one, and calls its methods in the same order.
+    Each of these processes makes one, and calls its methods in the same order. All `connections`
+    can be aborted together, also while they are being opened.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int] | None = None) -> None:
-        members = range(dist.get_world_size(group)) if ranks is None else ranks
-        self.connections = Connections()
-        self.gloo: PrivateGroup = open_gloo(group, self.connections, ranks)
-        self.rank, self.size = members.index(dist.get_rank(group)), len(members)
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        ranks: Sequence[int] | None = None,
+        *,
+        connections: Connections | None = None,
+    ) -> None:
+        self._group, self._ranks = group, ranks
+        self.connections = Connections() if connections is None else connections
+        store, self.rank, self.size = meet(group, ranks)
+        self._links = open_links(
+            Meeting(store, self.rank),
+            self.rank,
+            self.size,
+            address=own_address(host_of_store()),
+            seconds=timeout_of(group).total_seconds(),
+            check=self._require_not_aborted,
+        )
+        for link in self._links.sockets:
+            self.connections.add(link)
+
+    @cached_property
+    def gloo(self) -> PrivateGroup:
+        """A group for tensors and direct messages, opened when all processes first ask for it."""
+        return open_gloo(self._group, self.connections, self._ranks)
 
     def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return every process's data, by one small collective on the host."""
-        if self.size == 1:
-            return [data]
-        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        theirs = [torch.empty_like(mine) for _ in range(self.size)]
-        try:
-            self.gloo.allgather([theirs], [mine]).wait()
-        except RuntimeError as error:
-            raise LinkLostError(f"a rank is gone: {error}") from error
-        return [item.numpy().tobytes() for item in theirs]
+        """Return every process's data."""
+        return self._links.gather(data)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every process's value; one that cannot travel is refused by all processes."""
         data, failure = _try_encode(value)
-        size = len(data) if failure is None else _REFUSED
-        head = size.to_bytes(_LENGTH_BYTES, "big") + data[:_SHORT_BYTES].ljust(_SHORT_BYTES)
-        heads = self.gather_bytes(head)
-        sizes = [int.from_bytes(each[:_LENGTH_BYTES], "big") for each in heads]
-        self._require_sizes(sizes, failure)
-        if max(sizes) <= _SHORT_BYTES:
-            texts = [each[_LENGTH_BYTES:] for each in heads]
-        else:
-            texts = self.gather_bytes(data.ljust(max(sizes)))
-        return [decode_value(text) for text in texts]
+        return _decode_all(self.gather_bytes(data), failure)
 
     def collect(self, value: Any) -> list[Any]:
         """Return every process's value in order on the first one, and nothing on the others."""
-        if self.rank == 0:
-            return [value, *(self.receive(peer) for peer in range(1, self.size))]
-        self.send(0, value)
-        return []
+        data, failure = _try_encode(value)
+        return _decode_all(self._links.collect(data), failure)
 
     def scatter(self, values: Sequence[Any]) -> Any:
         """Return this process's own of the values that the first process gives."""
-        if self.rank != 0:
-            return self.receive(0)
-        for peer in range(1, self.size):
-            self.send(peer, values[peer])
-        return values[0]
+        tried = [_try_encode(value) for value in values] if self.rank == 0 else []
+        failure = next((failure for _, failure in tried if failure is not None), None)
+        return _decode_all([self._links.scatter([data for data, _ in tried])], failure)[0]
 
     def broadcast(self, value: Any) -> Any:
         """Return the value that the first process gives."""
-        return self.scatter([value] * self.size)
+        data, failure = _try_encode(value) if self.rank == 0 else (b"", None)
+        return _decode_all([self._links.broadcast(data)], failure)[0]
 
     def send(self, peer: int, value: Any) -> None:
         """Send a value to one process, which calls `receive`."""
         data, failure = _try_encode(value)
-        size = len(data) if failure is None else _REFUSED
-        self._exchange(peer, self.gloo.send, torch.tensor([size]))
-        self._require_sizes([size], failure)
+        self._exchange(peer, self.gloo.send, torch.tensor([len(data)]))
         self._exchange(peer, self.gloo.send, torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        _decode_all([data], failure)
 
     def receive(self, peer: int) -> Any:
         """Return the value that another process sends to this one."""
         length = torch.empty(1, dtype=torch.int64)
         self._exchange(peer, self.gloo.recv, length)
-        if int(length) > _MOST_BYTES:
-            raise LinkLostError(f"rank {peer} could not send its value")
         data = torch.empty(int(length), dtype=torch.uint8)
         self._exchange(peer, self.gloo.recv, data)
-        return decode_value(data.numpy().tobytes())
+        return _decode_all([data.numpy().tobytes()], None)[0]
 
     @contextmanager
     def together(self, refuse: Refusal) -> Iterator[None]:
@@ -262,14 +252,9 @@ class GroupControl:
         """End every wait with a `LinkLostError`; any thread may call this."""
         self.connections.abort()
 
-    def _require_sizes(self, sizes: Sequence[int], own: Exception | None) -> None:
-        for rank, size in enumerate(sizes):
-            if size > _MOST_BYTES:
-                what = "not plain data" if size == _REFUSED else f"{size:,} bytes"
-                raise PipelineError(
-                    f"a value between ranks must be plain data of at most {_MOST_BYTES:,} bytes "
-                    f"(rank {rank} has {what})"
-                ) from own
+    def _require_not_aborted(self) -> None:
+        if self.connections.is_aborted:
+            raise LinkLostError("the connections were aborted")
 
     def _exchange(
         self,
@@ -293,10 +278,26 @@ def open_control(group: dist.ProcessGroup | None = None) -> LocalControl | Group
 
 
 def _try_encode(value: Any) -> tuple[bytes, Exception | None]:
+    """Return a value as it travels, or in its place what keeps it from travelling."""
     try:
-        return encode_value(value), None
+        data = encode_value(value)
     except (TypeError, ValueError, RecursionError) as error:
-        return b"", error
+        return _REFUSED + b"not plain data", error
+    if len(data) > _MOST_BYTES:
+        return _REFUSED + f"{len(data):,} bytes".encode(), None
+    return data, None
+
+
+def _decode_all(everyone: Sequence[bytes], own: Exception | None) -> list[Any]:
+    """Return the values of all processes, or raise if one of them cannot travel."""
+    for rank, data in enumerate(everyone):
+        if data.startswith(_REFUSED):
+            what = data.removeprefix(_REFUSED).decode()
+            raise PipelineError(
+                f"a value between ranks must be plain data of at most {_MOST_BYTES:,} bytes "
+                f"(rank {rank} has {what})"
+            ) from own
+    return [decode_value(data) for data in everyone]
 
 
 def _raise_failure(refuse: Refusal, failure: RankFailure) -> None:

@@ -17,9 +17,26 @@ from torch.distributed.constants import default_pg_timeout
 
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.faults import NAN_BYTE
-from penstock.torch_private import PrefixStore, get_default_store
+from penstock.torch_private import (
+    PrefixStore,
+    Store,
+    TCPStore,
+    get_default_store,
+)
 
-__all__ = ["NcclWire", "PrivateGroup", "Wire", "Work", "open_gloo", "open_like", "open_nccl"]
+__all__ = [
+    "NcclWire",
+    "PrivateGroup",
+    "Wire",
+    "Work",
+    "host_of_store",
+    "meet",
+    "meet_members",
+    "open_gloo",
+    "open_like",
+    "open_nccl",
+    "timeout_of",
+]
 
 
 class Work(Protocol):
@@ -68,9 +85,12 @@ def open_gloo(
     group: dist.ProcessGroup, connections: Connections, ranks: Sequence[int] | None = None
 ) -> PrivateGroup:
     """Connect ranks of a group for host memory; all of them call it, equally often."""
-    store, rank, size = _meet(group, ranks)
     with connections.tracking():
-        backend = dist.ProcessGroupGloo(store, rank, size, _timeout(group))
+        # A connection of its own to the store, so that a wait there can be aborted too. The type
+        # stubs leave out this method.
+        shared: Any = get_default_store()
+        store, rank, size = meet(group, ranks, shared.clone())
+        backend = dist.ProcessGroupGloo(store, rank, size, timeout_of(group))
     # The type stubs leave out a backend's operations.
     return cast("PrivateGroup", backend)
 
@@ -87,9 +107,9 @@ def open_nccl(
     With `device` they connect now, and not when the first message goes. At most `most_blocks`
     multiprocessors carry a message.
     """
-    store, rank, size = _meet(group, ranks)
+    store, rank, size = meet(group, ranks)
     options = dist.ProcessGroupNCCL.Options()
-    options._timeout = _timeout(group)
+    options._timeout = timeout_of(group)
     if most_blocks is not None:
         options.config.max_ctas = most_blocks
     backend = dist.ProcessGroupNCCL(store, rank, size, options)
@@ -141,18 +161,38 @@ def open_like(
     return open_nccl(group, ranks)
 
 
-def _meet(group: dist.ProcessGroup, ranks: Sequence[int] | None) -> tuple[PrefixStore, int, int]:
-    """Return the store in which the members meet, this rank's number and their count."""
+def meet(
+    group: dist.ProcessGroup, ranks: Sequence[int] | None = None, store: Store | None = None
+) -> tuple[PrefixStore, int, int]:
+    """Return the store in which the members meet, this rank's number and their count.
+
+    Every meeting of the same members gets a part of the store that no other meeting uses.
+    """
     everyone = dist.get_process_group_ranks(group)
     members = everyone if ranks is None else [everyone[rank] for rank in ranks]
-    number = members.index(dist.get_rank())
-    store = get_default_store()
-    name = "penstock/" + sha256(repr(members).encode()).hexdigest()[:16]
+    return meet_members(members, store)
+
+
+def meet_members(
+    members: Sequence[int], store: Store | None = None
+) -> tuple[PrefixStore, int, int]:
+    """Return the same for processes by their ranks among all of them, in order."""
+    number = list(members).index(dist.get_rank())
+    store = get_default_store() if store is None else store
+    name = "penstock/" + sha256(repr(list(members)).encode()).hexdigest()[:16]
     opened = store.add(f"{name}/{number}", 1)
     return PrefixStore(f"{name}/group{opened}", store), number, len(members)
 
 
-def _timeout(group: dist.ProcessGroup) -> timedelta:
+def host_of_store() -> str | None:
+    """Return the host of the store that all processes share, if it has one."""
+    store = get_default_store()
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else None
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """Return how long a wait may take: as in the user's group, if that has the same backend."""
     if dist.get_backend(group) != "gloo":
         return default_pg_timeout

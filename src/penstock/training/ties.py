@@ -54,6 +54,7 @@ class Holders:
 
     values: PrivateGroup
     control: GroupControl
+    is_on_device: bool
 
 
 def connect_holders(
@@ -71,8 +72,9 @@ def connect_holders(
 def _connect(group: dist.ProcessGroup, ranks: tuple[int, ...]) -> Holders:
     control = GroupControl(group, ranks)
     if dist.get_backend(group) == "gloo":
-        return Holders(control.gloo, control)
-    return Holders(open_like(group, control.connections, ranks), control)
+        return Holders(control.gloo, control, is_on_device=False)
+    values = open_like(group, control.connections, ranks)
+    return Holders(values, control, is_on_device=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Ties:
     def close(self) -> None:
         """Free the groups of a device at once; those of gloo are freed when they are collected."""
         for _, holders in self._ties:
-            if holders is not None and holders.values is not holders.control.gloo:
+            if holders is not None and holders.is_on_device:
                 holders.values.abort()
 
     def abandon_step(self) -> None:

@@ -1,5 +1,6 @@
 """The cases of a soak: the same for the same seed, and of every kind."""
 
+from dataclasses import replace
 from random import Random
 from typing import get_args
 
@@ -91,9 +92,19 @@ def test_ignored_tokens_are_not_counted() -> None:
 @pytest.mark.parametrize("number", range(6))
 def test_steps_of_a_case_have_the_gradients_of_the_unsplit_model(number: int) -> None:
     case = draw_case(7, number, ranks=3, has_faults=False)
-    findings = run_case(case, None)
+    # Here all ranks are in one process, where messages have names.
+    named = replace(case.fault_injection, by_order=False)
+    findings = run_case(replace(case, fault_injection=named), None)
     assert findings.steps == len(case.batches)
     assert findings.worst.error <= 1e-12, findings.worst.name
+
+
+def test_messages_go_by_order_between_processes_only(cases: list[SoakCase]) -> None:
+    # A case with one rank was given messages by order, which it refused.
+    by_order = [case for case in cases if case.fault_injection.by_order]
+    assert by_order
+    assert all(case.uses_processes and case.schedule.num_ranks > 1 for case in by_order)
+    assert all("messages by order" in str(case) for case in by_order)
 
 
 def test_case_says_what_happens_in_it(cases: list[SoakCase]) -> None:

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from math import inf
 
 import torch
+import torch.distributed as dist
 
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
@@ -22,6 +23,7 @@ from penstock.dropin.stages.meshes import PipeliningMetadataError
 from penstock.errors import PipelineError, SizeError
 from penstock.ir.actions import Kind, Overlap
 from penstock.ir.schedule import Schedule
+from penstock.parallel.groups import groups_beside
 from penstock.ranks.agreement import agree
 from penstock.ranks.control import Control, GroupControl, LocalControl, cannot
 from penstock.ranks.faults import LinkLostError, StepFailedError
@@ -176,7 +178,22 @@ def open_session(
         lowered = _prepare(find_lowered, stages)
         return Session(LocalTransport(1), LocalControl(), NoGuard(), lowered)
     group = stages[0].group or get_default_group()
-    control = GroupControl(group)
+    guard = open_guard(group, groups_beside(stage.submod for stage in stages), timeouts)
+    try:
+        with guard.call():
+            return _connect(find_lowered, stages, group, guard)
+    except Exception:
+        guard.close()
+        raise
+
+
+def _connect(
+    find_lowered: Callable[[], Lowered],
+    stages: Sequence[_PipelineStageBase],
+    group: dist.ProcessGroup,
+    guard: Guard,
+) -> Session:
+    control = GroupControl(group, connections=guard.connections)
     with control.together(cannot("prepare its schedule")):
         lowered = _prepare(find_lowered, stages)
     schedule = lowered.training
@@ -185,7 +202,8 @@ def open_session(
     device = torch.device(stages[0].device)
     transport = GroupTransport(group, device, control=control, sends_ahead=ahead)
     transport.open_channels(messages_in_flight(schedule))
-    return Session(transport, control, open_guard(transport, schedule, timeouts), lowered)
+    guard.attach(transport, schedule)
+    return Session(transport, control, guard, lowered)
 
 
 def _prepare(find_lowered: Callable[[], Lowered], stages: Sequence[_PipelineStageBase]) -> Lowered:

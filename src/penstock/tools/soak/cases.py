@@ -21,6 +21,7 @@ FaultKind: TypeAlias = Literal["raise", "exit", "kill", "stop", "drop"]
 _MOST_STEPS = 6
 _SHARE_OF_PROCESSES = 0.4
 _SHARE_OF_FAULTS = 0.3
+_SHARE_BY_ORDER = 0.25
 _LONGEST_DELAY = 0.0005
 
 
@@ -51,6 +52,8 @@ class SoakCase:
         what = f"case {self.number}: {self.schedule.name}, {self.schedule.num_ranks} ranks, "
         what += f"{self.schedule.num_stages} stages, {self.schedule.microbatches} microbatches, "
         what += f"{len(self.batches)} steps in {where}"
+        if self.fault_injection.by_order:
+            what += ", messages by order"
         if self.fault is None:
             return what
         fault, drop = self.fault, self.fault_injection.drop
@@ -76,7 +79,9 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
     uses_processes = chance.random() < _SHARE_OF_PROCESSES
     fault_seed, delay = chance.getrandbits(32), chance.uniform(0, _LONGEST_DELAY)
     model = draw_model(chance, schedule.dataflow.num_parts)
-    can_fail = uses_processes and schedule.num_ranks > 1 and not schedule.is_forward_only
+    has_messages = uses_processes and schedule.num_ranks > 1
+    can_fail = has_messages and not schedule.is_forward_only
+    by_order = has_messages and chance.random() < _SHARE_BY_ORDER
     fault = drop = None
     if has_faults and can_fail and chance.random() < _SHARE_OF_FAULTS:
         fault = _draw_fault(chance, schedule, len(batches))
@@ -88,7 +93,9 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
         model=model if not schedule.is_forward_only else replace(model, adding_loss=frozenset()),
         batches=tuple(batches),
         uses_processes=uses_processes,
-        fault_injection=FaultInjection(fault_seed, delay, reorders=True, drop=drop),
+        fault_injection=FaultInjection(
+            fault_seed, delay, reorders=not by_order, drop=drop, by_order=by_order
+        ),
         fault=fault,
     )
 

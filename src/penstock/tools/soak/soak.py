@@ -60,6 +60,7 @@ class SoakProgress:
     steps: int = 0
     seconds: float = 0.0
     faults: int = 0
+    by_order: int = 0
     worst: GradientError = GradientError(0.0, "")  # noqa: RUF009  # frozen
     memory: int = 0
 
@@ -176,6 +177,7 @@ def _add(
         steps=progress.steps + max((found.steps for found in findings), default=0),
         seconds=seconds,
         faults=progress.faults + (case.fault is not None),
+        by_order=progress.by_order + case.fault_injection.by_order,
         worst=max([progress.worst, *(found.worst for found in findings)]),
         memory=max([0, *(answer.footprint.resident_bytes for answer in given)]),
     )

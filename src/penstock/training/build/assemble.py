@@ -13,7 +13,7 @@ from torch import nn
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
 from penstock.alive.timeouts import Timeouts
-from penstock.errors import ArgumentError, SizeError
+from penstock.errors import SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
@@ -34,8 +34,13 @@ from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap
 from penstock.training.build.compiled_stages import refuse_compiled_graphs
 from penstock.training.build.device import find_device
-from penstock.training.build.membership import warn_without_group
+from penstock.training.build.membership import groups_of_copies, warn_without_group
 from penstock.training.build.rank_facts import RankFacts, model_fact, schedule_fact, version_facts
+from penstock.training.build.requirements import (
+    require_graphs,
+    require_names,
+    require_routes,
+)
 from penstock.training.step_schedules import (
     StepSchedules,
     count_microbatches,
@@ -121,20 +126,35 @@ def assemble(
             wait_for_device=_nothing,
             close_channels=_nothing,
         )
-    control = GroupControl(group)
+    guard = open_guard(group, groups_of_copies(request.stages), timeouts)
+    try:
+        with guard.call():
+            return _assemble(request, group, guard, fault_injection)
+    except Exception:
+        guard.close()
+        raise
+
+
+def _assemble(
+    request: BuildRequest,
+    group: dist.ProcessGroup,
+    guard: Guard,
+    fault_injection: FaultInjection | None,
+) -> Assembly:
+    """Build and connect this rank, watched by the others."""
+    control = GroupControl(group, connections=guard.connections)
     with control.together(cannot(BUILDING)):
-        _require_names(group, fault_injection)
+        require_names(group, fault_injection)
         part = _build(request)
         refuse_compiled_graphs(part.stages, part.device)
         facts, known = _facts(part, request.facts), _model_facts(request.stages, part)
     agree(control, facts)
     agree_where_known(control, known)
     members = _connect(control, group, part, request.facts, fault_injection)
-    guard = open_guard(members, part.schedule, timeouts)
-    transport = _inject(members, fault_injection)
+    guard.attach(members, part.schedule)
     return Assembly(
         part,
-        transport,
+        _inject(members, fault_injection),
         control,
         guard,
         wait_for_device=members.wait_for_device,
@@ -161,20 +181,8 @@ def _connect(
     lowered = part.schedules.lowered(part.microbatches, is_training=True)
     members.open_channels(messages_in_flight(lowered))
     with control.together(cannot(BUILDING)):
-        _require_routes(members, facts.transport)
+        require_routes(members, facts.transport)
     return members
-
-
-def _require_routes(members: GroupTransport, transport: str) -> None:
-    """Refuse channels that are not what the user asked for."""
-    others = {pair: kind for pair, kind in members.routes.items() if kind != transport}
-    if transport != "auto" and others:
-        (source, destination), kind = next(iter(others.items()))
-        raise ArgumentError(
-            f"transport={transport!r} cannot carry the messages from rank {source} to rank "
-            f"{destination}, which use {kind}; it needs stages on CUDA devices in a group with "
-            "the backend nccl, and peer memory ranks of one machine; give transport='auto'"
-        )
 
 
 def _nothing() -> None:
@@ -194,7 +202,7 @@ def _build(request: BuildRequest) -> LocalPart:
     held = _own_stages(modules, schedules.schedule, own, _reroutings(request, schedules.schedule))
     found = {index: stage.module for index, stage in held.items()}
     device = find_device(request.device, found, request.group)
-    _require_graphs(request.facts, device)
+    require_graphs(request.facts, device)
     schedules.place_receives(receives_for(request.group, device))
     checkpointed = _checkpointed_stages(request.schedule)
     _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
@@ -237,27 +245,6 @@ def _checkpointed_stages(schedule: str | Path | Schedule | Plan) -> tuple[int, .
     if isinstance(schedule, Plan) and schedule.choices is not None:
         return schedule.choices.checkpointed
     return ()
-
-
-def _require_graphs(facts: RankFacts, device: torch.device) -> None:
-    if facts.cuda_graphs and device.type != "cuda":
-        raise ArgumentError(
-            f"cuda_graphs needs stages on a CUDA device (device: {device}); leave it out, or move "
-            "the stages there"
-        )
-    if facts.cuda_graphs and facts.seed is not None:
-        raise ArgumentError(
-            f"seed must be left out with cuda_graphs (got {facts.seed}), because a CUDA graph "
-            "cannot set it again for every layer; leave out cuda_graphs or seed"
-        )
-
-
-def _require_names(group: dist.ProcessGroup, fault_injection: FaultInjection | None) -> None:
-    if fault_injection is not None and dist.get_backend(group) != "gloo":
-        raise ArgumentError(
-            "fault_injection must be used with gloo, or with ranks that share a process, where "
-            f"messages have names (got backend {dist.get_backend(group)}); leave it out"
-        )
 
 
 def _facts(part: LocalPart, facts: RankFacts) -> list[Fact]:
@@ -342,5 +329,5 @@ def _prepare_split(stages: Iterable[Stage]) -> None:
             f"the backward of the stages {whole} cannot be split, since none of their trained "
             "weights is used in a product that could be deferred: I does all of it and W nothing, "
             "which is correct, but no faster than a schedule without I and W",
-            stacklevel=6,
+            stacklevel=7,
         )

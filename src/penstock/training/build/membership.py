@@ -2,15 +2,18 @@
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.errors import ArgumentError
+from penstock.parallel.groups import groups_beside
+from penstock.splitting.pipe import Pipe
 from penstock.step.stage import Stage
 
-__all__ = ["find_group", "warn_without_group"]
+__all__ = ["find_group", "groups_of_copies", "warn_without_group"]
 
 
 def find_group(given: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -31,6 +34,18 @@ def _outside(members: str) -> ArgumentError:
         f"this process must be in the group that it was given (rank {dist.get_rank()} of "
         f"{dist.get_world_size()}, {members}); build the pipeline only on processes of its group"
     )
+
+
+def groups_of_copies(stages: object) -> tuple[tuple[int, ...], ...]:
+    """Return the processes that hold copies or shards of the stages that were given.
+
+    Whatever else was given, the build refuses.
+    """
+    given = stages.stages if isinstance(stages, Pipe) else stages
+    values = given.values() if isinstance(given, Mapping) else given
+    if not isinstance(values, Iterable):
+        return ()
+    return groups_beside(module for module in values if isinstance(module, nn.Module))
 
 
 def warn_without_group(ranks: int | None, stages: Iterable[Stage]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.alive.json_connection import ConnectionBrokenError, JsonConnection
+from penstock.ranks.tree.json_connection import ConnectionBrokenError, JsonConnection
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_last_message_arrives_before_the_end_of_the_connection(
 
 
 @pytest.mark.parametrize(
-    "data", [b"x\n", b"{}\n", b"[]\n", b"\xff\n", b"[" * 9000 + b"\n", b"7\n"]
+    "data", [b"x\n", b"{}\n", b"[]\n", b"\xff\n", b"[" * 1000 + b"\n", b"7\n"]
 )
 def test_invalid_message_breaks_the_connection(
     data: bytes, ends: tuple[JsonConnection, socket.socket]
@@ -71,7 +71,7 @@ def test_message_without_an_end_breaks_the_connection(
 ) -> None:
     connection, other = ends
     other.send(b'["' + b"a" * 30_000)
-    with pytest.raises(ConnectionBrokenError, match="a message is longer than 16384 bytes"):
+    with pytest.raises(ConnectionBrokenError, match="a message is longer than 1024 bytes"):
         list(connection.receive())
 
 

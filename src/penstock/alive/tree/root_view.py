@@ -1,0 +1,34 @@
+"""What a rank knows of rank 0, about which every rank decides by itself."""
+
+from penstock.alive.lost_rank import LostRank, left
+from penstock.alive.rank_status import INITIAL_STATUS, RankStatus
+from penstock.alive.timeouts import Timeouts
+
+__all__ = ["RootView"]
+
+
+class RootView:
+    """The last status of rank 0, and its goodbye."""
+
+    def __init__(self) -> None:
+        self.status = INITIAL_STATUS
+        self._goodbye: tuple[int, str, int] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether rank 0 has said goodbye."""
+        return self._goodbye is not None
+
+    def leave(self, calls: int, reason: str, pipeline: int, status: RankStatus) -> None:
+        """Note the goodbye of rank 0, which took part in this number of calls of its pipeline."""
+        self.status, self._goodbye = status, (calls, reason, pipeline)
+
+    def find_lost(self, pipeline: int, status: RankStatus, timeouts: Timeouts) -> LostRank | None:
+        """Return rank 0 if it has left, and a rank of this pipeline waits for it."""
+        if self._goodbye is None:
+            return None
+        calls, reason, theirs = self._goodbye
+        is_missed = status.is_inside and status.call > calls
+        if theirs != pipeline:
+            is_missed = status.is_with_replicas and status.seconds >= timeouts.stop_seconds
+        return left(0, reason, self.status) if is_missed else None

@@ -1,0 +1,226 @@
+"""What a rank does in a case of the fault matrix, up to the phase in which one of them fails."""
+
+import ctypes
+import gc
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from time import sleep
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+import penstock as ps
+from penstock.alive.tree import seeking
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
+from penstock.dropin.run import session
+from penstock.dropin.schedules import get_schedule_class
+from penstock.dropin.stage import PipelineStage
+from penstock.measuring import links
+from penstock.training import pipeline as pipeline_module
+from penstock.training.build import assemble
+from tests.models import make_batch, make_blocks, make_stages, mean_loss
+
+__all__ = ["MISTAKE", "SILENCE_SECONDS", "MatrixCase", "cut_incoming", "fail_in_phase"]
+
+MISTAKE = "a mistake"
+SILENCE_SECONDS = 5.0
+# Longer than it takes the others to notice.
+HANG_SECONDS = 12
+MICROBATCHES = 4
+SO_ATTACH_FILTER = 26
+
+
+@dataclass(frozen=True)
+class MatrixCase:
+    """How a rank fails, in which phase, and what the ranks are."""
+
+    kind: str
+    phase: str
+    layout: str
+
+    @property
+    def ranks(self) -> int:
+        return 4 if self.layout == "replicas" else 2
+
+    @property
+    def victim(self) -> int:
+        """The last rank, which is rank 1 of its pipeline."""
+        return self.ranks - 1
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.phase}-{self.layout}".replace(" ", "_")
+
+
+def cut_incoming(connection: Any) -> None:
+    """Let the kernel drop whatever comes in on a connection, which stays open."""
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    with socket.socket(fileno=os.dup(connection.fileno())) as copy:
+        copy.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+
+
+def cut_off() -> None:
+    """Let nothing come in on the heartbeat any more, nor on any new connection."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    # Every new connection of this process fails.
+    vars(seeking)["call"] = fail
+    for node in (one for one in gc.get_objects() if isinstance(one, HeartbeatNode)):
+        for connection in node._connections():
+            cut_incoming(connection)
+    sleep(HANG_SECONDS)
+
+
+def fail(kind: str) -> None:
+    """Let this process fail in the given way."""
+    match kind:
+        case "raise":
+            raise ValueError(MISTAKE)
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGSTOP":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "exit":
+            os._exit(4)
+        case "half-open link":
+            cut_off()
+        case "GIL held":
+            ctypes.PyDLL(None).sleep(HANG_SECONDS)
+        case _:
+            raise AssertionError(kind)
+
+
+class Trapped(nn.Module):
+    """A stage whose forward fails once it is armed."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.kind = ""
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        if self.kind:
+            fail(self.kind)
+        output: torch.Tensor = self.inner(value)
+        return output
+
+
+@contextmanager
+def springing(holder: Any, name: str, kind: str) -> Iterator[None]:
+    """Let a function fail before its work when it is first called, if there is a failure."""
+    before = getattr(holder, name)
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        setattr(holder, name, before)
+        fail(kind)
+        return before(*args, **kwargs)
+
+    if kind:
+        setattr(holder, name, fail_once)
+    yield
+    setattr(holder, name, before)
+
+
+def fail_in_phase(rank: int, case: MatrixCase, folder: Path) -> str:
+    """Go through all phases of a case until its own, and fail there on the victim."""
+    timeouts = ps.Timeouts(SILENCE_SECONDS, stop_seconds=5.0, join_seconds=60.0, folder=folder)
+    kind = case.kind if rank == case.victim else ""
+    if case.layout == "drop-in":
+        return _run_dropin(rank, case, kind, timeouts)
+    return _run_pipeline(rank, case, kind, timeouts, folder)
+
+
+def _run_pipeline(
+    rank: int, case: MatrixCase, kind: str, timeouts: ps.Timeouts, folder: Path
+) -> str:
+    def armed(phase: str) -> str:
+        return kind if phase == case.phase else ""
+
+    stage, group = rank % 2, dist.group.WORLD
+    assert group is not None
+    trap = Trapped(make_stages("1F1B", 2, make_blocks())[stage])
+    module: nn.Module = trap
+    if case.layout == "replicas":
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
+        group = mesh["pipeline"].get_group()
+        module = DistributedDataParallel(trap, process_group=mesh["data"].get_group())
+    if case.phase == "measure":
+        with springing(links, "_one_way", armed("measure")):
+            ps.measure_links(group, large_bytes=128, repeats=1, timeouts=timeouts)
+        # Replicas do not measure together; they meet again when they build.
+    with springing(assemble, "_build", armed("build")):
+        pipeline = ps.Pipeline(
+            {stage: module},
+            "1F1B",
+            microbatches=MICROBATCHES,
+            loss=mean_loss,
+            group=group,
+            timeouts=timeouts,
+        )
+    batch, target = make_batch()
+    checkpoints = ps.Checkpoints(folder / "saved")
+
+    def step() -> None:
+        pipeline.step(batch, target=target)
+
+    def evaluate() -> None:
+        pipeline.evaluate(batch)
+
+    def clip() -> None:
+        with springing(pipeline_module, "total_norm", armed("clip")):
+            pipeline.clip_grad_norm_(1.0)
+
+    def save() -> None:
+        with springing(pipeline, "state_dict", armed("save")):
+            checkpoints.save(1, pipeline, wait=True)
+
+    def load() -> None:
+        with springing(pipeline, "state_dict", armed("load")):
+            checkpoints.load(pipeline)
+
+    phases: dict[str, Callable[[], None]] = {
+        "first step": step,
+        "step": step,
+        "evaluate": evaluate,
+        "clip": clip,
+        "save": save,
+        "load": load,
+    }
+    for name, do in phases.items():
+        trap.kind = armed(name) if name in ("first step", "step", "evaluate") else ""
+        do()
+    # A replica that needed nothing from the lost rank so far learns of it now.
+    for _ in range(100):
+        sleep(0.2)
+        step()
+    return "finished"
+
+
+def _run_dropin(rank: int, case: MatrixCase, kind: str, timeouts: ps.Timeouts) -> str:
+    blocks = make_blocks(2)
+    trap = Trapped(blocks[rank])
+    stage = PipelineStage(trap, rank, 2, torch.device("cpu"))
+    schedule = get_schedule_class("1F1B")(stage, MICROBATCHES, mean_loss)
+    schedule.timeouts = timeouts
+    batch, target = make_batch()
+    given: tuple[Any, ...] = (batch,) if rank == 0 else ()
+    target_of: dict[str, Any] = {"target": target} if rank == 1 else {}
+    for name in ("first step", "step", "evaluate"):
+        trap.kind = kind if name == case.phase else ""
+        is_built_here = name == "first step" and case.phase == "build"
+        with springing(session, "_prepare", kind if is_built_here else ""):
+            run = schedule.eval if name == "evaluate" else schedule.step
+            run(*given, **target_of)
+    return "finished"
