@@ -1,4 +1,4 @@
-"""The value `Costs`: seconds and bytes by kind of action, of the host, of collectives and links."""
+"""The value `Costs`: seconds and bytes by kind of action, of the host and of links."""
 
 import json
 from collections.abc import Mapping, Sequence

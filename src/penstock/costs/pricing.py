@@ -14,7 +14,7 @@ import numpy as np
 from penstock.costs.costs import Costs
 from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph
-from penstock.ir.rows import Bools, Floats
+from penstock.ir.rows import Bools, Floats, Rows
 from penstock.ir.schedule import Schedule
 
 __all__ = ["Prices", "price", "transfer_seconds"]
@@ -51,7 +51,7 @@ def price(costs: Costs, schedule: Schedule, graph: Graph) -> Prices:
         duration = duration * scale
     if rows.joined.any():
         duration = _price_overlaps(duration, rows.joined, costs.overlap_gain)
-    lag = transfer_seconds(costs, schedule, graph)
+    lag = transfer_seconds(costs, schedule, rows, graph)
     host = np.zeros(len(rows))
     if costs.host_action:
         host += costs.host_action * works
@@ -94,14 +94,18 @@ def _queue(amount: Floats, opens: Floats) -> Floats:
     return queued
 
 
-def transfer_seconds(costs: Costs, schedule: Schedule, graph: Graph) -> Floats:
-    """Return the seconds that each needed value is on its way from another rank."""
+def transfer_seconds(costs: Costs, schedule: Schedule, rows: Rows, graph: Graph) -> Floats:
+    """Return the seconds that each needed value is on its way from another rank.
+
+    `rows` are those of the schedule, or more, and `graph` what they need.
+    """
     transfer = costs.per_link(schedule.num_ranks)
     lag = np.zeros(len(graph.link))
     crosses = graph.link >= 0
     lag[crosses] = transfer[np.divmod(graph.link[crosses], schedule.num_ranks)]
     if not costs.is_unscaled:
-        lag[crosses] *= _scale_of_rows(costs, schedule)[graph.need[crosses]]
+        scales = costs.scales(schedule.microbatches)
+        lag[crosses] *= scales[rows.microbatch[graph.need[crosses]]]
     return lag
 
 

@@ -24,9 +24,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     Ranks run their lists strictly in order; an action starts at the later of its rank's clock and
     its inputs' arrival. With sends and receives in the schedule, a transfer starts when both are
     reached. Single numbers in `costs` are one rank's share of the model, and lists have one number
-    per stage; without `costs`, a rank's share takes a second each for F, I and W. Where collectives
-    take time and the schedule has none, they are added where `lower` puts them, and are in the
-    timeline.
+    per stage; without `costs`, a rank's share takes a second each for F, I and W.
+
+    Where collectives take time and the schedule has none, the timeline has them where `lower`
+    puts them.
 
     >>> schedule = Schedule.from_orders([["0F0", "0B0"], ["1F0", "1B0"]])
     >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).end_time

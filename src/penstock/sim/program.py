@@ -198,7 +198,7 @@ def _add_wires(program: Program, costs: Costs) -> Program:
     crosses = graph.link >= 0
     wire = np.zeros(len(graph.need), dtype=np.int64)
     wire[crosses] = costs.per_wire(ranks)[np.divmod(graph.link[crosses], ranks)]
-    seconds = transfer_seconds(costs, replace(schedule, rows=program.rows), graph)
+    seconds = transfer_seconds(costs, schedule, program.rows, graph)
     is_carried = (wire > 0) & (seconds > 0)
     if not is_carried.any():
         return program

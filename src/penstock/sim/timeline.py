@@ -12,7 +12,7 @@ from penstock.ir.actions import Action, Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, Period, require_boundary
-from penstock.sim.program import Program
+from penstock.sim.program import COLLECTIVE_KINDS, Program
 from penstock.sim.repeated import Repeated, recorded_prices
 
 __all__ = ["Span", "Timeline"]
@@ -66,8 +66,10 @@ class Timeline:
         """When the last action of all ends, counted from the start of the first of all."""
         first, last = self._bounds()
         begin = float(first.min())
-        if self.program is not None and len(self.program.owner):
-            begin = min(begin, float(self.start[self.end > self.start].min(initial=begin)))
+        if self.program is not None:
+            # Gathering may come before all compute.
+            is_timed = self.schedule.rows.is_kind(*COLLECTIVE_KINDS) & (self.end > self.start)
+            begin = float(self.start[is_timed].min(initial=begin))
         return float(last.max()) - begin
 
     @cached_property

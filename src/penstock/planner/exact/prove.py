@@ -77,7 +77,9 @@ def _search(
     problem: SchedulingProblem, known: Exact, seconds: float, progress: Progress | None
 ) -> Exact:
     library = _load_library()
-    filled = make_model(library.CpModel(), problem, least=known.lower_bound, most=known.seconds)
+    bare = replace(problem, costs=problem.costs.without_collectives())
+    least = lower_bound(bare)
+    filled = make_model(library.CpModel(), problem, least=least, most=known.seconds)
     add_bytes(filled)
     add_hints(filled, known.schedule)
     filled.model.minimize(filled.step)
