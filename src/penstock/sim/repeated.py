@@ -54,6 +54,10 @@ class Repeated:
         lanes = np.full(len(self.program.owner), begin.min())
         return self._step(np.concatenate((begin, lanes))).end[: len(begin)]
 
+    def end_of_all(self, begin: Floats) -> Floats:
+        """Return when every rank and lane ends a step that it begins at these seconds."""
+        return self._step(begin).end
+
     def period(self) -> float:
         """Return the mean distance of steps in the long run, if no rank waits between them."""
         begin = np.zeros(self.program.rows.num_ranks)

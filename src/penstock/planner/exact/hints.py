@@ -23,8 +23,8 @@ __all__ = ["add_hints", "read_schedule"]
 def add_hints(filled: ScheduleModel, schedule: Schedule) -> None:
     """Start the search at a schedule: its start times in ticks solve the model.
 
-    Microbatches of equal size are renamed so that they keep their order. A stage that has some B and some I is
-    left to the search.
+    Microbatches of equal size are renamed so that they keep their order. A stage that has some B
+    and some I is left to the search.
     """
     timeline = simulate(schedule, filled.problem.costs.without_collectives())
     for stage in range(filled.problem.stages):
