@@ -103,7 +103,7 @@ def test_messages_of_a_wire_wait_for_one_another() -> None:
 def test_microbatches_have_their_own_seconds_transfers_and_bytes() -> None:
     costs = Costs(transfer=0.5, activation_bytes=[4, 4], microbatch_scale=[1, 2])
     timeline = simulate(read_schedule(TWO_RANKS), costs)
-    assert spans(timeline, 0) == "0F0[0,1] 0F1[1,3] 0B0[5,7] 0B1[12,16]"
+    assert spans(timeline, 0) == "0F0[0,1] 0F1[1,3] 0B0[5,7] 0B1[11.5,15.5]"
     assert spans(timeline, 1) == "1F0[1.5,2.5] 1B0[2.5,4.5] 1F1[4.5,6.5] 1B1[6.5,10.5]"
     assert timeline.rank_peak_bytes == (12, 8)
 
@@ -154,8 +154,11 @@ def random_costs(schedule: Schedule, seed: int) -> Costs:
         numbers: list[float] = (random.integers(1, 17, size) / 8).tolist()
         return numbers
 
+    forward, backward, weight = (draw(stages) for _ in range(3))
     return Costs(
-        *(draw(stages) for _ in range(3)),
+        forward,
+        backward,
+        weight,
         transfer=[draw(ranks) for _ in range(ranks)],
         send=0.125 * seed % 2,
         host_action=random.integers(0, 3) / 8,
@@ -164,7 +167,7 @@ def random_costs(schedule: Schedule, seed: int) -> Costs:
         reshard=draw(stages),
         reduce_grad=draw(stages),
         collective_overlap=(0.0, 0.5, 1.0)[seed % 3],
-        wires=None if seed % 2 else random.integers(0, 2, ranks),
+        wires=None if seed % 2 else random.integers(0, 2, ranks).tolist(),
         microbatch_scale=draw(schedule.microbatches),
     )
 

@@ -304,7 +304,7 @@ class Costs:
 
     def without_collectives(self) -> "Costs":
         """Return the costs of compute and messages alone."""
-        return replace(self, **dict.fromkeys(COLLECTIVES, 0.0))
+        return replace(self, unshard=0.0, reshard=0.0, reduce_grad=0.0)
 
 
 def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:

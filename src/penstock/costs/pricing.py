@@ -14,7 +14,7 @@ import numpy as np
 from penstock.costs.costs import Costs
 from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph
-from penstock.ir.rows import Bools, Floats, Rows
+from penstock.ir.rows import Bools, Floats, Ints, Rows
 from penstock.ir.schedule import Schedule
 
 __all__ = ["Prices", "price", "transfer_seconds"]
@@ -87,7 +87,7 @@ def _add_implied_sends(
     return Prices(prices.duration, busy, lag, host)
 
 
-def _queue(amount: Floats, opens: Floats) -> Floats:
+def _queue(amount: Floats, opens: Ints) -> Floats:
     """Return, per row, the sum over the rows of its piece of work up to itself."""
     before = np.cumsum(amount) - amount
     queued: Floats = before + amount - before[opens]

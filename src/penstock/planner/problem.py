@@ -202,7 +202,8 @@ class SchedulingProblem:
             leaves, arrives = self._is_remote(sends), self._is_remote(-sends)
             own = own + np.where(leaves, costs.send, 0.0)
             fixed = fixed + costs.host_message * (leaves.astype(np.float64) + arrives)
-        return np.multiply.outer(own, self.scales) + fixed[:, None]
+        each: Floats = np.multiply.outer(own, self.scales) + fixed[:, None]
+        return each
 
     def _lags(self, senders: Sequence[int], receivers: Sequence[int]) -> Floats:
         table = self.costs.per_link(self.ranks)
@@ -212,7 +213,7 @@ class SchedulingProblem:
     def _is_remote(self, ahead: int) -> Bools:
         """Return, per stage, whether its neighbour (1: the next one) is on another rank."""
         holder = np.array(self.placement.rank_of_stage)
-        is_remote = holder != np.roll(holder, -ahead)
+        is_remote: Bools = holder != np.roll(holder, -ahead)
         is_remote[-1 if ahead == 1 else 0] = False
         return is_remote
 
@@ -221,7 +222,7 @@ class SchedulingProblem:
         """Per rank, the seconds in which collectives occupy it."""
         seconds = sum(self.costs.per_stage(name, self.stages) for name in COLLECTIVES)
         total = np.bincount(self.placement.rank_of_stage, seconds, self.ranks)
-        return (1 - self.costs.collective_overlap) * total
+        return (1 - self.costs.collective_overlap) * total.astype(np.float64)
 
     @cached_property
     def around(self) -> float:

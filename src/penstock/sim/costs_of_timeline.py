@@ -103,7 +103,13 @@ def _seconds(steps: tuple[Timeline, ...], kind: Kind) -> Floats:
 
 
 def _middle(steps: tuple[Timeline, ...], wanted: Bools) -> float:
-    return middle_mean(np.concatenate([(step.end - step.start)[wanted] for step in steps]))
+    return middle_mean(np.concatenate([_lengths(step)[wanted] for step in steps]))
+
+
+def _lengths(step: Timeline) -> Floats:
+    """Return the seconds of each row without the host's, which only simulated ones include."""
+    length = step.end - step.start
+    return length if step.program is None else length - step.program.prices.host[: len(length)]
 
 
 def _send_seconds(steps: tuple[Timeline, ...]) -> float:

@@ -160,7 +160,9 @@ class _Draft:
         links = np.concatenate((graph.link, *nowhere))
         lags = np.concatenate((self.base.prices.lag, *(lag for _, _, lag in self.needs)))
         order = np.argsort(rows, kind="stable")
-        return rows[order], needs[order], links[order], lags[order]
+        columns = rows[order], needs[order], links[order]
+        first, second, third = (column.astype(np.int64) for column in columns)
+        return first, second, third, lags[order].astype(np.float64)
 
     def _graph(self, num_rows: int) -> Graph:
         rows, needs, links, _ = self._columns()

@@ -54,7 +54,7 @@ def _is_no_longer(problem: SchedulingProblem) -> Bools:
     if problem.costs.full_backward is None:
         return np.ones(problem.stages, dtype=np.bool_)
     parts = problem.backward_input_each + problem.backward_weight_each
-    is_no_longer: Bools = (problem.full_backward_each <= parts).all(axis=1)
+    is_no_longer: Bools = np.all(problem.full_backward_each <= parts, axis=1)
     return is_no_longer
 
 
