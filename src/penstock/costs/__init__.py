@@ -2,6 +2,15 @@
 
 from penstock.costs.costs import COLLECTIVES, Costs
 from penstock.costs.numbers import PerLink, PerStage
-from penstock.costs.pricing import Prices, price, transfer_seconds
+from penstock.costs.pricing import Prices, price, scale_of_rows, transfer_seconds
 
-__all__ = ["COLLECTIVES", "Costs", "PerLink", "PerStage", "Prices", "price", "transfer_seconds"]
+__all__ = [
+    "COLLECTIVES",
+    "Costs",
+    "PerLink",
+    "PerStage",
+    "Prices",
+    "price",
+    "scale_of_rows",
+    "transfer_seconds",
+]

@@ -90,8 +90,8 @@ class Costs:
 
     `unshard`, `reshard` and `reduce_grad` are the seconds of a stage's collectives: UNSHARD ends
     before the stage is used, REDUCE_GRAD begins when its last backward is over, and a step lasts
-    until all are done. A rank runs one collective at a time, the share `collective_overlap` of it
-    beside compute, and before that the rest, which occupies the rank.
+    until all are done. The share `collective_overlap` of a collective runs beside compute, after
+    that of the rank's earlier collectives; before it comes the rest, which occupies the rank.
 
     `wires` says which links share a wire, which carries one message at a time, the first that is
     ready first: a table with a row per sender and a column per receiver, in which equal numbers

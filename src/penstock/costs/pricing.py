@@ -17,7 +17,7 @@ from penstock.ir.graph import Graph
 from penstock.ir.rows import Bools, Floats, Ints, Rows
 from penstock.ir.schedule import Schedule
 
-__all__ = ["Prices", "price", "transfer_seconds"]
+__all__ = ["Prices", "price", "scale_of_rows", "transfer_seconds"]
 
 _SENDS = (Kind.SEND_F, Kind.SEND_B)
 _MESSAGES = (*_SENDS, Kind.RECV_F, Kind.RECV_B)
@@ -45,7 +45,7 @@ def price(costs: Costs, schedule: Schedule, graph: Graph) -> Prices:
     rows = schedule.rows
     table = _seconds_by_kind(costs.of_stages(schedule), schedule.num_stages)
     duration = table[rows.kind, rows.stage]
-    scale = None if costs.is_unscaled else _scale_of_rows(costs, schedule)
+    scale = None if costs.is_unscaled else scale_of_rows(costs, schedule)
     works = rows.is_compute & (duration > 0)
     if scale is not None:
         duration = duration * scale
@@ -109,7 +109,7 @@ def transfer_seconds(costs: Costs, schedule: Schedule, rows: Rows, graph: Graph)
     return lag
 
 
-def _scale_of_rows(costs: Costs, schedule: Schedule) -> Floats:
+def scale_of_rows(costs: Costs, schedule: Schedule) -> Floats:
     """Return the scale of each row's microbatch; 1 where an action has none."""
     scales = np.append(costs.scales(schedule.microbatches), 1.0)
     return scales[schedule.rows.microbatch]

@@ -34,7 +34,7 @@ def is_stable(samples: Mapping[str, Sequence[Floats]]) -> bool:
     return all(spread_of(each) <= _STABLE for found in samples.values() for each in found)
 
 
-def warn_if_unstable(spread: Mapping[str, Sequence[float]], runs: int) -> None:
+def warn_if_unstable(spread: Mapping[str, Sequence[float]]) -> None:
     """Warn once, with the worst of the seconds, if they vary too much to be trusted."""
     worst = {name: max(range(len(found)), key=found.__getitem__) for name, found in spread.items()}
     name = max(worst, key=lambda name: spread[name][worst[name]])
@@ -42,8 +42,8 @@ def warn_if_unstable(spread: Mapping[str, Sequence[float]], runs: int) -> None:
     if spread[name][stage] > _TRUSTED:
         warnings.warn(
             f"the measured seconds cannot be trusted: {name} of stage {stage} varied by "
-            f"{spread[name][stage]:.0%} of its median in {runs} runs; measure again while the "
-            "machine is idle, with a larger microbatch or more repeats",
+            f"{spread[name][stage]:.0%} of its median; measure again while the machine is idle, "
+            "with a larger microbatch or more repeats",
             MeasurementWarning,
-            stacklevel=4,
+            stacklevel=3,
         )

@@ -119,6 +119,7 @@ def measure(
         device=device,
         optimizer=optimizer,
     )
+    warn_if_unstable(found.spread)
     return found.costs
 
 
@@ -133,7 +134,7 @@ def measure_closely(
     device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Measurement:
-    """Measure as `measure` does, and return the spread of the seconds too."""
+    """Measure as `measure` does, and return the spread of the seconds instead of a warning."""
     if repeats < 1:
         raise ArgumentError(f"repeats must be at least 1 (got {repeats})")
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
@@ -161,7 +162,6 @@ def measure_closely(
         }
     )
     spread = {name: tuple(map(spread_of, found)) for name, found in samples.items()}
-    warn_if_unstable(spread, min(len(each) for found in samples.values() for each in found))
     return Measurement(costs, spread)
 
 

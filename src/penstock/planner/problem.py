@@ -219,8 +219,12 @@ class SchedulingProblem:
 
     @cached_property
     def blocked(self) -> Floats:
-        """Per rank, the seconds in which collectives occupy it."""
-        seconds = sum(self.costs.per_stage(name, self.stages) for name in COLLECTIVES)
+        """Per rank, the seconds of its step in which collectives occupy it, at least.
+
+        Papers count from the first F of a rank, which UNSHARD comes before.
+        """
+        names = [name for name in COLLECTIVES if (name, self.boundary) != ("unshard", "papers")]
+        seconds = sum(self.costs.per_stage(name, self.stages) for name in names)
         total = np.bincount(self.placement.rank_of_stage, seconds, self.ranks)
         return (1 - self.costs.collective_overlap) * total.astype(np.float64)
 
@@ -230,10 +234,14 @@ class SchedulingProblem:
 
         Everything comes after the first F of the first stage, which waits for its UNSHARD; where
         ranks have their own spans, after the rank's own first F. The last compute of a rank is
-        the last backward of a stage, whose REDUCE_GRAD and RESHARD follow.
+        the last backward of a stage, whose REDUCE_GRAD and RESHARD follow: the part of each that
+        occupies the rank, one after the other, and the part of each beside it, one after the
+        other, where the second part of one may meet the first part of the other.
         """
         gather, free, reduce = (self.costs.per_stage(name, self.stages) for name in COLLECTIVES)
-        after = float((free + reduce).min())
+        beside = self.costs.collective_overlap
+        longer, shorter = max(beside, 1 - beside), min(beside, 1 - beside)
+        after = float((longer * (free + reduce) + shorter * np.minimum(free, reduce)).min())
         match self.boundary:
             case "papers":
                 return after

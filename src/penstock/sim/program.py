@@ -129,7 +129,7 @@ class _Draft:
         return new
 
     def add_needs(self, rows: Ints, needs: Ints, seconds: Floats | float = 0.0) -> None:
-        """Make each row need another, with so many seconds in between."""
+        """Make each row need another, with these seconds in between."""
         self.needs.append((rows, needs, np.broadcast_to(np.float64(seconds), len(rows))))
 
     def finish(self) -> Program:

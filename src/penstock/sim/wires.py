@@ -48,7 +48,7 @@ def order_messages(
 
 
 class _Events:
-    """Ranks that run as far as they can; messages on wires arrive when they are told."""
+    """Ranks that run as far as they can; messages on wires arrive when the caller says so."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Events:
         self._user_rank = [rank_of_row[row] for row in user]
 
     def arrive(self, slot: int, moment: float, queue: list[tuple[float, int]]) -> None:
-        """Note that a message has arrived, and let its rank go on."""
+        """Note that a message has arrived, and let its rank continue."""
         self._arrival[slot] = moment
         self.advance([self._user_rank[slot]], queue)
 

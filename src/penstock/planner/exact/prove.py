@@ -77,8 +77,9 @@ def _search(
     problem: SchedulingProblem, known: Exact, seconds: float, progress: Progress | None
 ) -> Exact:
     library = _load_library()
-    bare = replace(problem, costs=problem.costs.without_collectives())
-    least = lower_bound(bare)
+    least = known.lower_bound
+    if problem.costs.has_collectives:
+        least = lower_bound(replace(problem, costs=problem.costs.without_collectives()))
     filled = make_model(library.CpModel(), problem, least=least, most=known.seconds)
     add_bytes(filled)
     add_hints(filled, known.schedule)
