@@ -46,15 +46,14 @@ def price(costs: Costs, schedule: Schedule, graph: Graph) -> Prices:
     table = _seconds_by_kind(costs.of_stages(schedule), schedule.num_stages)
     duration = table[rows.kind, rows.stage]
     scale = None if costs.is_unscaled else scale_of_rows(costs, schedule)
-    works = rows.is_compute & (duration > 0)
+    host = np.zeros(len(rows))
+    if costs.host_action:
+        host += costs.host_action * (rows.is_compute & (duration > 0))
     if scale is not None:
         duration = duration * scale
     if rows.joined.any():
         duration = _price_overlaps(duration, rows.joined, costs.overlap_gain)
     lag = transfer_seconds(costs, schedule, rows, graph)
-    host = np.zeros(len(rows))
-    if costs.host_action:
-        host += costs.host_action * works
     if costs.host_message and schedule.has_communication:
         host += costs.host_message * rows.is_kind(*_MESSAGES)
     elif costs.host_message:

@@ -46,10 +46,10 @@ class Program:
     owner: Longs
 
     @classmethod
-    def of_rows(cls, schedule: Schedule, prices: Prices) -> "Program":
+    def of_rows(cls, schedule: Schedule, graph: Graph, prices: Prices) -> "Program":
         """Return the program of a schedule in which nothing runs beside the ranks."""
         each, nobody = np.arange(len(schedule.rows)), np.zeros(0, dtype=np.int64)
-        return cls(schedule, schedule.rows, build_graph(schedule), prices, each, nobody)
+        return cls(schedule, schedule.rows, graph, prices, each, nobody)
 
     def run(self, begin: Floats | None = None) -> Run:
         """Run everything; `begin` is when each list begins."""
@@ -97,15 +97,10 @@ class Program:
 
 def make_program(schedule: Schedule, costs: Costs) -> Program:
     """Return what the clock runs for a schedule at these costs per stage."""
-    plain = Program.of_rows(schedule, price(costs, schedule, build_graph(schedule)))
-    draft = _Draft(plain)
-    seconds = _seconds_beside(schedule, costs)
-    if seconds.any():
-        _add_collectives(draft, seconds)
-    program = draft.finish() if draft.lanes else plain
-    if costs.wires is None:
-        return program
-    return _add_wires(program, costs)
+    graph = build_graph(schedule)
+    plain = Program.of_rows(schedule, graph, price(costs, schedule, graph))
+    program = _add_collectives(plain, costs) if costs.has_collectives else plain
+    return program if costs.wires is None else _add_wires(program, costs)
 
 
 @dataclass(slots=True)
@@ -178,9 +173,12 @@ def _seconds_beside(schedule: Schedule, costs: Costs) -> Floats:
     return table[schedule.rows.kind, schedule.rows.stage]
 
 
-def _add_collectives(draft: _Draft, seconds: Floats) -> None:
-    """Add a lane for each rank that has collectives."""
-    rows = draft.base.rows
+def _add_collectives(plain: Program, costs: Costs) -> Program:
+    """Add a lane for each rank that has collectives, if any of them runs beside compute."""
+    seconds = _seconds_beside(plain.schedule, costs)
+    if not seconds.any():
+        return plain
+    draft, rows = _Draft(plain), plain.rows
     rank_of_row = rows.rank_of_row()
     side = np.flatnonzero(rows.is_kind(*COLLECTIVE_KINDS))
     for rank in np.unique(rank_of_row[side]).tolist():
@@ -192,6 +190,7 @@ def _add_collectives(draft: _Draft, seconds: Floats) -> None:
             uses = (rows.stage[row:end] == rows.stage[row]) & rows.is_compute[row:end]
             if rows.kind[row] == Kind.UNSHARD and uses.any():
                 draft.add_needs(np.array([row + int(uses.argmax())]), np.array([new]))
+    return draft.finish()
 
 
 def _add_wires(program: Program, costs: Costs) -> Program:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Action, Kind
+from penstock.ir.graph import build_graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, Period, require_boundary
@@ -205,7 +206,7 @@ class Timeline:
         program = self.program
         if program is None:
             prices = recorded_prices(self.schedule, self.start, self.end)
-            program = Program.of_rows(self.schedule, prices)
+            program = Program.of_rows(self.schedule, build_graph(self.schedule), prices)
         return Repeated(program, np.broadcast_to(np.float64(after), self.schedule.num_ranks))
 
     def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
