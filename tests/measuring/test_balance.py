@@ -113,6 +113,7 @@ def count_hooks(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
+@pytest.mark.filterwarnings("ignore::penstock.measuring.MeasurementWarning")
 def test_measuring_leaves_no_hooks_on_the_layers() -> None:
     # Stages observe the layers that they share with the model; their hooks outlived them.
     model, example = Uneven(), (torch.randn(2, 64),)

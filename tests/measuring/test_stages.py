@@ -8,6 +8,9 @@ from penstock.measuring.stages import Measurement, measure, measure_closely
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.pipe import Pipe
 
+# The machine of the tests may be busy.
+pytestmark = pytest.mark.filterwarnings("ignore::penstock.measuring.MeasurementWarning")
+
 ROWS, WIDTH = 3, 16
 
 

@@ -14,6 +14,9 @@ from penstock.measuring.balance import balance
 from penstock.measuring.stages import measure
 from penstock.modules.untouched import same_random_numbers, untouched
 
+# The machine of the tests may be busy.
+pytestmark = pytest.mark.filterwarnings("ignore::penstock.measuring.MeasurementWarning")
+
 X = torch.ones(4, 8)
 
 

@@ -66,8 +66,11 @@ def _is_before(one: Step, other: Step, in_order: bool) -> bool:
 
 
 def _bytes(problem: SchedulingProblem, step: Step) -> float:
-    kind, stage, _ = step
-    activation, stash = float(problem.activation[stage]), float(problem.stash[stage])
+    kind, stage, number = step
+    activation, stash = (
+        float(problem.costs.per_stage(name, problem.stages)[stage] * problem.scales[number])
+        for name in ("activation_bytes", "weight_stash_bytes")
+    )
     return {
         Kind.FORWARD: activation,
         Kind.BACKWARD_INPUT: stash - activation,
@@ -77,13 +80,14 @@ def _bytes(problem: SchedulingProblem, step: Step) -> float:
 
 
 def _seconds(problem: SchedulingProblem, step: Step) -> float:
-    kind, stage, _ = step
-    return {
-        Kind.FORWARD: float(problem.forward[stage]),
-        Kind.BACKWARD_INPUT: float(problem.backward_input[stage]),
-        Kind.BACKWARD_WEIGHT: float(problem.backward_weight[stage]),
-        Kind.FULL_BACKWARD: problem.costs.full_backward_seconds(stage),
+    kind, stage, number = step
+    table = {
+        Kind.FORWARD: problem.forward_each,
+        Kind.BACKWARD_INPUT: problem.backward_input_each,
+        Kind.BACKWARD_WEIGHT: problem.backward_weight_each,
+        Kind.FULL_BACKWARD: problem.full_backward_each,
     }[kind]
+    return float(table[stage, number])
 
 
 def _step(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
@@ -140,8 +144,13 @@ def _arrival(problem: SchedulingProblem, step: Step, end: dict[Step, float]) -> 
     """Return when a step has what it needs from other stages; its rank's order does the rest."""
     kind, stage, number = step
     if kind == Kind.FORWARD and stage:
-        return end.get((kind, stage - 1, number), inf) + float(problem.lag_down[stage - 1])
+        return end.get((kind, stage - 1, number), inf) + _lag(problem, 0, stage - 1, number)
     if kind in (Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD) and stage < problem.stages - 1:
         ends = [end.get((one, stage + 1, number), inf) for one in (SPLIT[1], MERGED[1])]
-        return min(ends) + float(problem.lag_up[stage])
+        return min(ends) + _lag(problem, 1, stage, number)
     return -inf
+
+
+def _lag(problem: SchedulingProblem, way: int, stage: int, number: int) -> float:
+    """Return the transfer seconds of a microbatch between a stage and the next one."""
+    return float(problem.lags_of_size_one[way][stage] * problem.scales[number])

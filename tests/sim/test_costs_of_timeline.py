@@ -35,6 +35,16 @@ def test_what_was_simulated_comes_back(family: str, transfer: float | list[list[
     assert again.end == pytest.approx(timeline.end)
 
 
+def test_seconds_are_those_of_size_one_without_the_host() -> None:
+    given = replace(COSTS, transfer=0.125, host_action=0.5, microbatch_scale=[1, 2, 0.5, 4])
+    timeline = simulate(lower(build("ZB-H1", ranks=4, microbatches=4)), given)
+    found = costs_of(timeline, like=given)
+    assert found.forward == pytest.approx(given.forward)
+    assert found.send == pytest.approx(given.send)
+    again = simulate(timeline.schedule, found)
+    assert again.end == pytest.approx(timeline.end)
+
+
 def test_each_link_has_its_transfer_and_links_without_messages_get_the_mean() -> None:
     timeline = simulate(
         lower(build("1F1B", ranks=3, microbatches=6)),

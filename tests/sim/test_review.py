@@ -13,6 +13,7 @@ from penstock.schedules.registry import FAMILIES
 from penstock.sim.comparison import costs_for
 from penstock.sim.engine import simulate
 from penstock.sim.review import Pair, Tally, review
+from penstock.sim.timeline import Timeline
 
 GUESS = Costs(forward=[1, 2], backward_input=[1, 1], backward_weight=1)
 TRUTH = Costs(forward=[1, 3], backward_input=[1, 2], backward_weight=[0.5, 1])
@@ -39,6 +40,22 @@ def test_every_kind_of_every_stage_has_its_own_cost() -> None:
     assert found.ranks == found.stages == {0: Pair(12, 10), 1: Pair(16, 24)}
     idle = zip(predicted.idle_seconds, recorded.idle_seconds, strict=True)
     assert found.idle == tuple(Pair(*both) for both in idle)
+
+
+def test_host_seconds_of_a_prediction_are_the_gaps_of_a_recording() -> None:
+    for name in ("ZB-H1", "DualPipeV"):
+        schedule = build(name, ranks=2, microbatches=4)
+        predicted = simulate(schedule, Costs(host_action=0.25, host_message=0.125))
+        assert predicted.program is not None
+        # Actions are recorded from the moment when the host has launched them.
+        launched = predicted.start + predicted.program.prices.host
+        recorded = Timeline(schedule, launched, predicted.end, predicted.memory)
+        found = review(predicted, recorded)
+        assert all(tally.seconds.ratio == 1 for tally in found.tallies)
+        assert [pair.ratio for pair in found.ranks.values()] == [1, 1]
+        # Only the host seconds before the first action of all are in no recording.
+        missing = predicted.end_time - recorded.end_time
+        assert [pair.predicted - pair.recorded for pair in found.idle] == [missing, missing]
 
 
 def test_a_review_reads_as_a_table() -> None:

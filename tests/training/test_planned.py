@@ -124,6 +124,7 @@ def test_a_plan_for_other_stages_is_refused() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore::penstock.measuring.MeasurementWarning")
 def test_what_was_measured_is_planned_run_compared_and_learned_from() -> None:
     stages = cut(copy_blocks(BLOCKS), 4)
     rows = BATCH[: len(BATCH) // 4], TARGET[: len(BATCH) // 4]

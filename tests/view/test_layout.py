@@ -95,3 +95,17 @@ def test_timeline_of_zero_length_has_no_bars() -> None:
     costs = Costs(forward=0, backward_input=0, backward_weight=0)
     bars = rectangles(timeline_of("GPipe", 2, 2, costs))
     assert (len(bars), bars.kinds, bars.num_local_stages, bars.seconds) == (0, [], 1, 1.0)
+
+
+def test_collectives_beside_compute_do_not_cover_it() -> None:
+    schedule = Schedule.from_orders([["0F0", "1F0", "1B0", "0B0"]])
+    costs = Costs(unshard=[1, 3], reduce_grad=[1, 4]).for_each_stage(2)
+    timeline = simulate(schedule, costs)
+    bars = rectangles(timeline)
+    actions = [str(timeline.schedule.rows.action(row)) for row in bars.row.tolist()]
+    found = zip(actions, bars.left.tolist(), bars.right.tolist(), strict=True)
+    # 1UNSHARD runs from 1 to 4 and 1REDUCE_GRAD from 7 to 11.
+    assert " ".join(f"{action}[{left:g},{right:g}]" for action, left, right in found) == (
+        "0UNSHARD[0,1] 1UNSHARD[2,4] 0F0[1,2] 1F0[4,5] 1B0[5,7] "
+        "1REDUCE_GRAD[9,11] 0B0[7,9] 0REDUCE_GRAD[11,12]"
+    )

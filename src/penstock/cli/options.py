@@ -86,6 +86,14 @@ _COST_HELP = {
     "optimizer_bytes": "Bytes of the optimizer state.",
     "message_bytes": "Bytes of a message between two stages.",
     "workspace_bytes": "Temporary bytes of an action while it runs.",
+    "host_action": "Seconds of the host for each compute action; they occupy the rank.",
+    "host_message": "Seconds of the host for each message, on its sender and on its receiver.",
+    "unshard": "Seconds to gather the parameters of a stage.",
+    "reshard": "Seconds to free the gathered parameters of a stage.",
+    "reduce_grad": "Seconds to reduce the gradients of a stage.",
+    "collective_overlap": "Share of these collectives that runs beside compute, from 0 to 1.",
+    "wires": "The node of each rank; messages from a node to others share one wire.",
+    "microbatch_scale": "Size of every microbatch, as multiples of what the costs are for.",
 }
 
 

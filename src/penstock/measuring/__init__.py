@@ -3,11 +3,13 @@
 from penstock.measuring.balance import balance
 from penstock.measuring.layers import measure_layers
 from penstock.measuring.links import Links, measure_links
+from penstock.measuring.stability import MeasurementWarning
 from penstock.measuring.stages import Measurement, measure, measure_closely
 
 __all__ = [
     "Links",
     "Measurement",
+    "MeasurementWarning",
     "balance",
     "measure",
     "measure_closely",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from penstock.measuring.optimizer_state import MakeOptimizer
-from penstock.measuring.stages import measure
+from penstock.measuring.stages import measure_closely
 from penstock.planner.partition.pieces import Piece
 from penstock.splitting.by_layers.layers import split_layers
 from penstock.splitting.by_layers.units import find_units
@@ -76,7 +76,7 @@ def measure_pieces(
     device: torch.device | str | None,
 ) -> list[Piece]:
     """Make one piece per stage of a pipe, from what the stage costs."""
-    costs = measure(
+    found = measure_closely(
         pipe,
         example=args,
         example_kwargs=kwargs,
@@ -85,7 +85,7 @@ def measure_pieces(
         device=device,
         optimizer=optimizer,
     )
-    count = len(names)
+    costs, count = found.costs, len(names)
     columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
     return [
         Piece(name, **{column: float(values[number]) for column, values in columns.items()})

@@ -19,6 +19,7 @@ from penstock.ir.actions import Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.measuring.optimizer_state import MakeOptimizer, count_optimizer_bytes
+from penstock.measuring.stability import is_stable, spread_of, warn_if_unstable
 from penstock.measuring.stage_bytes import ActionBytes
 from penstock.modules.untouched import untouched
 from penstock.sim.timeline import Timeline
@@ -37,6 +38,8 @@ _SECONDS = {
     "backward_weight": Kind.BACKWARD_WEIGHT,
     "full_backward": Kind.FULL_BACKWARD,
 }
+# A step is recorded again until its seconds vary little, at most this often.
+_MOST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,9 @@ class _Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A recorded step, and the bytes of an earlier one."""
+    """Recorded steps, and the bytes of an earlier one."""
 
-    timeline: Timeline
+    timelines: tuple[Timeline, ...]
     bytes: ActionBytes
 
 
@@ -97,8 +100,10 @@ def measure(
     """Measure seconds of F, I, W and B and bytes of every stage, for one microbatch.
 
     `example`, `example_kwargs` and `target` are that microbatch. Seconds are medians over
-    `repeats` runs of it, after some that do not count; see `penstock.measuring.measure_closely`
-    for how far they can be trusted. Activations are what a forward leaves in use on its rank, and
+    `repeats` runs of it, after some that do not count, and over up to four times as many where
+    they vary. If they vary too much even so, a `MeasurementWarning` says which; see
+    `penstock.measuring.measure_closely` for the spread of all. `host_action` is what passes
+    between two actions. Activations are what a forward leaves in use on its rank, and
     the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
     or a function that makes one for a list of parameters; its state is counted from one step on
     a copy. The stages run where their parameters are; `device` is needed only for stages without
@@ -114,6 +119,7 @@ def measure(
         device=device,
         optimizer=optimizer,
     )
+    warn_if_unstable(found.spread)
     return found.costs
 
 
@@ -128,7 +134,7 @@ def measure_closely(
     device: torch.device | str | None = None,
     optimizer: MakeOptimizer | None = None,
 ) -> Measurement:
-    """Measure as `measure` does, and return the spread of the seconds too."""
+    """Measure as `measure` does, and return the spread of the seconds instead of a warning."""
     if repeats < 1:
         raise ArgumentError(f"repeats must be at least 1 (got {repeats})")
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
@@ -141,7 +147,10 @@ def measure_closely(
             0 if optimizer is None else count_optimizer_bytes(module, optimizer)
             for module in modules
         ]
-    samples = {name: _seconds([split, whole], kind) for name, kind in _SECONDS.items()}
+    samples = {
+        name: _seconds((*split.timelines, *whole.timelines), kind)
+        for name, kind in _SECONDS.items()
+    }
     costs = Costs.from_mapping(
         {name: [float(np.median(each)) for each in found] for name, found in samples.items()}
         | _bytes(split, whole)
@@ -149,11 +158,11 @@ def measure_closely(
             "parameter_bytes": [_count_bytes(module.parameters()) for module in modules],
             "gradient_bytes": [_count_bytes(_trained(module)) for module in modules],
             "optimizer_bytes": state,
+            "host_action": _seconds_between(split.timelines),
         }
     )
-    return Measurement(
-        costs, {name: tuple(map(_spread, found)) for name, found in samples.items()}
-    )
+    spread = {name: tuple(map(spread_of, found)) for name, found in samples.items()}
+    return Measurement(costs, spread)
 
 
 @contextmanager
@@ -191,9 +200,15 @@ def _observe(
     pipeline.step(*batch, target=target, **named)
     with held.counting():
         pipeline.step(*batch, target=target, **named)
-    timeline = pipeline.step(*batch, target=target, record=True, **named).timeline
-    assert timeline is not None, "the step was recorded"
-    return _Observed(timeline, held)
+    timelines: tuple[Timeline, ...] = ()
+    while len(timelines) < _MOST_STEPS:
+        timeline = pipeline.step(*batch, target=target, record=True, **named).timeline
+        assert timeline is not None, "the step was recorded"
+        timelines += (timeline,)
+        kinds_run = {n: k for n, k in _SECONDS.items() if timeline.schedule.rows.has_kind(k)}
+        if is_stable({name: _seconds(timelines, kind) for name, kind in kinds_run.items()}):
+            break
+    return _Observed(timelines, held)
 
 
 def _repeat(value: Any, repeats: int) -> Any:
@@ -201,9 +216,20 @@ def _repeat(value: Any, repeats: int) -> Any:
     return value if count_rows(value) is None else Ready([value] * repeats)
 
 
-def _seconds(observed: Sequence[_Observed], kind: Kind) -> list[Floats]:
+def _seconds_between(timelines: Sequence[Timeline]) -> float:
+    """Return the median seconds from the end of an action to the start of the next one.
+
+    One process runs the actions of all ranks, one after the other.
+    """
+    gaps = []
+    for timeline in timelines:
+        order = np.argsort(timeline.start, kind="stable")
+        gaps.append(timeline.start[order][1:] - timeline.end[order][:-1])
+    return max(0.0, float(np.median(np.concatenate(gaps))))
+
+
+def _seconds(timelines: Sequence[Timeline], kind: Kind) -> list[Floats]:
     """Return the seconds of each action of a kind, by stage."""
-    timelines = [each.timeline for each in observed]
     return [
         np.concatenate(
             [
@@ -217,14 +243,9 @@ def _seconds(observed: Sequence[_Observed], kind: Kind) -> list[Floats]:
     ]
 
 
-def _spread(samples: Floats) -> float:
-    low, middle, high = np.quantile(samples, [0.25, 0.5, 0.75])
-    return float((high - low) / middle) if middle else 0.0
-
-
 def _bytes(split: _Observed, whole: _Observed) -> dict[str, object]:
     """Return the bytes that a microbatch needs."""
-    flow, held = split.timeline.schedule.dataflow, split.bytes
+    flow, held = split.timelines[0].schedule.dataflow, split.bytes
     stages = range(flow.num_stages)
     return {
         "activation_bytes": [held.activation(flow, stage) for stage in stages],

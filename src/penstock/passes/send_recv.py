@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.costs import Costs
+from penstock.costs import Costs, price
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import run_in_order
@@ -40,7 +40,7 @@ def add_send_recv_by_cost(schedule: Schedule, costs: Costs) -> Schedule:
     """Insert sends and receives, each receive before the work during which its send happens."""
     graph = _compute_graph(schedule)
     turn = _turns(schedule, graph)
-    prices = costs.price(schedule, graph)
+    prices = price(costs, schedule, graph)
     start = _start_times(schedule, graph, prices.duration, prices.busy, prices.lag)
     # Work that ends first comes first; turns settle what costs nothing.
     moment = np.empty(len(turn), dtype=np.int64)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.costs import Costs
+from penstock.costs import Costs, scale_of_rows
 from penstock.errors import CostsError
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.graph import build_graph
@@ -22,6 +22,7 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
     Several steps of one schedule give better costs than one. Seconds are means over the middle
     half of what was recorded. A transfer takes as long as the fastest message of its link, since
     others had arrived before anybody waited for them; a link without messages gets the mean.
+    Where `like` gives microbatches different sizes, these are the seconds of size 1.
 
     A timeline has no bytes per stage and no seconds of kinds that never ran: these come from
     `like`, in proportion to what did run. Without it there are no bytes, a full backward is the
@@ -39,15 +40,17 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
             "the timelines must be of one schedule (got several); take the costs of each by itself"
         )
     known = (Costs() if like is None else like).of_stages(timeline.schedule)
-    forward, halves, full = _compute_seconds(steps, known)
+    scale = scale_of_rows(known, timeline.schedule)
+    scale = np.where(scale > 0, scale, 1.0)
+    forward, halves, full = _compute_seconds(steps, known, scale)
     return replace(
         known,
         forward=forward.tolist(),
         backward_input=halves[0].tolist(),
         backward_weight=halves[1].tolist(),
         full_backward=full.tolist(),
-        send=_send_seconds(steps),
-        transfer=_transfer_seconds(steps, like),
+        send=_send_seconds(steps, scale),
+        transfer=_transfer_seconds(steps, like, scale),
     )
 
 
@@ -61,10 +64,12 @@ def middle_mean(values: Floats) -> float:
     return float(np.sort(values)[cut : len(values) - cut].mean())
 
 
-def _compute_seconds(steps: tuple[Timeline, ...], like: Costs) -> tuple[Floats, Floats, Floats]:
+def _compute_seconds(
+    steps: tuple[Timeline, ...], like: Costs, scale: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return, per stage, the seconds of F, of I and W, and of B; from `like` if one never ran."""
     stages = steps[0].schedule.num_stages
-    forward, first, second, full = (_seconds(steps, kind) for kind in COMPUTE_KINDS)
+    forward, first, second, full = (_seconds(steps, kind, scale) for kind in COMPUTE_KINDS)
     halves = np.stack([first, second])
     old_forward = like.per_stage("forward", stages)
     old_halves = np.stack([like.per_stage(f"backward_{half}", stages) for half in _HALVES])
@@ -92,26 +97,34 @@ def _first_known(*columns: Floats) -> Floats:
     return known
 
 
-def _seconds(steps: tuple[Timeline, ...], kind: Kind) -> Floats:
+def _seconds(steps: tuple[Timeline, ...], kind: Kind, scale: Floats) -> Floats:
     """Return, per stage, the seconds of this kind, or NaN where it never ran."""
     rows, stages = steps[0].schedule.rows, steps[0].schedule.num_stages
     is_kind = rows.is_kind(kind)
     found = np.full(stages, np.nan)
     for stage in np.unique(rows.stage[is_kind]):
-        found[stage] = _middle(steps, is_kind & (rows.stage == stage))
+        found[stage] = _middle(steps, is_kind & (rows.stage == stage), scale)
     return found
 
 
-def _middle(steps: tuple[Timeline, ...], wanted: Bools) -> float:
-    return middle_mean(np.concatenate([(step.end - step.start)[wanted] for step in steps]))
+def _middle(steps: tuple[Timeline, ...], wanted: Bools, scale: Floats) -> float:
+    return middle_mean(np.concatenate([(_lengths(step) / scale)[wanted] for step in steps]))
 
 
-def _send_seconds(steps: tuple[Timeline, ...]) -> float:
+def _lengths(step: Timeline) -> Floats:
+    """Return the seconds of each row without the host's, which only simulated ones include."""
+    length = step.end - step.start
+    return length if step.program is None else length - step.program.prices.host[: len(length)]
+
+
+def _send_seconds(steps: tuple[Timeline, ...], scale: Floats) -> float:
     sends = steps[0].schedule.rows.is_kind(Kind.SEND_F, Kind.SEND_B)
-    return _middle(steps, sends) if sends.any() else 0.0
+    return _middle(steps, sends, scale) if sends.any() else 0.0
 
 
-def _transfer_seconds(steps: tuple[Timeline, ...], like: Costs | None) -> list[list[float]]:
+def _transfer_seconds(
+    steps: tuple[Timeline, ...], like: Costs | None, scale: Floats
+) -> list[list[float]]:
     """Return, per link, the seconds from the end of a send to the start of its use."""
     schedule = steps[0].schedule
     ranks, rows, graph = schedule.num_ranks, schedule.rows, build_graph(schedule)
@@ -120,7 +133,8 @@ def _transfer_seconds(steps: tuple[Timeline, ...], like: Costs | None) -> list[l
     fastest = np.full(ranks * ranks, np.inf)
     for step in steps:
         waits = step.start[user[is_message]] - step.end[graph.need[is_message]]
-        np.minimum.at(fastest, graph.link[is_message], np.maximum(waits, 0.0))
+        waits = np.maximum(waits, 0.0) / scale[graph.need[is_message]]
+        np.minimum.at(fastest, graph.link[is_message], waits)
     is_known = np.isfinite(fastest)
     typical = float(fastest[is_known].mean()) if is_known.any() else 0.0
     others = np.full(ranks * ranks, typical) if like is None else like.per_link(ranks).ravel()

@@ -5,19 +5,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.costs import Costs, Prices
+from penstock.costs import COLLECTIVES, Costs, Prices
 from penstock.ir.actions import Action
-from penstock.ir.graph import Graph, build_graph
+from penstock.ir.graph import Graph
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
 from penstock.sim.given_costs import costs_or_unit
+from penstock.sim.program import COLLECTIVE_KINDS
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = ["Explanation", "Gap", "Saving", "explain"]
 
 # By how much `Saving` lowers each cost.
 _CHEAPER_BY = 0.05
+
+# Costs that are mostly 0, and savings only where they are not.
+_RARE = ("host_action", "host_message", *COLLECTIVES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,7 @@ def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
     """
     costs = costs_or_unit(costs).of_stages(schedule)
     timeline = simulate(schedule, costs)
-    reasons = _Reasons(timeline, costs)
+    reasons = _Reasons(timeline)
     return Explanation(
         timeline, reasons.critical_path(), reasons.gaps(), _savings(timeline, costs)
     )
@@ -108,18 +112,20 @@ def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
 class _Reasons:
     """For each row: when its rank was free, and which need came last."""
 
-    def __init__(self, timeline: Timeline, costs: Costs) -> None:
-        self.timeline = timeline
-        self.rows = timeline.schedule.rows
-        self.graph: Graph = build_graph(timeline.schedule)
-        self.prices: Prices = costs.price(timeline.schedule, self.graph)
+    def __init__(self, timeline: Timeline) -> None:
+        assert timeline.program is not None, "it was simulated"
+        self.timeline, self.program = timeline, timeline.program
+        self.rows = self.program.rows
+        self.graph: Graph = self.program.graph
+        self.prices: Prices = self.program.prices
+        self.start = self.program.run().start
         self.opens = self.rows.opening_row()
         self.free_at = self._free_at()
         self.last_need = self._last_need()
 
     def _free_at(self) -> NDArray[np.float64]:
         """Return when each row's rank became free; for a first row, its own start."""
-        start = self.timeline.start
+        start = self.start
         free = np.empty(len(start))
         free[1:] = (start + self.prices.busy)[:-1]
         free[self.rows.first[:-1]] = start[self.rows.first[:-1]]
@@ -127,7 +133,7 @@ class _Reasons:
 
     def _last_need(self) -> NDArray[np.int64]:
         """Return, for each work's opening row, the slot of the need that arrived last, or -1."""
-        graph, start = self.graph, self.timeline.start
+        graph, start = self.graph, self.start
         arrival = start[graph.need] + self.prices.duration[graph.need] + self.prices.lag
         work = self.opens[np.repeat(np.arange(len(start)), np.diff(graph.first))]
         latest = np.full(len(start), -np.inf)
@@ -139,10 +145,11 @@ class _Reasons:
 
     def gaps(self) -> tuple[Gap, ...]:
         """Return the idle gaps of every rank, in its order."""
-        start = self.timeline.start
+        start = self.start
         tolerance = 1e-12 * max(1.0, self.timeline.end_time)
         waits = (start > self.free_at + tolerance) & (self.last_need != ABSENT)
         waits &= ~self.rows.joined & self._has_begun()
+        waits[len(self.timeline.schedule.rows) :] = False
         return tuple(self._gap(int(row)) for row in np.flatnonzero(waits))
 
     def _has_begun(self) -> NDArray[np.bool_]:
@@ -156,38 +163,55 @@ class _Reasons:
     def _gap(self, row: int) -> Gap:
         slot = int(self.last_need[row])
         need = int(self.graph.need[slot])
-        begin, end = float(self.free_at[row]), float(self.timeline.start[row])
-        on_its_way = min(float(self.prices.lag[slot]), end - begin)
-        rows = self.rows
+        begin, end = float(self.free_at[row]), float(self.start[row])
+        rows, lag = self.rows, float(self.prices.lag[slot])
+        if need >= len(self.timeline.schedule.rows) and rows.kind[need] not in COLLECTIVE_KINDS:
+            # On a shared wire, a message has a row of its own.
+            lag += float(self.start[need] + self.prices.duration[need]) - self._sent(need)
+        on_its_way = min(lag, end - begin)
         return Gap(
             rows.rank(row),
             begin,
             end,
             action=rows.action(row),
             waited_for=rows.action(need),
-            waited_for_rank=rows.rank(need),
+            waited_for_rank=self.timeline.schedule.rows.rank(int(self.program.origin[need])),
             transfer_seconds=on_its_way,
         )
+
+    def _sent(self, message: int) -> float:
+        """Return when the work ended whose value a message on a wire carries."""
+        origin = int(self.program.origin[message])
+        return float(self.start[origin] + self.prices.duration[origin])
 
     def critical_path(self) -> tuple[Span, ...]:
         """Return the path from the first action to the end of the rank that ends last.
 
         Each span is what the next one waited for, on another rank or on its own.
         """
+        size = len(self.timeline.schedule.rows)
         row = int(np.argmax(self.timeline.end))
+        beside = np.flatnonzero((self.program.origin == row) & (np.arange(len(self.rows)) >= size))
+        if self.program.is_beside[row]:
+            row = int(beside[0])
         path = [row]
         while (before := self._cause(row)) != ABSENT:
             path.append(before)
             row = before
-        is_compute = self.rows.is_compute
-        return tuple(self.timeline.span(row) for row in reversed(path) if is_compute[row])
+        is_shown = self.rows.is_compute.copy()
+        # A message of a wire has the row of its work, which is on the path by itself.
+        is_shown[size:] = self.rows.is_kind(*COLLECTIVE_KINDS)[size:]
+        is_blocking = self.rows.is_kind(*COLLECTIVE_KINDS)[:size] & (self.prices.busy[:size] > 0)
+        is_shown[:size] |= is_blocking & ~self.program.is_beside
+        shown = dict.fromkeys(int(self.program.origin[row]) for row in path if is_shown[row])
+        return tuple(self.timeline.span(row) for row in reversed(shown))
 
     def _cause(self, row: int) -> int:
         """Return the row that kept this one from starting earlier."""
         row = int(self.opens[row])
         rank = self.rows.rank(row)
         slot = int(self.last_need[row])
-        if slot != ABSENT and self.timeline.start[row] > self.free_at[row]:
+        if slot != ABSENT and self.start[row] > self.free_at[row]:
             return int(self.graph.need[slot])
         if row > self.rows.first[rank]:
             return row - 1
@@ -198,6 +222,7 @@ def _savings(timeline: Timeline, costs: Costs) -> tuple[Saving, ...]:
     names = ["forward", "backward_input", "backward_weight", "transfer"]
     if costs.full_backward is not None:
         names.append("full_backward")
+    names += [name for name in _RARE if np.any(getattr(costs, name))]
     savings = []
     for name in names:
         cheaper = simulate(timeline.schedule, _scale(costs, name, 1 - _CHEAPER_BY))

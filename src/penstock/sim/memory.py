@@ -20,7 +20,10 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
     and RESHARD where a stage has them, else always. The rest is there all the time.
     """
     rows, stages = schedule.rows, schedule.num_stages
-    total = np.cumsum(byte_changes(costs, stages)[rows.kind, rows.stage])
+    changes = byte_changes(costs, stages)[rows.kind, rows.stage]
+    if not costs.is_unscaled:
+        changes = changes * np.append(costs.scales(schedule.microbatches), 1.0)[rows.microbatch]
+    total = np.cumsum(changes)
     before = np.concatenate(([0.0], total))[rows.first[:-1]]
     base = resident_bytes(costs, schedule.placement, schedule.dataflow)
     base = base - _sharded_bytes(schedule, costs.per_stage("parameter_bytes", stages))
@@ -30,7 +33,10 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
 
 
 def byte_changes(costs: Costs, stages: int) -> Floats:
-    """Return, by kind and stage, the bytes that an action takes; negative if it frees some."""
+    """Return, by kind and stage, the bytes that an action takes; negative if it frees some.
+
+    These are bytes of a microbatch of size 1.
+    """
     activation = costs.per_stage("activation_bytes", stages)
     stash = costs.per_stage("weight_stash_bytes", stages)
     parameters = costs.per_stage("parameter_bytes", stages)
@@ -56,13 +62,14 @@ def resident_bytes(costs: Costs, placement: Placement, dataflow: Dataflow) -> Fl
     """Return, per rank, the bytes that it holds all the time.
 
     These are whole parameters, gradients, optimizer state, a buffer for one message of each kind
-    that a stage receives, and the largest workspace.
+    that a stage receives, and the largest workspace; messages and workspaces are those of the
+    largest microbatch.
     """
     stages, holder = placement.num_stages, placement.rank_of_stage
     held = sum(
         costs.per_stage(f"{kind}_bytes", stages) for kind in ("parameter", "gradient", "optimizer")
     )
-    message = costs.per_stage("message_bytes", stages)
+    message = costs.per_stage("message_bytes", stages) * np.max(costs.microbatch_scale)
     inputs, gradients = np.zeros(stages), np.zeros(stages)
     for producer, consumer in dataflow.edges:
         if holder[producer] != holder[consumer]:
@@ -75,7 +82,8 @@ def _largest_workspace(costs: Costs, placement: Placement) -> Floats:
     largest = np.zeros(placement.num_ranks)
     workspace = costs.per_stage("workspace_bytes", placement.num_stages)
     np.maximum.at(largest, np.array(placement.rank_of_stage), workspace)
-    return largest
+    scaled: Floats = largest * np.max(costs.microbatch_scale)
+    return scaled
 
 
 def _per_rank(placement: Placement, per_stage: Floats) -> Floats:

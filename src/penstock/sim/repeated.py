@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from penstock.costs import Prices
 from penstock.errors import DeadlockError
 from penstock.ir.actions import Kind
-from penstock.ir.clock import run_in_order
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import ABSENT, Floats, Ints
 from penstock.ir.schedule import Schedule
+from penstock.sim.program import Program
 
 __all__ = ["Repeated", "fastest_messages", "recorded_prices"]
 
@@ -41,24 +41,26 @@ class _Step:
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """A schedule with its prices, to be run again and again."""
+    """A program to be run again and again, with seconds after the end of every rank.
 
-    schedule: Schedule
-    graph: Graph
-    prices: Prices
+    Lanes begin where they ended, like ranks; a rank with collectives ends when its lane does.
+    """
 
-    @classmethod
-    def of(cls, schedule: Schedule, prices: Prices) -> "Repeated":
-        """Return a schedule with the prices of its rows and needs."""
-        return cls(schedule, build_graph(schedule), prices)
+    program: Program
+    after: Floats
 
     def ends(self, begin: Floats) -> Floats:
         """Return when every rank ends a step that it begins at these seconds."""
+        lanes = np.full(len(self.program.owner), begin.min())
+        return self._step(np.concatenate((begin, lanes))).end[: len(begin)]
+
+    def end_of_all(self, begin: Floats) -> Floats:
+        """Return when every rank and lane ends a step that it begins at these seconds."""
         return self._step(begin).end
 
     def period(self) -> float:
         """Return the mean distance of steps in the long run, if no rank waits between them."""
-        begin = np.zeros(self.schedule.num_ranks)
+        begin = np.zeros(self.program.rows.num_ranks)
         while True:
             step = self._step(begin)
             length = step.end - begin[step.origin]
@@ -69,15 +71,8 @@ class Repeated:
             begin = _shift(step.origin, length - mean, [cycle[0] for cycle in cycles], best)
 
     def _step(self, begin: Floats) -> _Step:
-        rows, prices = self.schedule.rows, self.prices
-        run = run_in_order(
-            rows,
-            self.graph,
-            duration=prices.duration,
-            busy=prices.busy,
-            lag=prices.lag,
-            begin=begin,
-        )
+        rows, prices = self.program.rows, self.program.prices
+        run = self.program.run(begin)
         if not run.is_finished:
             raise DeadlockError(
                 "the schedule never finishes, so it has no period; "
@@ -89,11 +84,16 @@ class Repeated:
         cause = self._causes(run.start, begin, opens)
         while (before := cause[cause]).tolist() != cause.tolist():
             cause = before
-        return _Step(end, rows.rank_of_row()[cause[last]].astype(np.int64))
+        origin = rows.rank_of_row()[cause[last]].astype(np.int64)
+        for lane, owner in enumerate(self.program.owner.tolist(), len(self.after)):
+            if owner != ABSENT and end[lane] > end[owner]:
+                end[owner], origin[owner] = end[lane], origin[lane]
+        end[: len(self.after)] += self.after
+        return _Step(end, origin)
 
     def _causes(self, start: Floats, begin: Floats, opens: Ints) -> NDArray[np.int64]:
         """Return, per opening row, the one that kept it from starting earlier, or itself."""
-        graph, prices, first = self.graph, self.prices, self.schedule.rows.first
+        graph, prices, first = self.program.graph, self.program.prices, self.program.rows.first
         is_open = opens == np.arange(len(opens))
         free = np.zeros(len(opens))
         cause = np.arange(len(opens))
@@ -160,7 +160,7 @@ def recorded_prices(schedule: Schedule, start: Floats, end: Floats) -> Prices:
     duration = np.repeat(np.maximum.reduceat(done, opens) - first, size)
     used = np.repeat(start, np.diff(graph.first))
     lag = fastest_messages(schedule, graph, used, done[graph.need])
-    return Prices(duration, duration, lag)
+    return Prices(duration, duration, lag, np.zeros(len(rows)))
 
 
 def fastest_messages(schedule: Schedule, graph: Graph, used: Floats, reached: Floats) -> Floats:

@@ -97,7 +97,9 @@ def review(predicted: Timeline, recorded: Timeline) -> Review:
     """Compare a predicted step with the recorded one, by kind of action, rank and stage.
 
     Both must run the same compute in the same order; only one of them need have communication.
-    Sends that a prediction prices but does not list count with the work that they follow.
+    Sends that a prediction prices but does not list count with the work that they follow. The
+    seconds of the host around compute count as idle, since in a recording they are the gaps
+    between actions.
 
     >>> from penstock.assembly import build
     >>> from penstock.costs import Costs
@@ -130,8 +132,17 @@ def review(predicted: Timeline, recorded: Timeline) -> Review:
 
 def _idle_seconds(timeline: Timeline) -> list[float]:
     """Return, per rank, its idle seconds until the last rank ends; rounding errors count as 0."""
-    least = 1e-9 * timeline.end_time
-    return [idle if idle > least else 0.0 for idle in timeline.idle_seconds]
+    least, rows = 1e-9 * timeline.end_time, timeline.schedule.rows
+    host = np.where(rows.is_compute & ~rows.joined, _host_seconds(timeline), 0.0)
+    gaps = np.add.reduceat(host, rows.first[:-1]).tolist()
+    found = (idle + gap for idle, gap in zip(timeline.idle_seconds, gaps, strict=True))
+    return [idle if idle > least else 0.0 for idle in found]
+
+
+def _host_seconds(timeline: Timeline) -> Floats:
+    """Return the seconds of the host within each row, which only predicted rows have."""
+    size = len(timeline.schedule.rows)
+    return np.zeros(size) if timeline.program is None else timeline.program.prices.host[:size]
 
 
 def _compute_of(timeline: Timeline) -> Rows:
@@ -145,7 +156,7 @@ def _compute_seconds(timeline: Timeline) -> Floats:
     opens = np.flatnonzero(~rows.joined)
     size = np.diff(np.append(opens, len(rows)))
     begin = np.minimum.reduceat(timeline.start, opens)
-    length = np.maximum.reduceat(timeline.end, opens) - begin
+    length = np.maximum.reduceat(timeline.end, opens) - begin - _host_seconds(timeline)[opens]
     seconds: Floats = np.repeat(length / size, size)[rows.is_compute]
     return seconds
 

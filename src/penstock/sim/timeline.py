@@ -1,18 +1,19 @@
 """Timelines: the actions of a schedule with start, end and memory, per rank."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.costs import Prices
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Action, Kind
+from penstock.ir.graph import build_graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, Period, require_boundary
+from penstock.sim.program import COLLECTIVE_KINDS, Program
 from penstock.sim.repeated import Repeated, recorded_prices
 
 __all__ = ["Span", "Timeline"]
@@ -37,14 +38,14 @@ class Span:
 class Timeline:
     """The rows of a schedule with their start and end in seconds and their rank's bytes.
 
-    It is simulated, with the prices of its rows, or recorded, without.
+    It is simulated, with the program that gave its times, or recorded, without.
     """
 
     schedule: Schedule
     start: Floats
     end: Floats
     memory: Floats
-    prices: Prices | None = None
+    program: Program | None = None
 
     def __post_init__(self) -> None:
         stages, named = self.schedule.num_stages, int(self.schedule.rows.stage.max())
@@ -65,7 +66,12 @@ class Timeline:
     def end_time(self) -> float:
         """When the last action of all ends, counted from the start of the first of all."""
         first, last = self._bounds()
-        return float(last.max() - first.min())
+        begin = float(first.min())
+        if self.program is not None:
+            # Gathering may come before all compute.
+            is_timed = self.schedule.rows.is_kind(*COLLECTIVE_KINDS) & (self.end > self.start)
+            begin = float(self.start[is_timed].min(initial=begin))
+        return float(last.max()) - begin
 
     @cached_property
     def rank_spans(self) -> tuple[float, ...]:
@@ -95,7 +101,7 @@ class Timeline:
             case "everything":
                 return self.end_time + float(after.max())
             case "gradients":
-                ends = self._repeated(0 * after).ends(after)
+                ends = self._repeated().ends(after)
                 return float(ends.max())
             case "nothing":
                 return self._repeated(after).period()
@@ -109,10 +115,14 @@ class Timeline:
     @cached_property
     def busy_seconds(self) -> tuple[float, ...]:
         """Per rank, the seconds spent computing and sending; an overlap counts once."""
-        rows = self.schedule.rows
-        length = np.where(
-            rows.joined | rows.is_kind(Kind.RECV_F, Kind.RECV_B), 0, self.end - self.start
-        )
+        rows, length = self.schedule.rows, self.end - self.start
+        is_receive = rows.is_kind(Kind.RECV_F, Kind.RECV_B)
+        host: Floats | float = 0.0
+        if self.program is not None:
+            occupied, size = self.program.prices.busy, len(rows)
+            host = self.program.prices.host[:size]
+            length = np.where(self.program.is_beside, occupied[:size], length)
+        length = np.where(rows.joined, 0, np.where(is_receive, host, length))
         total = np.concatenate(([0.0], np.cumsum(length)))
         return tuple(np.diff(total[rows.first]).tolist())
 
@@ -191,15 +201,13 @@ class Timeline:
         is_overlapped = bool(rows.joined[row : row + 2].any())
         return Span(rows.rank(row), rows.action(row), *times, is_overlapped)
 
-    def _repeated(self, after: NDArray[np.float64]) -> Repeated:
-        """Return the step with these seconds after the last action of every rank."""
-        prices = self.prices
-        if prices is None:
+    def _repeated(self, after: NDArray[np.float64] | float = 0.0) -> Repeated:
+        """Return the step with these seconds after the end of every rank."""
+        program = self.program
+        if program is None:
             prices = recorded_prices(self.schedule, self.start, self.end)
-        opens, first = self.schedule.rows.opening_row(), self.schedule.rows.first
-        busy = prices.busy.copy()
-        busy[opens[first[1:] - 1]] += after
-        return Repeated.of(self.schedule, replace(prices, busy=busy))
+            program = Program.of_rows(self.schedule, build_graph(self.schedule), prices)
+        return Repeated(program, np.broadcast_to(np.float64(after), self.schedule.num_ranks))
 
     def _bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return, per rank, when its first compute action starts and its last action ends."""

@@ -175,6 +175,9 @@ def _free(timeline: Timeline) -> Floats:
     """Return when each row's rank became free; for a first row, its own start."""
     rows, start = timeline.schedule.rows, timeline.start
     done = np.where(rows.is_kind(*_RECEIVES), start, timeline.end)
+    if timeline.program is not None:
+        occupied = timeline.program.prices.busy[: len(rows)]
+        done = np.where(timeline.program.is_beside, start + occupied, done)
     free = np.empty(len(rows))
     for begin, end in zip(rows.first[:-1], rows.first[1:], strict=True):
         free[begin] = start[begin]

@@ -71,24 +71,50 @@ class Rectangles:
 
 
 def rectangles(timeline: Timeline, kinds: Collection[Kind] = BUSY_KINDS) -> Rectangles:
-    """Return the bars of a timeline: one per row of these kinds, if it takes any time."""
+    """Return the bars of a timeline: one per row of these kinds, if it takes any time.
+
+    Of a collective that runs beside compute, the bar is what compute leaves free.
+    """
     rows = timeline.schedule.rows
+    start, end = _uncovered(timeline)
     rank = rows.rank_of_row()
     number, size = _number_in_group(rows.joined, rows.kind)
     top, bottom = (LANE_HEIGHT * (part / size - 0.5) for part in (number, number + 1))
-    drawn = np.flatnonzero(rows.is_kind(*kinds) & (timeline.end > timeline.start))
+    drawn = np.flatnonzero(rows.is_kind(*kinds) & (end > start))
     return Rectangles(
         row=drawn,
         rank=rank[drawn],
         kind=rows.kind[drawn],
         local_stage=_local_stages(timeline.schedule.placement)[rows.stage[drawn]],
         microbatch=rows.microbatch[drawn],
-        left=timeline.start[drawn],
-        right=timeline.end[drawn],
+        left=start[drawn],
+        right=end[drawn],
         top=(rank + top)[drawn],
         bottom=(rank + bottom)[drawn],
         is_overlapped=(size > 1)[drawn],
     )
+
+
+def _uncovered(timeline: Timeline) -> tuple[Floats, Floats]:
+    """Return starts and ends, of rows beside their rank without what its other work covers.
+
+    Where some is free both before and after that work, the longer part is returned.
+    """
+    start, end, rows = timeline.start.copy(), timeline.end.copy(), timeline.schedule.rows
+    if timeline.program is None:
+        return start, end
+    is_beside, rank = timeline.program.is_beside, rows.rank_of_row()
+    is_work = rows.is_kind(*BUSY_KINDS) & ~is_beside & (end > start)
+    for row in np.flatnonzero(is_beside).tolist():
+        meets = is_work & (rank == rank[row]) & (timeline.start < end[row])
+        meets &= timeline.end > start[row]
+        if meets.any():
+            first, last = float(timeline.start[meets].min()), float(timeline.end[meets].max())
+            if first - start[row] > end[row] - last:
+                end[row] = first
+            else:
+                start[row] = min(last, end[row])
+    return start, end
 
 
 def _number_in_group(

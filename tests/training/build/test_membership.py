@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import penstock as ps
 from penstock.errors import ArgumentError
+from penstock.measuring import MeasurementWarning
 from tests.processes import Processes
 
 FORGOTTEN = (
@@ -72,6 +73,8 @@ def test_torchrun_is_noticed_before_processes_are_connected(
 
 def measure_alone(_: int) -> ps.Costs:
     x = torch.ones(4, 2)
+    # The machine of the tests may be busy.
+    warnings.simplefilter("ignore", MeasurementWarning)
     return ps.measure(make_stages(), example=(x,), loss=nn.MSELoss(), target=x, repeats=1)
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.ir.rows import Floats
+from penstock.planner.bound.each import bound_by_ways
 from penstock.planner.bound.heads import find_heads
 from penstock.planner.bound.one_rank import bound_ranks_alone
 from penstock.planner.bound.rounds import Rounds, cheapest_backward, relax_to_rounds
@@ -27,8 +28,21 @@ def lower_bound(problem: SchedulingProblem) -> float:
     begin as late as it likes: the period is the longest span of a rank if ranks begin at the best
     of times. So only what lies between the first and the last action of one rank counts then,
     and other ranks only delay what passes through them.
+
+    The host's seconds are part of every action. Collectives come before and after compute
+    (`SchedulingProblem.around`), and what of them occupies a rank is work of that rank. Messages
+    that wait for a wire only arrive later, so a bound without that holds.
     """
     problem = _apart(problem)
+    bound = _bound_even(problem if problem.is_even else problem.of_smallest)
+    if not problem.is_even:
+        bound = max(bound, _bound_by_work(problem), bound_by_ways(problem))
+    bound = max(bound + problem.around, float((_work(problem) + problem.blocked).max()))
+    return bound * (1 - _ROUNDING)
+
+
+def _bound_even(problem: SchedulingProblem) -> float:
+    """Return the bound of compute and messages, for microbatches of equal size."""
     bound = max(_bound_by_work(problem), _bound_by_round_trip(problem))
     rounds = relax_to_rounds(problem)
     if rounds is not None and problem.boundary == "nothing":
@@ -36,7 +50,7 @@ def lower_bound(problem: SchedulingProblem) -> float:
         bound = max(bound, *(_bound_by_rounds(rounds.alone(rank)) for rank in busiest.tolist()))
     elif rounds is not None:
         bound = max(bound, _bound_by_rounds(rounds))
-    return bound * (1 - _ROUNDING)
+    return bound
 
 
 def _bound_by_rounds(rounds: Rounds) -> float:
@@ -66,7 +80,10 @@ def _bound_by_work(problem: SchedulingProblem) -> float:
     to it; and when all its F and I are done, the last gradient has its way up, and W to follow.
     """
     backward, weight = cheapest_backward(problem)
-    work = _per_rank(problem, problem.forward + backward + weight)
+    work = _work(problem)
+    if not problem.is_even:
+        # Which microbatch comes first or last is not known.
+        return float(work.max())
     if not problem.lasts_until_all_end:
         return float(work.max())
     first = [problem.placement.stages(rank)[0] for rank in range(problem.ranks)]
@@ -90,6 +107,17 @@ def _bound_by_round_trip(problem: SchedulingProblem) -> float:
     rest = (problem.microbatches - 1) * backward + problem.microbatches * weight
     before = _arrivals(problem) if problem.lasts_until_all_end else 0.0
     return float((before + way + rest).max())
+
+
+def _work(problem: SchedulingProblem) -> Floats:
+    """Return, per rank, the seconds of all its work, with the cheaper backward everywhere."""
+    if problem.is_even:
+        backward, weight = cheapest_backward(problem)
+        return _per_rank(problem, problem.forward + backward + weight)
+    split = problem.backward_input_each + problem.backward_weight_each
+    each = problem.forward_each + np.minimum(split, problem.full_backward_each)
+    holder = np.array(problem.placement.rank_of_stage)
+    return np.bincount(holder, each.sum(axis=1), problem.ranks).astype(np.float64)
 
 
 def _per_rank(problem: SchedulingProblem, seconds: Floats) -> Floats:

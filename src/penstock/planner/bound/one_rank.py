@@ -11,14 +11,14 @@ from penstock.planner.bound.heads import Heads
 from penstock.planner.bound.rounds import Rounds
 from penstock.planner.bound.tails import Tails
 
-__all__ = ["bound_ranks_alone"]
+__all__ = ["Job", "bound_ranks_alone", "run_jobs"]
 
 # Each action costs microseconds; of many ranks only the busiest are examined.
 _MANY_ACTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Job:
+class Job:
     """An action: when it can start at the earliest, its seconds, and what follows its end."""
 
     head: float
@@ -37,13 +37,13 @@ def bound_ranks_alone(rounds: Rounds, heads: Heads, tails: Tails) -> float:
     busiest = np.argsort(-visits.whole, kind="stable")
     num_ranks = max(1, _MANY_ACTIONS // (3 * visits.rounds * visits.microbatches))
     return max(
-        _run(_list_jobs(rounds, heads, tails, rank)) for rank in busiest[:num_ranks].tolist()
+        run_jobs(_list_jobs(rounds, heads, tails, rank)) for rank in busiest[:num_ranks].tolist()
     )
 
 
-def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[_Job]:
+def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[Job]:
     visits = rounds.visits
-    jobs: list[_Job] = []
+    jobs: list[Job] = []
     for turn, stage in enumerate(rounds.stage[:, rank].tolist()):
         forward = heads.start[turn, rank]
         backward = heads.start[visits.backward_visit(turn), rank]
@@ -56,12 +56,12 @@ def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[_J
     return sorted(jobs)
 
 
-def _jobs(heads: Floats, seconds: float, tails: Floats) -> list[_Job]:
+def _jobs(heads: Floats, seconds: float, tails: Floats) -> list[Job]:
     pairs = zip(heads.tolist(), tails.tolist(), strict=True)
-    return [_Job(head, seconds, tail) for head, tail in pairs]
+    return [Job(head, seconds, tail) for head, tail in pairs]
 
 
-def _run(jobs: list[_Job]) -> float:
+def run_jobs(jobs: list[Job]) -> float:
     """Run jobs that are sorted by head; return the latest of their ends plus tails."""
     waiting: list[tuple[float, float]] = []
     clock, longest, number = 0.0, 0.0, 0

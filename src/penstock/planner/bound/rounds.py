@@ -120,9 +120,8 @@ def relax_to_rounds(problem: SchedulingProblem) -> Rounds | None:
 
 def cheapest_backward(problem: SchedulingProblem) -> tuple[Floats, Floats]:
     """Return, per stage, seconds of I and W that neither they nor B can beat."""
-    if problem.costs.full_backward is None:
+    if problem.costs.full_backward is None and not problem.costs.host_action:
         return problem.backward_input, problem.backward_weight
-    sending = problem.backward_input - problem.costs.per_stage("backward_input", problem.stages)
-    full = problem.costs.per_stage("full_backward", problem.stages) + sending
+    full = problem.full_backward
     backward = np.minimum(problem.backward_input, full)
     return backward, np.minimum(problem.backward_weight, full - backward)

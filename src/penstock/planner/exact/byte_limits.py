@@ -10,6 +10,8 @@ from fractions import Fraction
 from math import ceil, floor, gcd, isfinite, lcm
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.planner.exact.model import Interval, ScheduleModel
 
 if TYPE_CHECKING:
@@ -27,23 +29,26 @@ def add_bytes(filled: ScheduleModel) -> None:
         stages = filled.problem.placement.stages(rank)
         if isfinite(room) and room > 0:
             _add_room(filled, stages, room)
-            for stage in stages:
+            for stage in stages if filled.problem.is_even else ():
                 _add_most_held(filled, stage, room)
 
 
 def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> None:
     """Add an interval of bytes per microbatch, and limit their sum at any time."""
     problem = filled.problem
-    sizes = [float(size[s]) for s in stages for size in (problem.activation, problem.stash)]
+    costs, scales = problem.costs, problem.scales
+    taken, left = (
+        np.multiply.outer(costs.per_stage(f"{name}_bytes", problem.stages), scales)
+        for name in ("activation", "weight_stash")
+    )
+    sizes = [float(each) for s in stages for table in (taken, left) for each in set(table[s])]
     unit = _find_unit([room, *sizes])
     intervals: list[IntervalVar] = []
     demands: list[int] = []
     for stage in stages:
         columns = (filled.forward[stage], filled.backward[stage], filled.weight[stage])
-        activation, stash = (
-            floor(size[stage] / unit) for size in (problem.activation, problem.stash)
-        )
-        for forward, backward, weight in zip(*columns, strict=True):
+        for number, (forward, backward, weight) in enumerate(zip(*columns, strict=True)):
+            activation, stash = (floor(table[stage, number] / unit) for table in (taken, left))
             if activation:
                 intervals.append(_between(filled, forward.start, backward.end))
                 demands.append(activation)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.ir.actions import Action, Kind
+from penstock.ir.actions import COMPUTE_KINDS, Action, Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.planner.exact.model import Interval, ScheduleModel
@@ -23,17 +23,17 @@ __all__ = ["add_hints", "read_schedule"]
 def add_hints(filled: ScheduleModel, schedule: Schedule) -> None:
     """Start the search at a schedule: its start times in ticks solve the model.
 
-    Microbatches are renamed so that they keep their order. A stage that has some B and some I is
-    left to the search.
+    Microbatches of equal size are renamed so that they keep their order. A stage that has some B
+    and some I is left to the search.
     """
-    timeline = simulate(schedule, filled.problem.costs)
+    timeline = simulate(schedule, filled.problem.costs.without_collectives())
     for stage in range(filled.problem.stages):
-        forward = _starts(timeline, stage, Kind.FORWARD)
-        backward = _starts(timeline, stage, Kind.BACKWARD_INPUT)
-        weight = _starts(timeline, stage, Kind.BACKWARD_WEIGHT)
-        full = _starts(timeline, stage, Kind.FULL_BACKWARD)
+        forward, backward, weight, full = (
+            _starts(timeline, stage, kind, is_even=filled.problem.is_even)
+            for kind in COMPUTE_KINDS
+        )
         if len(full) and not len(backward):
-            backward, weight = full, full + filled.problem.backward_input[stage]
+            backward, weight = full, full + filled.problem.backward_input_each[stage]
         _hint(filled, filled.forward[stage], forward)
         _hint(filled, filled.backward[stage], backward)
         _hint(filled, filled.weight[stage], weight)
@@ -41,9 +41,12 @@ def add_hints(filled: ScheduleModel, schedule: Schedule) -> None:
             filled.model.add_hint(choice, len(full) > 0)
 
 
-def _starts(timeline: Timeline, stage: int, kind: Kind) -> Floats:
+def _starts(timeline: Timeline, stage: int, kind: Kind, *, is_even: bool) -> Floats:
+    """Return the starts of a stage's actions in the order of the microbatches."""
     rows = timeline.schedule.rows
-    return np.sort(timeline.start[(rows.stage == stage) & (rows.kind == kind)])
+    mine = np.flatnonzero((rows.stage == stage) & (rows.kind == kind))
+    by_name = timeline.start[mine[np.argsort(rows.microbatch[mine])]]
+    return np.sort(by_name) if is_even else by_name
 
 
 def _hint(filled: ScheduleModel, pieces: tuple[Interval, ...], starts: Floats) -> None:

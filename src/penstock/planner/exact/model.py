@@ -3,6 +3,8 @@
 The model assumes that microbatches keep their order in each stage and kind. That loses nothing: in
 any schedule, give the j-th start of a stage and kind to microbatch j. The j-th of what needs an
 input starts no earlier than the j-th input is there, so all is well with the same times and bytes.
+Microbatches of different size are free to overtake one another. Collectives and shared wires are
+left out, which makes nothing slower.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ class ScheduleModel:
     is_merged: dict[int, tuple[IntVar, ...]]
 
     def to_bound(self, ticks: float) -> float:
-        """Return the seconds that a bound in ticks proves."""
+        """Return the seconds that a bound in ticks proves, those around compute included."""
         rounded = 0 if self.problem.lasts_until_all_end else 1
-        return (ticks - rounded) * self.ticks.seconds
+        return (ticks - rounded) * self.ticks.seconds + self.problem.around
 
 
 def make_model(
@@ -75,14 +77,15 @@ def make_model(
         ticks,
         horizon,
         model.new_int_var(ticks.least(least), ticks.most(most), "step"),
-        tuple(draft.fixed(seconds) for seconds in problem.forward),
+        tuple(draft.fixed(seconds) for seconds in problem.forward_each),
         draft.backwards(is_merged),
         draft.weights(is_merged),
         is_merged,
     )
     _add_needs(filled)
     _add_ranks(filled)
-    _add_order(filled)
+    if problem.is_even:
+        _add_order(filled)
     _add_limits(filled)
     return filled
 
@@ -98,53 +101,50 @@ class _Draft:
 
     def choices(self) -> dict[int, tuple[IntVar, ...]]:
         """Return the stages where B can beat I and W in a row: it is shorter, or holds less."""
-        full = self._full_backward()
-        split = self.problem.backward_input + self.problem.backward_weight
+        full = self.problem.full_backward_each
+        split = self.problem.backward_input_each + self.problem.backward_weight_each
         is_bounded = np.isfinite(self.problem.room)[list(self.problem.placement.rank_of_stage)]
-        can_pay = (full < split) | (is_bounded & (self.problem.stash > self.problem.activation))
+        can_pay = (full < split).any(axis=1) | (
+            is_bounded & (self.problem.stash > self.problem.activation)
+        )
         return {
             stage: tuple(self.model.new_bool_var("") for _ in range(self.problem.microbatches))
             for stage in np.flatnonzero(can_pay).tolist()
         }
 
-    def _full_backward(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        stages, costs = self.problem.stages, self.problem.costs
-        sending = self.problem.backward_input - costs.per_stage("backward_input", stages)
-        return sending + [costs.full_backward_seconds(stage) for stage in range(stages)]
-
     def backwards(self, is_merged: dict[int, tuple[IntVar, ...]]) -> Actions:
         """Return I of every stage, as long as B where it is merged."""
-        full = self._full_backward()
+        full = self.problem.full_backward_each
         return tuple(
             self.chosen(seconds, full[stage], is_merged[stage])
             if stage in is_merged
             else self.fixed(seconds)
-            for stage, seconds in enumerate(self.problem.backward_input)
+            for stage, seconds in enumerate(self.problem.backward_input_each)
         )
 
     def weights(self, is_merged: dict[int, tuple[IntVar, ...]]) -> Actions:
         """Return W of every stage, of length 0 where it is merged."""
         return tuple(
-            self.chosen(seconds, 0.0, is_merged[stage])
+            self.chosen(seconds, 0 * seconds, is_merged[stage])
             if stage in is_merged
             else self.fixed(seconds)
-            for stage, seconds in enumerate(self.problem.backward_weight)
+            for stage, seconds in enumerate(self.problem.backward_weight_each)
         )
 
-    def fixed(self, seconds: float) -> tuple[Interval, ...]:
-        """Return a stage's actions of this length."""
-        length = self.ticks.down(seconds)
-        starts = [self._time() for _ in range(self.problem.microbatches)]
+    def fixed(self, seconds: Floats) -> tuple[Interval, ...]:
+        """Return a stage's actions of these lengths."""
+        lengths = [self.ticks.down(each) for each in seconds]
         make = self.model.new_fixed_size_interval_var
-        return tuple(Interval(start, start + length, make(start, length, "")) for start in starts)
+        pairs = [(self._time(), length) for length in lengths]
+        return tuple(Interval(start, start + size, make(start, size, "")) for start, size in pairs)
 
     def chosen(
-        self, seconds: float, merged: float, choice: tuple[IntVar, ...]
+        self, seconds: Floats, merged: Floats, choice: tuple[IntVar, ...]
     ) -> tuple[Interval, ...]:
-        """Return a stage's actions of this length, or of another where they are merged."""
-        length, other = self.ticks.down(seconds), self.ticks.down(merged)
+        """Return a stage's actions of these lengths, or of others where they are merged."""
         pieces = []
-        for is_merged in choice:
+        for is_merged, one, whole in zip(choice, seconds, merged, strict=True):
+            length, other = self.ticks.down(one), self.ticks.down(whole)
             start, end = self._time(), self._time()
             size = length + (other - length) * is_merged
             pieces.append(Interval(start, end, self.model.new_interval_var(start, size, end, "")))
@@ -162,11 +162,14 @@ def _add_needs(filled: ScheduleModel) -> None:
         for forward, backward, weight in zip(*columns, strict=True):
             model.add(backward.start >= forward.end)
             model.add(weight.start >= backward.end)
-    for stage, (down, up) in enumerate(zip(problem.lag_down, problem.lag_up, strict=True)):
-        for here, there in zip(filled.forward[stage], filled.forward[stage + 1], strict=True):
-            model.add(there.start >= here.end + ticks.down(down))
-        for here, there in zip(filled.backward[stage], filled.backward[stage + 1], strict=True):
-            model.add(here.start >= there.end + ticks.down(up))
+    for stage, (down, up) in enumerate(zip(*problem.lags_of_size_one, strict=True)):
+        scales = problem.scales.tolist()
+        forwards = zip(filled.forward[stage], filled.forward[stage + 1], scales, strict=True)
+        for here, there, scale in forwards:
+            model.add(there.start >= here.end + ticks.down(down * scale))
+        backwards = zip(filled.backward[stage], filled.backward[stage + 1], scales, strict=True)
+        for here, there, scale in backwards:
+            model.add(here.start >= there.end + ticks.down(up * scale))
     for stage, choices in filled.is_merged.items():
         pairs = zip(filled.backward[stage], filled.weight[stage], choices, strict=True)
         for backward, weight, choice in pairs:
@@ -192,9 +195,14 @@ def _add_ranks(filled: ScheduleModel) -> None:
 def _add_start(filled: ScheduleModel, stage: int, arrival: Floats) -> IntVar | int:
     """Return the second from which a rank's step counts, given its first stage."""
     model, problem = filled.model, filled.problem
-    first = filled.forward[stage][0].start
     if problem.lasts_until_all_end:
         return 0
+    if not problem.is_even:
+        # Any microbatch may be first; that a rank may begin late only makes a bound lower.
+        begin = model.new_int_var(0, 0 if stage == 0 else filled.horizon, "")
+        model.add_min_equality(begin, [piece.start for piece in filled.forward[stage]])
+        return begin
+    first = filled.forward[stage][0].start
     if problem.boundary == "nothing":
         if stage == 0:
             # Everything waits for the first F, so time may as well begin with it.

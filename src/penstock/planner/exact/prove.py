@@ -77,7 +77,10 @@ def _search(
     problem: SchedulingProblem, known: Exact, seconds: float, progress: Progress | None
 ) -> Exact:
     library = _load_library()
-    filled = make_model(library.CpModel(), problem, least=known.lower_bound, most=known.seconds)
+    least = known.lower_bound
+    if problem.costs.has_collectives:
+        least = lower_bound(replace(problem, costs=problem.costs.without_collectives()))
+    filled = make_model(library.CpModel(), problem, least=least, most=known.seconds)
     add_bytes(filled)
     add_hints(filled, known.schedule)
     filled.model.minimize(filled.step)

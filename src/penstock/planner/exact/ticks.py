@@ -13,6 +13,7 @@ from math import ceil, floor
 import numpy as np
 
 from penstock.ir.rows import Floats
+from penstock.planner.bound.each import find_ways
 from penstock.planner.bound.heads import find_heads
 from penstock.planner.bound.rounds import relax_to_rounds
 from penstock.planner.bound.tails import find_tails
@@ -66,6 +67,14 @@ def find_limits(problem: SchedulingProblem) -> TickLimits:
     Where nothing waits between steps, a rank may begin late, so little follows from a late start.
     """
     shape = (problem.stages, problem.microbatches)
+    if not problem.is_even:
+        ways = find_ways(problem)
+        heads = (ways.before_forward, ways.before_backward)
+        if not problem.lasts_until_all_end:
+            return TickLimits(*heads, np.zeros(shape), np.zeros(shape))
+        return TickLimits(
+            *heads, ways.forward + ways.after_forward, ways.backward + ways.after_backward
+        )
     rounds = relax_to_rounds(problem)
     if rounds is None:
         return TickLimits(*(np.zeros(shape) for _ in range(4)))

@@ -215,19 +215,20 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
             number = done[lane]
             moment = clock[rank]
             needed = source[lane]
+            entry = lane * microbatches + number
             if needed >= 0:
                 if done[needed] <= number:
                     awaited_by[needed] = rank
                     break
-                moment = max(moment, ended[needed * microbatches + number] + lag[lane])
-            held[rank] += change[lane]
+                moment = max(moment, ended[needed * microbatches + number] + lag[entry])
+            held[rank] += change[entry]
             is_early = lane >= stages and done[lane - stages] <= number
             if is_early or held[rank] > room[rank]:
                 return False
             if position[rank] == opening:
                 began[rank] = moment
-            clock[rank] = moment + seconds[lane]
-            ended[lane * microbatches + number] = clock[rank]
+            clock[rank] = moment + seconds[entry]
+            ended[entry] = clock[rank]
             done[lane] = number + 1
             position[rank] += 1
             if awaited_by[lane] >= 0:
@@ -244,7 +245,7 @@ def _measure(columns: Columns, scratch: _Scratch) -> tuple[float, float]:
     """Return the largest of the ranks' seconds, and their sum."""
     longest = total = 0.0
     for rank in range(len(scratch.clock)):
-        seconds = scratch.clock[rank]
+        seconds = scratch.clock[rank] + columns.extra[rank]
         if columns.counts_from_start:
             seconds -= scratch.began[rank]
         longest = max(longest, seconds)

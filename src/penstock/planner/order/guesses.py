@@ -141,7 +141,7 @@ def urgency_of(schedule: Schedule, costs: Costs) -> Floats:
     urgency = np.zeros((3 * schedule.num_stages, schedule.microbatches))
     # The numbers of the kinds F, I and W are those of their lanes.
     lane = split.rows.kind.astype(np.int64) * schedule.num_stages + split.rows.stage
-    urgency[lane, split.rows.microbatch] = simulate(split, costs).start
+    urgency[lane, split.rows.microbatch] = simulate(split, costs.without_collectives()).start
     return np.maximum.accumulate(urgency, axis=1)
 
 

@@ -66,16 +66,18 @@ class Lanes:
 
     @cached_property
     def seconds(self) -> Floats:
-        """Per lane, the seconds that its work occupies the rank."""
+        """Per lane and microbatch, the seconds that its work occupies the rank."""
         problem = self.problem
-        kinds = (problem.forward, problem.backward_input, problem.backward_weight)
-        return np.concatenate(kinds)
+        return np.concatenate(
+            (problem.forward_each, problem.backward_input_each, problem.backward_weight_each)
+        )
 
     @cached_property
     def change(self) -> Floats:
-        """Per lane, the bytes that its work takes; negative if it frees some."""
+        """Per lane and microbatch, the bytes that its work takes; negative if it frees some."""
         by_kind = byte_changes(self.problem.costs, self.stages)
-        return by_kind[[Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]].ravel()
+        of_lane = by_kind[[Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]].ravel()
+        return np.multiply.outer(of_lane, self.problem.scales)
 
     @cached_property
     def room(self) -> Floats:
@@ -93,12 +95,16 @@ class Lanes:
 
     @cached_property
     def lag(self) -> Floats:
-        """Per lane, the seconds from the end of its work to the lane that waits for it."""
-        problem = self.problem
-        none = np.zeros(1)
-        return np.concatenate(
-            (problem.lag_down, none, none, problem.lag_up, np.zeros(self.stages))
-        )
+        """Per lane and microbatch, the seconds from its end to the lane that waits for it."""
+        problem, none = self.problem, np.zeros(1)
+        down, up = problem.lags_of_size_one
+        of_lane = np.concatenate((down, none, none, up, np.zeros(self.stages)))
+        return np.multiply.outer(of_lane, problem.scales)
+
+    @cached_property
+    def extra(self) -> Floats:
+        """Per rank, the seconds that collectives add to its own, at least."""
+        return np.maximum(self.problem.around, self.problem.blocked)
 
     @property
     def cycle(self) -> float:
@@ -112,9 +118,9 @@ class Lanes:
         source[self.follower[has_follower]] = has_follower
         first, lanes = self.of_rank
         columns = (
-            *(first, lanes, self.change, self.room),
-            *(self.holder, self.seconds, self.follower, self.lag),
-            *(source, np.where(source >= 0, self.lag[source], 0.0)),
+            *(first, lanes, self.change.ravel(), self.room, self.extra),
+            *(self.holder, self.seconds.ravel(), self.follower, self.lag.ravel()),
+            *(source, np.where(source[:, None] >= 0, self.lag[source], 0.0).ravel()),
         )
         given = (column if is_compiled else column.tolist() for column in columns)
         counts_from_start = not self.problem.lasts_until_all_end

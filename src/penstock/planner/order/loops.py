@@ -26,8 +26,8 @@ __all__ = [
 class Columns(NamedTuple):
     """A problem as the loops take it: arrays for compiled loops, lists for plain ones.
 
-    The lanes of rank r are `lanes[first[r]:first[r + 1]]`. All columns but `first`, `lanes` and
-    `room` (per rank) have an entry per lane; see `Lanes` for what they mean. If
+    The lanes of rank r are `lanes[first[r]:first[r + 1]]`. `room` and `extra` are per rank,
+    `holder`, `follower` and `source` per lane, the others per action; see `Lanes`. If
     `counts_from_start`, the seconds of a rank are those from its first action to its last, else
     those until its end.
     """
@@ -39,6 +39,7 @@ class Columns(NamedTuple):
     lanes: Any
     change: Any
     room: Any
+    extra: Any
     holder: Any
     seconds: Any
     follower: Any
@@ -103,22 +104,25 @@ def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
                 is_early = lane >= stages and number == done[slot - begin - 1]
                 if number == microbatches or is_early:
                     continue
-                value = urgency[lane * microbatches + number]
+                entry = lane * microbatches + number
+                value = urgency[entry]
                 if value < least:
                     chosen = slot
                     least = value
                 if lane >= 2 * stages and value < least_weight:
                     weight = slot
                     least_weight = value
-                if held + change[lane] <= room[rank] and value < least_fitting:
+                if value < least_fitting and held + change[entry] <= room[rank]:
                     fitting = slot
                     least_fitting = value
-            if held + change[lanes[chosen]] > room[rank]:
+            entry = lanes[chosen] * microbatches + done[chosen - begin]
+            if held + change[entry] > room[rank]:
                 chosen = weight if weight >= 0 else fitting
                 if chosen < 0:
                     return Listing(listed, False)
+                entry = lanes[chosen] * microbatches + done[chosen - begin]
             done[chosen - begin] += 1
-            held += change[lanes[chosen]]
+            held += change[entry]
             listed[row] = lanes[chosen]
             row += 1
     return Listing(listed, True)
@@ -154,9 +158,10 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
         total = 0.0
         for row in range(first[rank] * microbatches, first[rank + 1] * microbatches):
             lane = listed[row]
-            row_of[lane * microbatches + done[lane]] = row
+            entry = lane * microbatches + done[lane]
+            row_of[entry] = row
             done[lane] += 1
-            total += change[lane]
+            total += change[entry]
             held_after[row] = total
             if total > room[rank]:
                 return Finish(order, start, span, False)
@@ -193,9 +198,9 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
                     coming = ready[entry]
                     next_row = row
             elif row < best_row:
-                most = room[rank] - change[lane]
+                most = room[rank] - change[entry]
                 overtaken = head[rank]
-                if change[lane] > 0:
+                if change[entry] > 0:
                     if held[rank] > most:
                         continue
                     while overtaken < row and held_after[overtaken] <= most:
@@ -208,13 +213,18 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
         # Choose: a W that is next in the list, the first that can run, a W in a gap, or nothing.
         lost = coming - busy[rank] - span[rank]
         may_wait = position[rank] == first[rank] * microbatches or lost <= allowance
-        is_short = weight >= 0 and now + (1 - overrun) * seconds[weight] <= coming
+        is_short = False
+        if weight >= 0:
+            length = seconds[weight * microbatches + done[weight]]
+            is_short = now + (1 - overrun) * length <= coming
         chosen = best
         if weight >= 0 and weight_row == head[rank] and (has_forward or not is_late):
             chosen = weight
         elif best >= 0:
-            if may_wait and next_row < best_row and coming < now + patience * seconds[best]:
-                chosen = weight if is_short else -1
+            if may_wait and next_row < best_row:
+                length = seconds[best * microbatches + done[best]]
+                if coming < now + patience * length:
+                    chosen = weight if is_short else -1
         elif weight >= 0 and (is_short or not may_wait):
             chosen = weight
         if chosen < 0:
@@ -224,13 +234,13 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
 
         # Run it, pass its result on, and keep the bytes of the list up to date.
         entry = chosen * microbatches + done[chosen]
-        end = now + seconds[chosen]
+        end = now + seconds[entry]
         if position[rank] == first[rank] * microbatches:
             span[rank] = now
         is_waiting[rank] = False
         clock[rank] = end
-        busy[rank] += seconds[chosen]
-        held[rank] += change[chosen]
+        busy[rank] += seconds[entry]
+        held[rank] += change[entry]
         start[entry] = now
         order[position[rank]] = chosen
         position[rank] += 1
@@ -238,7 +248,7 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
             ready[entry + stages * microbatches] = end
         if follower[chosen] >= 0:
             waiting = holder[follower[chosen]]
-            arrival = end + lag[chosen]
+            arrival = end + lag[entry]
             ready[follower[chosen] * microbatches + done[chosen]] = arrival
             if is_waiting[waiting] and arrival < clock[waiting]:
                 clock[waiting] = arrival
@@ -246,12 +256,13 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
         row = row_of[entry]
         is_done[row] = True
         for overtaken in range(head[rank], row):
-            held_after[overtaken] += change[chosen]
+            held_after[overtaken] += change[entry]
         last = first[rank + 1] * microbatches
         while head[rank] < last and is_done[head[rank]]:
             head[rank] += 1
         if position[rank] == last:
             span[rank] = end - (span[rank] if columns.counts_from_start else 0.0)
+            span[rank] += columns.extra[rank]
             clock[rank] = inf
         left -= 1
     return Finish(order, start, span, True)

@@ -20,7 +20,7 @@ def merge_for_free(schedule: Schedule, problem: SchedulingProblem) -> Schedule:
     Where B takes less than I and W together, all such pairs are merged if that is faster still.
     """
     choices = [schedule, merge_pairs(schedule, _find_free(schedule, problem))]
-    if problem.costs.full_backward is not None:
+    if problem.costs.full_backward is not None or problem.costs.host_action:
         choices.append(merge_backward(schedule))
     # The last of equals has the fewest actions.
     return min(reversed(choices), key=lambda choice: _seconds(choice, problem))
@@ -35,25 +35,26 @@ def _find_free(schedule: Schedule, problem: SchedulingProblem) -> Bools:
 
     B passes its gradient on only when it ends, so the stage before must not need it sooner.
     """
-    rows, timeline = schedule.rows, simulate(schedule, problem.costs)
+    rows, timeline = schedule.rows, simulate(schedule, problem.costs.without_collectives())
     needed = np.full((problem.stages + 1, problem.microbatches), np.inf)
     backward = np.flatnonzero(rows.is_kind(Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD))
     needed[rows.stage[backward] + 1, rows.microbatch[backward]] = timeline.start[backward]
-    lag = np.concatenate(([0.0], problem.lag_up))
+    lag = np.concatenate(([0.0], problem.lags_of_size_one[1]))
     is_free = find_pairs(rows) & _is_no_longer(problem)[rows.stage]
     pairs = np.flatnonzero(is_free)
     stage, microbatch = rows.stage[pairs], rows.microbatch[pairs]
-    is_free[pairs] = needed[stage, microbatch] >= timeline.end[pairs + 1] + lag[stage]
+    is_free[pairs] = needed[stage, microbatch] >= (
+        timeline.end[pairs + 1] + lag[stage] * problem.scales[microbatch]
+    )
     return is_free
 
 
 def _is_no_longer(problem: SchedulingProblem) -> Bools:
     """Return, per stage, whether B takes no longer than I and W."""
-    costs, stages = problem.costs, problem.stages
-    if costs.full_backward is None:
-        return np.ones(stages, dtype=np.bool_)
-    parts = costs.per_stage("backward_input", stages) + problem.backward_weight
-    is_no_longer: Bools = costs.per_stage("full_backward", stages) <= parts
+    if problem.costs.full_backward is None:
+        return np.ones(problem.stages, dtype=np.bool_)
+    parts = problem.backward_input_each + problem.backward_weight_each
+    is_no_longer: Bools = np.all(problem.full_backward_each <= parts, axis=1)
     return is_no_longer
 
 
@@ -64,8 +65,12 @@ def with_whole_backwards(problem: SchedulingProblem) -> SchedulingProblem | None
     """
     costs, stages = problem.costs, problem.stages
     whole = np.array([costs.full_backward_seconds(stage) for stage in range(stages)])
-    parts = costs.per_stage("backward_input", stages) + problem.backward_weight
-    if (whole >= parts).all() and (problem.stash <= problem.activation).all():
+    parts = sum(costs.per_stage(f"backward_{half}", stages) for half in ("input", "weight"))
+    if (
+        (whole >= parts).all()
+        and not costs.host_action
+        and (problem.stash <= problem.activation).all()
+    ):
         return None
     unsplit = replace(
         costs,

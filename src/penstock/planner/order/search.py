@@ -77,7 +77,7 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], seconds: float) -
     is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
     share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
     search = _Search(found, lanes, found.bound, share * seconds)
-    few = replace(found.problem, microbatches=_FEW_MICROBATCHES * found.problem.ranks)
+    few = found.problem.with_microbatches(_FEW_MICROBATCHES * found.problem.ranks)
     is_short = search.count_orders(is_compiled=True) < _FEW_ORDERS
     if is_short and found.problem.microbatches > few.microbatches:
         candidates = search.try_out(_learn_from(few, search, random))

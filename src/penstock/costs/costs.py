@@ -1,23 +1,32 @@
-"""Costs of actions: seconds and bytes per stage and kind of action, and seconds per link."""
+"""The value `Costs`: seconds and bytes by kind of action, of the host and of links."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.atomic_files import write_atomically
+from penstock.costs.numbers import (
+    PerLink,
+    PerStage,
+    Wires,
+    freeze,
+    freeze_table,
+    freeze_wires,
+    shorten,
+)
 from penstock.errors import CostsError, ParseError
-from penstock.ir.actions import Kind
-from penstock.ir.graph import Graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
-from penstock.untrusted import LARGEST, quote, read_table, to_quantity
+from penstock.untrusted import quote, read_table
 
-__all__ = ["Costs", "PerLink", "PerStage", "Prices"]
+__all__ = ["COLLECTIVES", "Costs"]
+
+COLLECTIVES = ("unshard", "reshard", "reduce_grad")
 
 _PER_STAGE = (
     "forward",
@@ -31,28 +40,31 @@ _PER_STAGE = (
     "optimizer_bytes",
     "message_bytes",
     "workspace_bytes",
+    *COLLECTIVES,
 )
+# One number each, for all stages and ranks.
+_SINGLE = ("send", "overlap_gain", "host_action", "host_message", "collective_overlap")
+_SHARES = ("overlap_gain", "collective_overlap")
+_OPTIONAL = ("full_backward", "wires")
+
+# What grows with the size of a microbatch.
+_SCALED = (
+    "forward",
+    "backward_input",
+    "backward_weight",
+    "full_backward",
+    "transfer",
+    "send",
+    "activation_bytes",
+    "weight_stash_bytes",
+    "message_bytes",
+    "workspace_bytes",
+)
+# A microbatch is at most this many times as large as the costs say.
+_LARGEST_SCALE = 1e6
 
 # Sizes that do not depend on how many pieces a model is cut into.
 _NOT_SHARED = ("message_bytes", "workspace_bytes")
-
-# A repr shows this many numbers of a cost; of more it shows the range.
-_FEW_NUMBERS = 4
-
-PerStage: TypeAlias = float | Sequence[float]
-PerLink: TypeAlias = float | Sequence[Sequence[float]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Prices:
-    """The costs of one schedule: seconds per row, and seconds per need that crosses ranks.
-
-    `duration` is the time until a row's result is there, `busy` how long it occupies its rank.
-    """
-
-    duration: Floats
-    busy: Floats
-    lag: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +84,24 @@ class Costs:
     stage receives: one input of `message_bytes`, and one gradient of what its consumers take in.
     `workspace_bytes` is what a stage needs for itself while one of its actions runs.
 
+    The host's seconds occupy the rank, since a device that waits for its host is not free:
+    `host_action` for each compute action that takes any time, `host_message` for each message on
+    its sender and on its receiver. They are the same for every stage, however small it is.
+
+    `unshard`, `reshard` and `reduce_grad` are the seconds of a stage's collectives: UNSHARD ends
+    before the stage is used, REDUCE_GRAD begins when its last backward is over, and a step lasts
+    until all are done. The share `collective_overlap` of a collective runs beside compute, after
+    that of the rank's earlier collectives; before it comes the rest, which occupies the rank.
+
+    `wires` says which links share a wire, which carries one message at a time, the first that is
+    ready first: a table with a row per sender and a column per receiver, in which equal numbers
+    share a wire and 0 has a wire of its own; or one number per rank, its node: the messages from
+    a node to others share a wire.
+
+    `microbatch_scale` is the size of every microbatch, or of each: compute, transfers, sends, and
+    the bytes of activations, messages and workspaces are that many times as large. Host seconds
+    and collectives are not.
+
     >>> Costs(forward=1, backward_input=1, backward_weight=[1, 2]).full_backward_seconds(1)
     3.0
     """
@@ -90,17 +120,31 @@ class Costs:
     optimizer_bytes: PerStage = 0.0
     message_bytes: PerStage = 0.0
     workspace_bytes: PerStage = 0.0
+    host_action: float = 0.0
+    host_message: float = 0.0
+    unshard: PerStage = 0.0
+    reshard: PerStage = 0.0
+    reduce_grad: PerStage = 0.0
+    collective_overlap: float = 1.0
+    wires: Wires | None = None
+    microbatch_scale: float | Sequence[float] = 1.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = _frozen(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
-        if not self.overlap_gain <= 1:
-            raise CostsError(f"overlap_gain must be between 0 and 1 (got {self.overlap_gain})")
+        for name in _SHARES:
+            if not (share := getattr(self, name)) <= 1:
+                raise CostsError(f"{name} must be between 0 and 1 (got {share})")
+        if (largest := float(np.max(self.microbatch_scale))) > _LARGEST_SCALE:
+            raise CostsError(
+                f"microbatch_scale must be at most {_LARGEST_SCALE:g} (got {largest:g}); give "
+                "sizes as multiples of the microbatch that the other costs are for"
+            )
 
     def __repr__(self) -> str:
         changed = (
-            f"{field.name}={_shorten(value)}"
+            f"{field.name}={shorten(value)}"
             for field in fields(self)
             if (value := getattr(self, field.name)) != field.default
         )
@@ -216,55 +260,51 @@ class Costs:
             )
         return np.broadcast_to(table, (num_ranks, num_ranks))
 
-    def price(self, schedule: Schedule, graph: Graph) -> Prices:
-        """Return what every row of a schedule costs, and every need that crosses ranks."""
-        rows = schedule.rows
-        duration = self.of_stages(schedule)._seconds_by_kind(schedule.num_stages)[
-            rows.kind, rows.stage
-        ]
-        if rows.joined.any():
-            duration = _price_overlaps(duration, rows.joined, self.overlap_gain)
-        lag = self._lags(schedule, graph)
-        busy = duration
-        if self.send and not schedule.has_communication:
-            # Sends are implied: one after the other, they follow the work that they send.
-            messages = _implied_messages(schedule)
-            busy = duration + self.send * _sum_overlaps(messages, rows.joined)
-            before = np.cumsum(messages) - messages
-            queued = before + messages - before[rows.opening_row()]
-            lag[graph.link >= 0] += self.send * queued[graph.need[graph.link >= 0]]
-        return Prices(duration, busy, lag)
+    def per_wire(self, num_ranks: int) -> NDArray[np.int64]:
+        """Return the number of the wire from every rank to every rank; 0 is shared by none."""
+        table = np.asarray(0 if self.wires is None else self.wires, dtype=np.int64)
+        if table.ndim and table.shape != (num_ranks,) * table.ndim:
+            raise CostsError(
+                f"wires has {len(table)} rows, but the schedule has {num_ranks} ranks; give one "
+                "number per rank, or one per sender and receiver"
+            )
+        if table.ndim == 1:
+            leaves = table[:, None] != table
+            return np.where(leaves, table[:, None] + 1, 0)
+        return np.broadcast_to(table, (num_ranks, num_ranks))
 
-    def _seconds_by_kind(self, num_stages: int) -> Floats:
-        table = np.zeros((len(Kind), num_stages))
-        table[Kind.FORWARD] = self.per_stage("forward", num_stages)
-        table[Kind.BACKWARD_INPUT] = self.per_stage("backward_input", num_stages)
-        table[Kind.BACKWARD_WEIGHT] = self.per_stage("backward_weight", num_stages)
-        if self.full_backward is None:
-            table[Kind.FULL_BACKWARD] = table[Kind.BACKWARD_INPUT] + table[Kind.BACKWARD_WEIGHT]
-        else:
-            table[Kind.FULL_BACKWARD] = self.per_stage("full_backward", num_stages)
-        table[Kind.SEND_F] = table[Kind.SEND_B] = self.send
-        return table
+    @property
+    def is_unscaled(self) -> bool:
+        """Whether every microbatch has the size that the costs are for."""
+        return self.microbatch_scale == 1.0
 
-    def _lags(self, schedule: Schedule, graph: Graph) -> Floats:
-        transfer = self.per_link(schedule.num_ranks)
-        lag = np.zeros(len(graph.link))
-        crosses = graph.link >= 0
-        lag[crosses] = transfer[np.divmod(graph.link[crosses], schedule.num_ranks)]
-        return lag
+    @property
+    def has_collectives(self) -> bool:
+        """Whether UNSHARD, RESHARD or REDUCE_GRAD takes any time."""
+        return any(np.any(getattr(self, name)) for name in COLLECTIVES)
 
+    def scales(self, microbatches: int) -> Floats:
+        """Return the size of every microbatch, as a multiple of what the costs are for."""
+        value = np.asarray(self.microbatch_scale, dtype=np.float64)
+        if value.ndim and len(value) != microbatches:
+            raise CostsError(
+                f"microbatch_scale has {len(value)} values, but the schedule has {microbatches} "
+                "microbatches; give one number, or one per microbatch"
+            )
+        return np.broadcast_to(value, (microbatches,))
 
-def _shorten(value: PerStage | PerLink) -> str:
-    """Return a cost on part of a line: all numbers if they are few, else their range.
+    def for_even_microbatches(self, scale: float) -> "Costs":
+        """Return the costs if every microbatch had this size, as costs of size 1."""
+        changes = {
+            name: (np.asarray(value) * scale).tolist()
+            for name in _SCALED
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, **changes, microbatch_scale=1.0)
 
-    >>> _shorten((1.0, 2.0)), _shorten((1.0,) * 7 + (2.5,))
-    ('(1.0, 2.0)', '<8 from 1 to 2.5>')
-    """
-    numbers = np.ravel(np.asarray(value))
-    if numbers.size <= _FEW_NUMBERS:
-        return repr(value)
-    return f"<{numbers.size} from {numbers.min():g} to {numbers.max():g}>"
+    def without_collectives(self) -> "Costs":
+        """Return the costs of compute and messages alone."""
+        return replace(self, unshard=0.0, reshard=0.0, reduce_grad=0.0)
 
 
 def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
@@ -288,63 +328,14 @@ def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
     )
 
 
-def _implied_messages(schedule: Schedule) -> Floats:
-    """Return how many messages each row of a compute-only schedule sends to other ranks."""
-    flow, holder = schedule.dataflow, schedule.placement.rank_of_stage
-    counts = np.zeros((len(Kind), schedule.num_stages))
-    for stage in range(schedule.num_stages):
-        remote = [c for c in flow.consumers(stage) if holder[c] != holder[stage]]
-        counts[Kind.FORWARD, stage] = len(remote)
-        remote = [p for p in flow.producers(stage) if holder[p] != holder[stage]]
-        counts[[Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD], stage] = len(remote)
-    return counts[schedule.rows.kind, schedule.rows.stage]
-
-
-def _price_overlaps(duration: Floats, joined: NDArray[np.bool_], gain: float) -> Floats:
-    """Give every member of an overlap the duration of the whole."""
-    opens = np.flatnonzero(~joined)
-    shortest = np.minimum.reduceat(duration, opens)
-    size = np.diff(np.append(opens, len(duration)))
-    saved: Floats = np.repeat(np.where(size > 1, gain * shortest, 0.0), size)
-    return _sum_overlaps(duration, joined) - saved
-
-
-def _sum_overlaps(column: Floats, joined: NDArray[np.bool_]) -> Floats:
-    """Return, for every row, the sum over the piece of work that it is part of."""
-    opens = np.flatnonzero(~joined)
-    size = np.diff(np.append(opens, len(column)))
-    total: Floats = np.add.reduceat(column, opens)
-    return np.repeat(total, size)
-
-
 def _frozen(name: str, value: object) -> object:
     """Check every number, and return numbers as floats and sequences as tuples."""
-    if value is None and name == "full_backward":
+    if value is None and name in _OPTIONAL:
         return None
-    items = None if name in ("send", "overlap_gain") else _items(value)
-    if items is None:
-        return _number(name, value)
-    if not items:
-        raise CostsError(f"{name} has no values; give at least one number")
-    if name != "transfer":
-        return tuple(_number(name, item) for item in items)
-    table = tuple(tuple(_number(name, item) for item in _items(row) or ()) for row in items)
-    if any(len(row) != len(table) for row in table):
-        raise CostsError("transfer must be one number or a square table of numbers")
-    return table
-
-
-def _items(value: object) -> list[object] | None:
-    """Return the items of a list or array, or None if the value is neither."""
-    if isinstance(value, np.ndarray):
-        return list(value) if value.ndim else None
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return list(value)
-    return None
-
-
-def _number(name: str, value: object) -> float:
-    number = to_quantity(value)
-    if number is None:
-        raise CostsError(f"{name} must be from 0 to {LARGEST:g} (got {quote(value)})")
-    return number
+    match name:
+        case "transfer":
+            return freeze_table(name, value)
+        case "wires":
+            return freeze_wires(value)
+        case _:
+            return freeze(name, value, is_single=name in _SINGLE)
