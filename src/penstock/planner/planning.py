@@ -7,7 +7,8 @@ from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.order.solver import Progress, require_seconds, solve
+from penstock.planner.effort_clock import require_effort, require_seconds
+from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
@@ -33,6 +34,7 @@ def plan(
     placement: Placement | Layout | None = None,
     boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 5.0,
+    effort: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule that keeps a memory limit, and prove how good it is.
@@ -40,8 +42,13 @@ def plan(
     Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
     lists give the costs of each stage. `placement` is "loop" (one stage per rank),
     "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
-    the fastest is kept. `memory` is bytes per rank, one number or one per rank. `seconds` is how
-    long to look, in seconds of work: on a busy machine it takes longer, up to six times.
+    the fastest is kept. `memory` is bytes per rank, one number or one per rank.
+
+    `seconds` is how long to look, in processor seconds: a busy machine takes longer, and finds the
+    same. `effort` says instead how many rows of orders to build, and no clock ends that: the same
+    effort gives the same plan everywhere. Each placement gets its part of that, named or not, so
+    that a plan which is not cut short is never worse than one with less effort, with a named
+    placement, or with limits that are tighter in proportion.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see
@@ -53,14 +60,15 @@ def plan(
     """
     require_size(ranks, microbatches)
     require_seconds(seconds)
+    require_effort(effort)
     costs = costs_or_unit(costs)
     request = _Request(costs, ranks, microbatches, memory, boundary)
-    if placement is not None:
-        chosen = [find_placement(placement, ranks, costs)]
-    else:
-        chosen = list(placements_for(costs, ranks))
-    problems = request.problems(chosen)
-    return _solve_best(problems, seconds, progress)
+    chosen = None if placement is None else find_placement(placement, ranks, costs)
+    allowed = placements_for(costs, ranks) if isinstance(placement, str | None) else ()
+    problems = request.problems(allowed if chosen is None else [chosen])
+    share = 1 / len(allowed) if chosen is None or chosen in allowed else 1.0
+    part = None if effort is None else share * effort
+    return _solve_best(problems, _Share(share * seconds, part), progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +119,34 @@ class _Request:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What every placement gets: seconds, or effort."""
+
+    seconds: float
+    effort: float | None
+
+
 def _solve_best(
     problems: Sequence[SchedulingProblem],
-    seconds: float,
+    share: _Share,
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
     """Solve the most promising first, and skip those that cannot be faster.
 
-    Each gets the same time, so that the plan does not depend on how fast the others were solved.
+    Each gets the same share, so that the plan does not depend on how fast the others were solved.
     """
-    share = seconds / len(problems)
     bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
     best: Plan | None = None
     is_cut_short = False
     for number in sorted(bounds, key=lambda number: bounds[number]):
         if best is not None and bounds[number] >= best.seconds:
             continue
-        found = solve(problems[number], seconds=share, progress=progress)
+        found = solve(
+            problems[number], seconds=share.seconds, effort=share.effort, progress=progress
+        )
         is_cut_short |= found.is_cut_short
         if best is None or found.seconds < best.seconds:
             best = found
     assert best is not None, "there is at least one problem"
-    return replace(best, is_cut_short=is_cut_short)
+    return replace(best, is_cut_short=is_cut_short and best.gap > 0)

@@ -33,13 +33,15 @@ class Progress:
 class BestSoFar:
     """The fastest schedule so far that keeps the memory limit, with the state of the search.
 
-    `is_cut_short` says that the clock ended some part of it before its work was done.
+    `seconds` is when the clock ends the search, but not before the work of `floor` rows is done.
+    `is_cut_short` says that it did.
     """
 
     problem: SchedulingProblem
     bound: float
     seconds: float
     progress: Callable[[Progress], None] | None
+    floor: float = 0.0
     step: float = inf
     _best: Schedule | None = None
     is_cut_short: bool = False
@@ -63,12 +65,13 @@ class BestSoFar:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of work since the start."""
+        """Processor seconds since the start."""
         return self._clock.seconds
 
-    def is_over(self, seconds: float) -> bool:
-        """Return whether the clock is past these seconds, and remember that it ended a search."""
-        is_over = self.elapsed >= seconds
+    def is_over(self, rows: float) -> bool:
+        """Return whether the clock ends the search before the work of these rows is begun."""
+        is_over = self.floor <= 0 and self.elapsed >= self.seconds
+        self.floor -= rows
         self.is_cut_short |= is_over
         return is_over
 
