@@ -47,8 +47,8 @@ def plan(
     `seconds` is how long to look, in processor seconds: a busy machine takes longer, and finds the
     same. `effort` says instead how many rows of orders to build, and no clock ends that: the same
     effort gives the same plan everywhere. Each placement gets its part of that, named or not, so
-    that a plan which is not cut short is never worse than one with less effort, with a named
-    placement, or with limits that are tighter in proportion.
+    that a plan which is not cut short is never worse than one with less effort or with a named
+    placement. What holds for tighter limits is in `order/ladder.py`.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see

@@ -71,11 +71,13 @@ def _fitting(guesser: Guesser) -> tuple[Floats, Floats]:
     holder = np.array(problem.placement.rank_of_stage)
     most = np.full(problem.ranks, float(problem.microbatches))
 
-    def fill(needed: Floats) -> Floats:
-        return np.divide(problem.room, needed, out=most.copy(), where=needed > 0)
+    def fill(bytes_per_stage: Floats) -> Floats:
+        needed = np.bincount(holder, bytes_per_stage, problem.ranks).astype(np.float64)
+        filled: Floats = np.divide(problem.room, needed, out=most.copy(), where=needed > 0)
+        return filled
 
-    share = fill(np.bincount(holder, life * problem.activation, problem.ranks)).min()
-    each = fill(np.bincount(holder, problem.activation, problem.ranks))[holder]
+    share = fill(life * problem.activation).min()
+    each = fill(problem.activation)[holder]
     both = (np.floor(life * share), np.floor(each))
     fullest, own = (np.clip(count, 1.0, problem.microbatches) for count in both)
     return fullest, own

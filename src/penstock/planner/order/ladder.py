@@ -1,17 +1,21 @@
-"""The ladder of memory limits at which orders are searched: the same for every limit.
+"""The ladder of memory limits at which orders are searched besides the limit itself.
 
-A rung has room for v microbatches on the rank that is tightest. Rungs come in levels, the coarse
-ones first, and every level halves the distance (here for p = 4 ranks and 12 microbatches):
+A rung has room for some microbatches on the rank that is tightest. Rungs come in levels, the
+coarse ones first, and every level halves the distance (here for p ranks and m microbatches):
 
 level 0                         p                   2p
-level 1    1          p/2               3p/2                            12
+level 1    1          p/2               3p/2                            m
 level 2         p/4       3p/4     5p/4      7p/4
 
-Why more memory is never worse: a search at a limit does the work of all rungs up to it, in a fixed
-order. What happens on a rung depends on that rung and those below, and on the effort, but not on
-the limit. So what a tighter limit finds is found at a looser one too; what else is found there can
-only be better. Limits are compared that are in proportion, rank by rank, such as one number for
-all ranks: limits in other proportions have other ladders.
+What is guaranteed: at a limit, the work of all rungs up to it is done, in a fixed order. What
+happens on a rung depends on that rung, on those below and on the effort, but not on the limit. So
+whatever the ladder finds at a tighter limit, it finds at a looser one too, and a plan is never
+worse than the ladder's answer for any tighter limit in the same proportion, rank by rank, such as
+one number for all ranks.
+
+What is not: the search at the limit itself comes on top, and may find more at a tighter limit than
+at a looser one. To exclude that, orders would have to be searched on rungs only. Measured on
+random problems, that costs one percent of a step on average: more than it protects from.
 """
 
 from dataclasses import dataclass

@@ -1,19 +1,20 @@
-"""The search for a good order: all rungs of the ladder of limits take turns, step by step.
+"""The search for a good order: the limit and the rungs of a ladder below it take turns.
 
 round       0          1          2   ...      rungs of finer levels join later
             |          |          |
 p/2         .          step       step         a step builds some orders within the rung's limit,
 p           step       step       step         from guesses and from changes to its best ones; it
-3p/2        .          step       step         may take over the best of the rung below
-2p          step       step       step
+3p/2        .          step       step         may take over the best of the rungs below
+limit       steps      steps      steps
 
-More effort is more of the same steps in the same order, and a looser limit is more rungs; so
-neither is ever worse, unless the clock ends the search (`BestSoFar.is_cut_short`).
+More effort is more of the same steps in the same order, so it is never worse, unless the clock
+ends the search (`BestSoFar.is_cut_short`). For more memory see `ladder.py`.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from random import Random
 
 from penstock.costs import Costs
@@ -49,9 +50,10 @@ _SECONDS_WORTH_LOADING = 2.0
 _MANY_ROWS = 30_000
 _FEW_MICROBATCHES = 3
 
-# Every level of rungs joins this many times as late as the one before, so that coarse levels get
-# most of the work.
+# Every level of rungs joins this many times as late as the one before, and for every step on a
+# rung of the ladder there are several at the limit itself.
 _ROUNDS_PER_LEVEL = 3
+_STEPS_AT_LIMIT = 4
 
 # Rungs up to this level have a bound of their own; the others use that of the next one above.
 _LEVELS_WITH_BOUNDS = 2
@@ -88,7 +90,7 @@ def search_orders(found: BestSoFar, rows: float) -> None:
 
 @dataclass(frozen=True)
 class _Ladder:
-    """The rungs of a problem, and the searches on those that have begun."""
+    """The rungs of a problem, its limit being the last, and the searches that have begun."""
 
     problem: SchedulingProblem
     few: SchedulingProblem
@@ -109,7 +111,7 @@ class _Ladder:
             problem=problem,
             few=few,
             known=tuple(fixed_schedules(few)),
-            rungs=tuple(find_rungs(problem)),
+            rungs=(*find_rungs(problem), Rung(inf, 0, problem.memory, is_within=True)),
             cost_of=Steps(_num_rows(few), _num_rows(problem)),
             is_compiled=should_compile(is_worth_loading=False),
             searches={},
@@ -122,12 +124,14 @@ class _Ladder:
         Rungs beyond the limit count as well, so that a turn comes as early at every limit.
         """
         turns = dict.fromkeys(self.rungs, 0)
+        *ladder, limit = self.rungs
         number = 0
         while True:
-            for rung in self.rungs:
+            for rung in ladder:
                 if number >= _ROUNDS_PER_LEVEL**rung.level - 1:
-                    yield rung, self.cost_of.cost(turns[rung])
-                    turns[rung] += 1
+                    for one in (rung, *[limit] * _STEPS_AT_LIMIT):
+                        yield one, self.cost_of.cost(turns[one])
+                        turns[one] += 1
             number += 1
 
     def step(self, rung: Rung) -> Schedule | None:
@@ -148,7 +152,7 @@ class _Ladder:
 
     def _bound(self, rung: Rung) -> float:
         above = self.rungs[self.rungs.index(rung) :]
-        near = next((one for one in above if one.level <= _LEVELS_WITH_BOUNDS), above[-1])
+        near = next(one for one in above if one.level <= _LEVELS_WITH_BOUNDS)
         if near not in self.bounds:
             self.bounds[near] = lower_bound(replace(self.few, memory=near.memory))
         return self.bounds[near]

@@ -40,9 +40,9 @@ _FLOOR_SECONDS = 0.1
 # Seconds that are long enough for compiled loops.
 _LONG = 10.0
 
-# The exact solver counts its own work; the time on the wall ends it if it is this many times as
-# long.
-_BUSY = 10.0
+# The exact solver counts its own work, in units of some seconds. The time on the wall ends it if
+# it takes this many times as long.
+_WORK_PER_SECOND, _BUSY = 0.25, 10.0
 
 # About this many whole schedules are simulated.
 _SIMULATIONS = 10
@@ -94,7 +94,7 @@ def solve(
     `seconds` are processor seconds: they say how much work to do, and end it if it takes longer.
     `effort` is that work itself, in rows of orders that are built, and no clock ends it: the same
     effort gives the same schedule on every machine. A plan that is not cut short is never worse
-    than one for less effort, or for a limit that is tighter in proportion; see `ladder.py`.
+    than one for less effort; what holds for tighter limits is in `ladder.py`.
     `progress` is called now and then with the state of the search.
 
     >>> from penstock.costs import Costs
@@ -155,7 +155,7 @@ def _is_small(problem: SchedulingProblem) -> bool:
 def _make_exact(found: BestSoFar, effort: _Effort) -> None:
     """Search for an exact answer, from the best so far; without a proof it is cut short."""
     found.report("exact")
-    work = max(_FLOOR_SECONDS, (1 - _SHARE_BEFORE_EXACT) * effort.work)
+    work = _WORK_PER_SECOND * max(_FLOOR_SECONDS, (1 - _SHARE_BEFORE_EXACT) * effort.work)
     exact = prove(
         found.problem, start=found.best, seconds=max(0.5, effort.seconds) * _BUSY, work=work
     )
