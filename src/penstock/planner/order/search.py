@@ -43,7 +43,7 @@ _ROWS_PER_SECOND = {True: 5_000_000.0, False: 120_000.0}
 # The compiled loops take about a second to load: worth it if one order has more rows than this, or
 # if there are at least this many seconds in all.
 _FEW_ROWS = 1_000
-_SECONDS_WORTH_LOADING = 2.0
+_SECONDS_WORTH_LOADING = 1.0
 
 # If an order has more rows than this, one with this many microbatches per rank is searched, and
 # lengthened.

@@ -19,6 +19,7 @@ _HEADINGS = (
     "bubble",
     "gap",
     "peak bytes",
+    "replicas x ranks",
     "microbatches",
     "placement",
     "layers",
@@ -42,8 +43,8 @@ class Finding:
 
     @cached_property
     def seconds(self) -> float:
-        """What a step over the whole batch costs."""
-        return self.plan.seconds
+        """What a step over the whole batch costs, with the reduction between replicas."""
+        return self.plan.seconds + self.choices.reduction_seconds
 
     @cached_property
     def causes(self) -> Breakdown:
@@ -128,6 +129,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         f"{plan.step.bubble_rate:.1%}".replace("%", " %"),
         f"{plan.gap:.1%}".replace("%", " %"),
         f"{plan.timeline.peak_bytes:.4g}",
+        f"{choices.replicas} x {plan.problem.ranks}",
         f"{plan.problem.microbatches} x {choices.microbatch_size}",
         describe_placement(plan.problem.placement),
         _count_runs(choices.sizes),
