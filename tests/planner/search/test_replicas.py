@@ -54,9 +54,9 @@ def test_devices_that_do_not_divide_the_batch_are_left_out() -> None:
 
 
 def test_a_slow_rank_gets_fewer_layers() -> None:
-    best = search(LAYERS, ranks=2, batch=8, rank_factors=[1, 3], effort=EFFORT).best
-    layers = [0, 0]
-    for stage, size in enumerate(best.choices.sizes):
+    found = search(LAYERS, ranks=2, batch=8, rank_factors=[1, 3], effort=EFFORT).found[0]
+    best, layers = found.plan, [0, 0]
+    for stage, size in enumerate(found.choices.sizes):
         layers[best.problem.placement.rank_of_stage[stage]] += size
     assert layers == [6, 2]
     assert best.problem.work.tolist() == [144, 144]

@@ -87,6 +87,7 @@ def search(
     else:
         _check_devices(devices, batch, memory, transfer, rank_factors)
         fewest = min(map(len, layers.values())) if isinstance(layers, Mapping) else len(layers)
+        assert devices is not None, "it has been checked"
         ways = divide_devices(devices, batch, max(1, fewest))
         spaces = {ranks: make_space(ranks, replicas) for ranks, replicas in ways}
     if not spaces:

@@ -203,8 +203,8 @@ class _Subspace:
 def _read_factors(factors: Sequence[float] | None, ranks: int) -> tuple[float, ...]:
     if factors is None:
         return (1.0,) * ranks
-    given = list(factors) if isinstance(factors, Sequence) else [factors]
-    numbers = [to_quantity(factor) for factor in given]
+    values: object = factors
+    numbers = [to_quantity(one) for one in factors] if isinstance(values, Sequence) else []
     if len(numbers) != ranks or not all(numbers):
         raise ArgumentError(
             f"rank_factors must be one number above 0 for each of the {ranks} ranks "
