@@ -52,9 +52,10 @@ class Choices:
         """Return choices from names and whole numbers, every one of them checked."""
         names = [field.name for field in fields(cls)]
         # Files from before there were replicas do not have the last two.
+        given = list(values)
         values = {"replicas": 1, "reduction_seconds": 0.0} | dict(values)
         if set(values) != set(names):
-            raise PlanError(f"choices must be {', '.join(names)} (got {quote(list(values))})")
+            raise PlanError(f"choices must be {', '.join(names)} (got {quote(given)})")
         sizes, checkpointed = (_whole_numbers(name, values[name]) for name in names[:2])
         size, replicas = (
             _whole_numbers(name, [values[name]])[0] for name in ("microbatch_size", "replicas")

@@ -19,7 +19,6 @@ _HEADINGS = (
     "bubble",
     "gap",
     "peak bytes",
-    "replicas x ranks",
     "microbatches",
     "placement",
     "layers",
@@ -129,13 +128,19 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         f"{plan.step.bubble_rate:.1%}".replace("%", " %"),
         f"{plan.gap:.1%}".replace("%", " %"),
         f"{plan.timeline.peak_bytes:.4g}",
-        f"{choices.replicas} x {plan.problem.ranks}",
-        f"{plan.problem.microbatches} x {choices.microbatch_size}",
+        _count_microbatches(plan, choices),
         describe_placement(plan.problem.placement),
         _count_runs(choices.sizes),
         _join_runs(choices.checkpointed),
         plan.schedule.name,
     )
+
+
+def _count_microbatches(plan: Plan, choices: Choices) -> str:
+    """Return the number and size of microbatches, and on how many replicas of how many ranks."""
+    counted = f"{plan.problem.microbatches} x {choices.microbatch_size}"
+    many = f" on {choices.replicas} replicas of {plan.problem.ranks}"
+    return counted + (many if choices.replicas > 1 else "")
 
 
 def _count_runs(sizes: Iterable[int]) -> str:
