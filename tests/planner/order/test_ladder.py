@@ -48,7 +48,7 @@ BEYOND_THE_LADDER = 1.01
 
 
 def require_never_worse(seed: int, effort: float) -> None:
-    """Require that more effort is no slower, and more memory by no more than a little."""
+    """Require that more effort is never slower, and more memory only by a little."""
     problem, more = draw(seed)
     looser = replace(problem, memory=tuple(more * limit for limit in problem.memory))
     tight, loose = (solve(one, effort=effort) for one in (problem, looser))

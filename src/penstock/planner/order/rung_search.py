@@ -29,7 +29,7 @@ _ORDERS, _ROWS_OF_STEP = 16, 300_000
 _RANDOM_GUESSES = 80
 
 # The longest order that annealing improves, every how many steps it does, and how many rows it
-# times while one is built. Each time it goes on for longer.
+# times while one is built. Each time it takes longer.
 _ROWS_TO_ANNEAL = 2_000
 _STEPS_PER_ANNEALING = 4
 _TIMED_PER_BUILT = 12
