@@ -70,7 +70,7 @@ class BestSoFar:
 
     def is_over(self, rows: float) -> bool:
         """Return whether the clock ends the search before the work of these rows is begun."""
-        is_over = self.floor <= 0 and self.elapsed >= self.seconds
+        is_over = self.floor < rows and self.elapsed >= self.seconds
         self.floor -= rows
         self.is_cut_short |= is_over
         return is_over
