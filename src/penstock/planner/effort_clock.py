@@ -5,13 +5,25 @@ does the same work on a busy machine and on a quiet one. The clock counts proces
 this thread: other processes make a search take longer, but never make it find less.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import thread_time
 
 from penstock.errors import ArgumentError
 from penstock.untrusted import quote, to_quantity
 
-__all__ = ["EffortClock", "require_effort", "require_seconds"]
+__all__ = ["Effort", "EffortClock", "require_effort", "require_seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much to search: rows of orders to build, and the processor seconds that end it."""
+
+    rows: float
+    seconds: float
+
+    def part(self, share: float) -> "Effort":
+        """Return a share of the rows and of the seconds."""
+        return replace(self, rows=share * self.rows, seconds=share * self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,10 @@ def plan(
     "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
     the fastest is kept. `memory` is bytes per rank, one number or one per rank.
 
-    `seconds` is how long to look, in processor seconds: a busy machine takes longer, and finds the
-    same. `effort` says instead how many rows of orders to build, and no clock ends that: the same
-    effort gives the same plan everywhere. Each placement gets its part of that, named or not, so
-    that a plan which is not cut short is never worse than one with less effort or with a named
-    placement. What holds for tighter limits is in `order/ladder.py`.
+    `seconds` is how long to look, in processor seconds, for all placements together: a busy
+    machine takes longer instead of finding less. `effort` says instead how many rows of orders to
+    build for each placement, and no clock ends that: the same effort gives the same plan
+    everywhere, and a named placement is never better than the choice.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see
@@ -63,12 +62,11 @@ def plan(
     require_effort(effort)
     costs = costs_or_unit(costs)
     request = _Request(costs, ranks, microbatches, memory, boundary)
-    chosen = None if placement is None else find_placement(placement, ranks, costs)
-    allowed = placements_for(costs, ranks) if isinstance(placement, str | None) else ()
-    problems = request.problems(allowed if chosen is None else [chosen])
-    share = 1 / len(allowed) if chosen is None or chosen in allowed else 1.0
-    part = None if effort is None else share * effort
-    return _solve_best(problems, _Share(share * seconds, part), progress)
+    if placement is not None:
+        chosen = [find_placement(placement, ranks, costs)]
+    else:
+        chosen = list(placements_for(costs, ranks))
+    return _solve_best(request.problems(chosen), seconds, effort, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +117,24 @@ class _Request:
         return ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """What every placement gets: seconds, or effort."""
-
-    seconds: float
-    effort: float | None
-
-
 def _solve_best(
     problems: Sequence[SchedulingProblem],
-    share: _Share,
+    seconds: float,
+    effort: float | None,
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
     """Solve the most promising first, and skip those that cannot be faster.
 
-    Each gets the same share, so that the plan does not depend on how fast the others were solved.
+    Each gets the same, so that the plan does not depend on how fast the others were solved.
     """
+    share = seconds / len(problems)
     bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
     best: Plan | None = None
     is_cut_short = False
     for number in sorted(bounds, key=lambda number: bounds[number]):
         if best is not None and bounds[number] >= best.seconds:
             continue
-        found = solve(
-            problems[number], seconds=share.seconds, effort=share.effort, progress=progress
-        )
+        found = solve(problems[number], seconds=share, effort=effort, progress=progress)
         is_cut_short |= found.is_cut_short
         if best is None or found.seconds < best.seconds:
             best = found

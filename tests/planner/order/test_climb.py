@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -11,6 +12,18 @@ from penstock.planner.order.lanes import Lanes
 from tests.planner.problems import draw_problem
 
 
+def for_orders(number: int) -> Callable[[ImprovedOrder], bool]:
+    """Return a function that allows this number of orders."""
+    left = number
+
+    def may_continue(_best: ImprovedOrder) -> bool:
+        nonlocal left
+        left -= 1
+        return left >= 0
+
+    return may_continue
+
+
 def improve(placement: Placement, seed: int, orders: int) -> tuple[float, ImprovedOrder]:
     """Return the step of the best guess, and the best after this number of further orders."""
     problem = draw_problem(Random(seed), placement, 6, room=2)
@@ -18,10 +31,9 @@ def improve(placement: Placement, seed: int, orders: int) -> tuple[float, Improv
     guesser = Guesser(lanes, random, lower_bound(problem))
     builder = Builder(lanes, is_compiled=False)
     guesses = [guesser.one_at_a_time(), *(guesser.guess() for _ in range(10))]
-    candidates = try_out(builder, guesses)
+    candidates = try_out(builder, guesses, for_orders(100))
     least = min(candidate.built.seconds for candidate in candidates)
-    pool = climb(builder, candidates, random, orders)
-    return least, min(pool, key=lambda one: one.built.seconds)
+    return least, climb(builder, candidates, random, for_orders(orders))
 
 
 @pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(3), Placement.loop(3, 2)])
@@ -37,3 +49,12 @@ def test_climbing_never_loses_to_the_best_guess_and_often_wins(placement: Placem
 def test_the_same_number_of_orders_gives_the_same_order() -> None:
     found = [improve(Placement.v(3), 3, 40)[1].built.order.tolist() for _ in range(2)]
     assert found[0] == found[1]
+
+
+def test_no_more_guesses_are_tried_once_it_is_enough() -> None:
+    problem = draw_problem(Random(0), Placement.loop(3), 4)
+    guesser = Guesser(Lanes(problem), Random(0), lower_bound(problem))
+    guesses = iter([guesser.one_at_a_time() for _ in range(5)])
+    builder = Builder(Lanes(problem), is_compiled=False)
+    assert len(try_out(builder, guesses, for_orders(2))) == 3
+    assert len(list(guesses)) == 2

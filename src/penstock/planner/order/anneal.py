@@ -70,17 +70,12 @@ class _Move(NamedTuple):
 
 
 def anneal(
-    lanes: Lanes,
-    order: Longs,
-    *,
-    is_compiled: bool,
-    progress: Callable[[float], float],
-    seed: int = 1,
+    lanes: Lanes, order: Longs, *, is_compiled: bool, progress: Callable[[float], float]
 ) -> Longs:
     """Return the best order that annealing meets, starting from this one.
 
     `progress` gets the best seconds so far and returns which share of the annealing is over; 1
-    ends it. `seed` is the first random number, from 1.
+    ends it.
     """
     loop: Callable[..., bool] = compiled(_make_moves, *_PARTS) if is_compiled else _make_moves
 
@@ -88,7 +83,7 @@ def anneal(
         return column.copy() if is_compiled else column.tolist()
 
     columns = lanes.columns(is_compiled=is_compiled)
-    starts = (order, order, np.full(1, inf), np.full(1, seed, dtype=np.int64))
+    starts = (order, order, np.full(1, inf), np.ones(1, dtype=np.int64))
     orders = _Orders(*map(give, starts))
     spell = 0
     while (part := progress(orders.seconds[0])) < 1:

@@ -33,13 +33,12 @@ class Progress:
 class BestSoFar:
     """The fastest schedule so far that keeps the memory limit, with the state of the search.
 
-    `seconds` is when the clock ends the search, but not before the work of `floor` rows is done.
-    `is_cut_short` says that it did.
+    The clock does not end the search before the work of `floor` rows is done. `is_cut_short` says
+    that it ended some part before its work was done.
     """
 
     problem: SchedulingProblem
     bound: float
-    seconds: float
     progress: Callable[[Progress], None] | None
     floor: float = 0.0
     step: float = inf
@@ -68,9 +67,9 @@ class BestSoFar:
         """Processor seconds since the start."""
         return self._clock.seconds
 
-    def is_over(self, rows: float) -> bool:
-        """Return whether the clock ends the search before the work of these rows is begun."""
-        is_over = self.floor < rows and self.elapsed >= self.seconds
+    def is_over(self, seconds: float, rows: float) -> bool:
+        """Return whether the clock is past these seconds, and the floor below the next rows."""
+        is_over = self.floor < rows and self.elapsed >= seconds
         self.floor -= rows
         self.is_cut_short |= is_over
         return is_over

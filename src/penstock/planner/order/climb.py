@@ -7,7 +7,7 @@ urgency    stage 0   F F F F   I W I W I W      a change takes one kind of work 
 """
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -30,7 +30,7 @@ _WEIGHT_OF_MEAN = 0.005
 _SHARE_OF_POLICY = 0.35
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class ImprovedOrder:
     """A guess and the order that was built from it."""
 
@@ -46,22 +46,35 @@ def _score(candidate: ImprovedOrder) -> float:
     return candidate.built.seconds + _WEIGHT_OF_MEAN * candidate.built.mean
 
 
-def try_out(builder: Builder, guesses: Iterable[Guess]) -> list[ImprovedOrder]:
-    """Return candidates from guesses; those whose orders get stuck give none."""
-    built = ((guess, builder.build(guess.urgency, guess.policy)) for guess in guesses)
-    return [ImprovedOrder(guess, order) for guess, order in built if order is not None]
+def try_out(
+    builder: Builder, guesses: Iterable[Guess], may_go_on: Callable[[ImprovedOrder], bool]
+) -> list[ImprovedOrder]:
+    """Return candidates from guesses, the best first, while `may_go_on` of the fastest holds.
+
+    Guesses whose orders get stuck give none.
+    """
+    candidates: list[ImprovedOrder] = []
+    best: ImprovedOrder | None = None
+    for guess in guesses:
+        built = builder.build(guess.urgency, guess.policy)
+        if built is not None:
+            candidates.append(ImprovedOrder(guess, built))
+            best = min(best or candidates[-1], candidates[-1], key=_seconds)
+        if best is not None and not may_go_on(best):
+            break
+    return sorted(candidates, key=_score)
 
 
 def climb(
-    builder: Builder, pool: Sequence[ImprovedOrder], random: Random, orders: int
-) -> list[ImprovedOrder]:
-    """Return the pool with its best candidates improved, by building this number of orders.
-
-    The best come first, and the fastest is always among them.
-    """
-    pool = sorted(pool, key=_score)
-    best, pool = min(pool, key=_seconds), pool[:_SIDE_BY_SIDE]
-    for _ in range(orders):
+    builder: Builder,
+    candidates: Sequence[ImprovedOrder],
+    random: Random,
+    may_go_on: Callable[[ImprovedOrder], bool],
+) -> ImprovedOrder:
+    """Improve the best candidates while `may_go_on` of the fastest order holds."""
+    pool = sorted(candidates, key=_score)[:_SIDE_BY_SIDE]
+    best = min(candidates, key=_seconds)
+    while may_go_on(best):
         number = min(int(random.expovariate(0.7)), len(pool) - 1)
         guess = _change(pool[number], random, builder.lanes.cycle)
         built = builder.build(guess.urgency, guess.policy)
@@ -72,7 +85,7 @@ def climb(
             del pool[number]
             insort(pool, changed, key=_score)
             best = min(best, changed, key=_seconds)
-    return pool if best in pool else [*pool, best]
+    return best
 
 
 def _change(candidate: ImprovedOrder, random: Random, cycle: float) -> Guess:

@@ -1,19 +1,13 @@
-"""The search for a good order: the limit and the rungs of a ladder below it take turns.
+"""The search for a good order: guesses, orders built from them, and the best ones improved.
 
-round       0          1          2   ...      rungs of finer levels join later
-            |          |          |
-p/2         .          step       step         a step builds some orders within the rung's limit,
-p           step       step       step         from guesses and from changes to its best ones; it
-3p/2        .          step       step         may take over the best of the rungs below
-limit       steps      steps      steps
-
-More effort is more of the same steps in the same order, so it is never worse, unless the clock
-ends the search (`BestSoFar.is_cut_short`). For more memory see `ladder.py`.
+Its effort is counted in built rows, and the clock only cuts it short: given enough time, the same
+problem and effort always give the same order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from math import inf
 from random import Random
 
@@ -22,162 +16,236 @@ from penstock.ir.loops import can_compile
 from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.order.anneal import anneal
-from penstock.planner.order.best_so_far import BestSoFar
-from penstock.planner.order.builder import Builder
-from penstock.planner.order.climb import ImprovedOrder
+from penstock.planner.effort_clock import Effort
+from penstock.planner.order.anneal import MOVES, anneal
+from penstock.planner.order.best_so_far import BestSoFar, meets_bound
+from penstock.planner.order.builder import Builder, Policy
+from penstock.planner.order.climb import ImprovedOrder, climb, try_out
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.ladder import Rung, find_rungs
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.greedy import greedy_guesses
+from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
+from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
-from penstock.planner.order.rung_search import RungSearch, Steps
 from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["count_rows", "load_loops", "search_orders"]
+__all__ = ["ROWS_PER_SECOND", "count_rows", "load_loops", "search_orders"]
 
-# Rows that a second of effort has: as many as are surely built in one, compiled and plain.
-_ROWS_PER_SECOND = {True: 5_000_000.0, False: 120_000.0}
+# Rows that are surely built in a second, compiled and plain; an order costs as much as these rows
+# on top of its own.
+ROWS_PER_SECOND = {True: 4_000_000.0, False: 120_000.0}
+_ROWS_PER_ORDER = 300
+
+# The number of random guesses, if they take no more than this share of the effort, and the least
+# number. Greedy ones take no more than their own share.
+_GUESSES = 60
+_SHARE_FOR_GUESSES = 0.2
+_FEWEST_GUESSES = 10
+_SHARE_FOR_GREEDY = 0.05
+
+# This many guesses of all kinds are tried with the least effort too.
+_FEWEST_TRIED = 40
+
+# The number of the best guesses that are tried again, and with how many other policies.
+_TRIED_AGAIN = 6
+_OTHER_POLICIES = 16
+
+# The rows that annealing times while one is built; the longest order for which it finds
+# improvements; and the share of the effort for the search before it.
+_TIMED_PER_BUILT = 15
+_ROWS_TO_ANNEAL = 2_000
+_SHARE_BEFORE_ANNEALING = 0.5
 
 # The compiled loops take about a second to load: worth it if one order has more rows than this, or
 # if there are at least this many seconds in all.
 _FEW_ROWS = 1_000
 _SECONDS_WORTH_LOADING = 1.0
 
-# If an order has more rows than this, one with this many microbatches per rank is searched, and
-# lengthened.
-_MANY_ROWS = 30_000
+# Where fewer orders than this can be built, guesses are made for a problem with this many
+# microbatches per rank, with this share of the effort, and this many of the best are lengthened.
+_FEW_ORDERS = 400
 _FEW_MICROBATCHES = 3
+_SHARE_FOR_FEW = 0.7
+_LENGTHENED = 12
 
-# Every level of rungs joins this many times as late as the one before, and for every step on a
-# rung of the ladder there are several at the limit itself.
-_ROUNDS_PER_LEVEL = 3
-_STEPS_AT_LIMIT = 4
-
-# Rungs up to this level have a bound of their own; the others use that of the next one above.
-_LEVELS_WITH_BOUNDS = 2
+# How closely the order of a known schedule is followed: exactly, or less and less so. Allowances
+# are in cycles.
+_TO_THE_LETTER = Policy(1.0, 0.0, inf, is_late=False)
+_MORE_FREELY = (
+    Policy(1.0, 0.0, 3.0, is_late=True),
+    Policy(0.5, 0.5, 2.0, is_late=True),
+    Policy(0.0, 1.0, 0.0, is_late=True),
+)
 
 
 def count_rows(problem: SchedulingProblem, seconds: float) -> float:
-    """Return the effort, in rows, for these seconds: it depends on nothing else."""
-    is_worth = _num_rows(problem) > _FEW_ROWS or seconds >= _SECONDS_WORTH_LOADING
-    return seconds * _ROWS_PER_SECOND[is_worth and can_compile()]
+    """Return the rows that are surely built in these seconds."""
+    is_worth = Lanes(problem).num_rows > _FEW_ROWS or seconds >= _SECONDS_WORTH_LOADING
+    return seconds * ROWS_PER_SECOND[is_worth and can_compile()]
 
 
 def load_loops(problem: SchedulingProblem, rows: float) -> None:
     """Load the compiled loops if they are worth it, so that the clock does not count that."""
-    is_worth = _num_rows(problem) > _FEW_ROWS or rows >= _ROWS_PER_SECOND[True]
+    is_worth = Lanes(problem).num_rows > _FEW_ROWS
+    is_worth |= rows >= _SECONDS_WORTH_LOADING * ROWS_PER_SECOND[True]
     if should_compile(is_worth_loading=is_worth):
-        _load_loops()
-
-
-def search_orders(found: BestSoFar, rows: float) -> None:
-    """Search for orders with the effort of these rows, and offer those that are better."""
-    ladder = _Ladder.of(found.problem)
-    for rung, cost in ladder.steps():
-        rows -= cost
-        if rows < 0 or found.is_optimal:
-            return
-        if not rung.is_within:
-            continue
-        if found.is_over(cost):
-            return
-        order = ladder.step(rung)
-        if order is not None:
-            found.offer(order, "orders")
-
-
-@dataclass(frozen=True)
-class _Ladder:
-    """The rungs of a problem, its limit being the last, and the searches that have begun."""
-
-    problem: SchedulingProblem
-    few: SchedulingProblem
-    known: Sequence[Schedule]
-    rungs: tuple[Rung, ...]
-    cost_of: Steps
-    is_compiled: bool
-    searches: dict[Rung, RungSearch]
-    bounds: dict[Rung, float]
-
-    @classmethod
-    def of(cls, problem: SchedulingProblem) -> "_Ladder":
-        few = problem
-        shorter = _FEW_MICROBATCHES * problem.ranks
-        if _num_rows(problem) > _MANY_ROWS and problem.microbatches > shorter:
-            few = replace(problem, microbatches=shorter)
-        return cls(
-            problem=problem,
-            few=few,
-            known=tuple(fixed_schedules(few)),
-            rungs=(*find_rungs(problem), Rung(inf, 0, problem.memory, is_within=True)),
-            cost_of=Steps(_num_rows(few), _num_rows(problem)),
-            is_compiled=should_compile(is_worth_loading=False),
-            searches={},
-            bounds={},
-        )
-
-    def steps(self) -> Iterator[tuple[Rung, float]]:
-        """Yield the rungs in the order of their turns, with the rows that each turn counts for.
-
-        Rungs beyond the limit count as well, so that a turn comes as early at every limit.
-        """
-        turns = dict.fromkeys(self.rungs, 0)
-        *ladder, limit = self.rungs
-        number = 0
-        while True:
-            for rung in ladder:
-                if number >= _ROUNDS_PER_LEVEL**rung.level - 1:
-                    for one in (rung, *[limit] * _STEPS_AT_LIMIT):
-                        yield one, self.cost_of.cost(turns[one])
-                        turns[one] += 1
-            number += 1
-
-    def step(self, rung: Rung) -> Schedule | None:
-        """Search on a rung for one step, and return a better schedule if there is one."""
-        if rung not in self.searches:
-            self.searches[rung] = self._begin(rung)
-        order = self.searches[rung].step(self._best_below(rung))
-        if order is None:
-            return None
-        at_rung = replace(self.problem, memory=rung.memory)
-        return merge_for_free(Lanes(at_rung).to_schedule(order, "solved"), at_rung)
-
-    def _begin(self, rung: Rung) -> RungSearch:
-        whole = replace(self.problem, memory=rung.memory)
-        few = replace(self.few, memory=rung.memory)
-        builder = Builder(Lanes(whole), self.is_compiled)
-        return RungSearch(builder, few, self.known, self._bound(rung), self.cost_of)
-
-    def _bound(self, rung: Rung) -> float:
-        above = self.rungs[self.rungs.index(rung) :]
-        near = next(one for one in above if one.level <= _LEVELS_WITH_BOUNDS)
-        if near not in self.bounds:
-            self.bounds[near] = lower_bound(replace(self.few, memory=near.memory))
-        return self.bounds[near]
-
-    def _best_below(self, rung: Rung) -> ImprovedOrder | None:
-        below = self.rungs[: self.rungs.index(rung)]
-        best = (self.searches[one].best for one in below if one in self.searches)
-        return min(
-            (one for one in best if one is not None),
-            key=lambda one: one.built.seconds,
-            default=None,
-        )
-
-
-def _num_rows(problem: SchedulingProblem) -> int:
-    return Lanes(problem).num_rows
+        _run_loops_once()
 
 
 @cache
-def _load_loops() -> None:
-    """Run every compiled loop once."""
+def _run_loops_once() -> None:
     lanes = Lanes(SchedulingProblem.of(Costs(), Placement.loop(2), 2))
-    builder = Builder(lanes, is_compiled=True)
     guess = Guesser(lanes, Random(0), 1.0).one_at_a_time()
-    built = builder.build(guess.urgency, guess.policy)
+    built = Builder(lanes, is_compiled=True).build(guess.urgency, guess.policy)
     assert built is not None, "one microbatch at a time always fits"
     shares = iter((0.0, 1.0))
     anneal(lanes, built.order, is_compiled=True, progress=lambda _: next(shares))
+
+
+def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None:
+    """Search for orders with this effort, and offer the best.
+
+    `known` are schedules to learn from, whether they keep the limit or not. If there are too many
+    rows for many orders, a problem with fewer microbatches shows which guesses are good. If there
+    are few, the rest of the effort goes to moving single actions.
+    """
+    lanes, random = Lanes(found.problem), Random(0)
+    is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
+    share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
+    search = _Search(found, lanes, found.bound, effort.part(share))
+    few = replace(found.problem, microbatches=_FEW_MICROBATCHES * found.problem.ranks)
+    is_short = search.orders < _FEW_ORDERS
+    if is_short and found.problem.microbatches > few.microbatches:
+        candidates = search.try_out(_learn_from(few, search, random))
+    else:
+        candidates = search.screen(known, random)
+    if not candidates:
+        return
+    order = search.improve(candidates, random).built.order
+    _offer(found, lanes, order)
+    if is_small and not found.is_optimal:
+        is_compiled = should_compile(is_worth_loading=False)
+        order = anneal(
+            lanes, order, is_compiled=is_compiled, progress=_share_over(found, lanes, effort)
+        )
+        _offer(found, lanes, order)
+
+
+def _offer(found: BestSoFar, lanes: Lanes, order: Longs) -> None:
+    """Offer an order, with whole backwards where they cost nothing."""
+    schedule = lanes.to_schedule(order, "solved")
+    found.offer(merge_for_free(schedule, found.problem), "improvements")
+
+
+def _share_over(found: BestSoFar, lanes: Lanes, effort: Effort) -> Callable[[float], float]:
+    """Return a function for the share of annealing that is over: all of it at the bound."""
+    most = (1 - _SHARE_BEFORE_ANNEALING) * effort.rows
+    step = MOVES * lanes.num_rows / _TIMED_PER_BUILT
+    rows = 0.0
+
+    def gone(best: float) -> float:
+        nonlocal rows
+        found.report("single moves", best)
+        rows += step
+        if rows >= most or meets_bound(best, found.bound):
+            return 1.0
+        return 1.0 if found.is_over(effort.seconds, step) else rows / most
+
+    return gone
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """A search that ends at a bound, or with its effort."""
+
+    found: BestSoFar
+    lanes: Lanes
+    bound: float
+    effort: Effort
+
+    def screen(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
+        """Return candidates from all kinds of guesses, and the best again with other policies."""
+        guesser = Guesser(self.lanes, random, self.bound)
+        candidates = self.try_out(_guess(self, guesser, known))
+        again = _with_other_policies(candidates[:_TRIED_AGAIN], guesser)
+        return candidates + self.try_out(again)
+
+    def try_out(self, guesses: Iterable[Guess]) -> list[ImprovedOrder]:
+        """Return candidates from guesses, the best first, until the search is over."""
+        most = max(_FEWEST_TRIED, self.orders)
+        return try_out(self._builder, guesses, self._until("guesses", most))
+
+    def improve(self, candidates: Sequence[ImprovedOrder], random: Random) -> ImprovedOrder:
+        """Return the best order that comes from greedy rules or from improving candidates.
+
+        Greedy orders are not improved themselves: candidates are improved as far as without them.
+        """
+        best = min(candidates, key=_seconds)
+        if not meets_bound(_seconds(best), self.bound):
+            guesses = greedy_guesses(Guesser(self.lanes, random, self.bound))
+            greedy = self.try_out(islice(guesses, int(_SHARE_FOR_GREEDY * self.orders)))
+            best = min((best, *greedy), key=_seconds)
+        if not meets_bound(_seconds(best), self.bound):
+            until = self._until("improvements", self.orders)
+            best = min(best, climb(self._builder, candidates, random, until), key=_seconds)
+        return best
+
+    @property
+    def orders(self) -> float:
+        """The number of orders that are worth the effort."""
+        return self.effort.rows / self._rows_per_order
+
+    @property
+    def _rows_per_order(self) -> float:
+        return self.lanes.num_rows + _ROWS_PER_ORDER
+
+    @property
+    def _builder(self) -> Builder:
+        return Builder(self.lanes, should_compile(is_worth_loading=False))
+
+    def _until(self, trying: str, orders: float) -> Callable[[ImprovedOrder], bool]:
+        left = orders
+
+        def may_go_on(best: ImprovedOrder) -> bool:
+            nonlocal left
+            left -= 1
+            is_whole = self.lanes.problem is self.found.problem
+            self.found.report(trying, best.built.seconds if is_whole else inf)
+            if left < 0 or meets_bound(best.built.seconds, self.bound):
+                return False
+            return not self.found.is_over(self.effort.seconds, self._rows_per_order)
+
+        return may_go_on
+
+
+def _seconds(candidate: ImprovedOrder) -> float:
+    return candidate.built.seconds
+
+
+def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iterator[Guess]:
+    """Yield a guess that always fits, known schedules followed in several ways, and others."""
+    yield guesser.one_at_a_time()
+    starts = [urgency_of(schedule, search.lanes.problem.costs) for schedule in known]
+    for policy in (_TO_THE_LETTER, *_MORE_FREELY):
+        allowance = policy.allowance * search.lanes.cycle
+        for start in starts:
+            yield Guess(start, policy._replace(allowance=allowance))
+    number = _SHARE_FOR_GUESSES * search.orders
+    for _ in range(min(_GUESSES, max(_FEWEST_GUESSES, int(number)))):
+        yield guesser.guess()
+
+
+def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iterator[Guess]:
+    """Yield a guess that always fits, and the best for fewer microbatches, lengthened."""
+    yield Guesser(search.lanes, random, search.bound).one_at_a_time()
+    effort = search.effort.part(_SHARE_FOR_FEW)
+    shorter = _Search(search.found, Lanes(few), lower_bound(few), effort)
+    screened = shorter.screen(tuple(fixed_schedules(few)), random)
+    for candidate in sorted(screened, key=_seconds)[:_LENGTHENED]:
+        yield lengthen(candidate.guess, search.lanes.microbatches)
+
+
+def _with_other_policies(candidates: Sequence[ImprovedOrder], guesser: Guesser) -> Iterator[Guess]:
+    for candidate in candidates:
+        for _ in range(_OTHER_POLICIES):
+            yield replace(candidate.guess, policy=guesser.policy())

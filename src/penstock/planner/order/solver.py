@@ -10,21 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import inf
-from random import Random
 
 from penstock.checks.report import check
 from penstock.ir.clock import expect_rows
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.effort_clock import require_effort, require_seconds
+from penstock.planner.effort_clock import Effort, require_effort, require_seconds
 from penstock.planner.exact.prove import prove
 from penstock.planner.order.best_so_far import BestSoFar, Progress
-from penstock.planner.order.builder import Builder
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.guesses import Guesser
 from penstock.planner.order.lanes import Lanes
-from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_backwards
-from penstock.planner.order.search import count_rows, load_loops, search_orders
+from penstock.planner.order.search import (
+    ROWS_PER_SECOND,
+    count_rows,
+    load_loops,
+    search_orders,
+)
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 
@@ -36,9 +37,6 @@ _SHARE_BEFORE_EXACT = 0.25
 
 # The clock does not end a search before it has done the work of these seconds.
 _FLOOR_SECONDS = 0.1
-
-# Seconds that are long enough for compiled loops.
-_LONG = 10.0
 
 # The exact solver counts its own work, in units of some seconds. The time on the wall ends it if
 # it takes this many times as long.
@@ -53,33 +51,28 @@ _MICROBATCHES_FOR_EXACT = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Effort:
-    """How much to search: rows of orders to build, and the processor seconds that end it.
+class _Request:
+    """The effort of a search, the rows of it that no clock ends, and the seconds of a proof.
 
-    `floor` is the rows that no clock ends, `work` the seconds that the exact solver counts itself.
+    The exact solver counts these seconds itself.
     """
 
-    rows: float
-    seconds: float
+    effort: Effort
     floor: float
-    work: float
+    exact: float
 
     @classmethod
-    def of(cls, problem: SchedulingProblem, seconds: float, effort: float | None) -> "_Effort":
-        """Return the effort for some seconds, or the given one, which no clock ends."""
-        if effort is not None:
-            return cls(float(effort), inf, 0.0, effort / count_rows(problem, _LONG) * _LONG)
+    def of(cls, problem: SchedulingProblem, seconds: float, rows: float | None) -> "_Request":
+        """Return what some seconds are worth, or the given rows, which no clock ends."""
+        if rows is not None:
+            return cls(Effort(float(rows), inf), 0.0, rows / ROWS_PER_SECOND[True])
         floor = count_rows(problem, _FLOOR_SECONDS)
-        return cls(max(floor, count_rows(problem, seconds)), seconds, floor, seconds)
-
-    def part(self, share: float) -> "_Effort":
-        """Return a share of the rows and of the seconds."""
-        return replace(self, rows=share * self.rows, seconds=share * self.seconds)
+        return cls(Effort(max(floor, count_rows(problem, seconds)), seconds), floor, seconds)
 
     @property
     def is_floor(self) -> bool:
         """Whether the seconds are worth less than the least work that is done."""
-        return self.rows <= self.floor
+        return self.effort.rows <= self.floor
 
 
 def solve(
@@ -93,9 +86,8 @@ def solve(
 
     `seconds` are processor seconds: they say how much work to do, and end it if it takes longer.
     `effort` is that work itself, in rows of orders that are built, and no clock ends it: the same
-    effort gives the same schedule on every machine. A plan that is not cut short is never worse
-    than one for less effort; what holds for tighter limits is in `ladder.py`.
-    `progress` is called now and then with the state of the search.
+    effort gives the same schedule on every machine. `progress` is called now and then with the
+    state of the search.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
@@ -106,11 +98,11 @@ def solve(
     """
     require_seconds(seconds)
     require_effort(effort)
-    wanted = _Effort.of(problem, seconds, effort)
-    load_loops(problem, wanted.rows)
-    found = BestSoFar(problem, lower_bound(problem), wanted.seconds, progress, wanted.floor)
+    wanted = _Request.of(problem, seconds, effort)
+    load_loops(problem, wanted.effort.rows)
+    found = BestSoFar(problem, lower_bound(problem), progress, wanted.floor)
     may_be_exact = _is_small(problem) and find_spec("ortools") is not None
-    _search(found, wanted.part(_SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH))
+    _search(found, wanted.effort.part(_SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH))
     if not found.is_optimal and may_be_exact:
         _make_exact(found, wanted)
     check(found.best)
@@ -118,47 +110,37 @@ def solve(
     return Plan(problem, found.best, found.bound, is_cut_short=is_cut_short)
 
 
-def _search(found: BestSoFar, effort: _Effort) -> None:
-    """Try families, then orders with whole backwards if these are cheaper, then any orders."""
+def _search(found: BestSoFar, effort: Effort) -> None:
+    """Try families, then orders with whole backwards if these are cheaper, then any orders.
+
+    Orders with whole backwards get half of the seconds, and half of the rows on top.
+    """
     expect_rows(_SIMULATIONS * Lanes(found.problem).num_rows)
-    for schedule in fixed_schedules(found.problem):
+    families = list(fixed_schedules(found.problem))
+    for schedule in families:
         found.offer(schedule, schedule.name)
     whole = with_whole_backwards(found.problem)
-    share = 1.0 if whole is None else 0.5
     if whole is not None and not found.is_optimal:
-        half = effort.part(share)
-        unsplit = BestSoFar(whole, lower_bound(whole), half.seconds, None, half.floor)
-        search_orders(unsplit, half.rows)
+        half = Effort(effort.rows / 2, (effort.seconds - found.elapsed) / 2)
+        unsplit = BestSoFar(whole, lower_bound(whole), None, found.floor)
+        search_orders(unsplit, families, half)
         found.is_cut_short |= unsplit.is_cut_short
         if unsplit.has_best:
             found.offer(make_whole(unsplit.best), "whole backwards")
     if not found.is_optimal:
-        search_orders(found, share * effort.rows)
-    if not found.has_best:
-        _offer_what_fits(found)
-
-
-def _offer_what_fits(found: BestSoFar) -> None:
-    """Offer one microbatch at a time, which fits wherever anything does."""
-    lanes = Lanes(found.problem)
-    guess = Guesser(lanes, Random(0), found.bound).one_at_a_time()
-    builder = Builder(lanes, should_compile(is_worth_loading=False))
-    built = builder.build(guess.urgency, guess.policy)
-    if built is not None:
-        found.offer(lanes.to_schedule(built.order, "solved"), "one at a time")
+        search_orders(found, families, effort)
 
 
 def _is_small(problem: SchedulingProblem) -> bool:
     return problem.ranks <= _RANKS_FOR_EXACT and problem.microbatches <= _MICROBATCHES_FOR_EXACT
 
 
-def _make_exact(found: BestSoFar, effort: _Effort) -> None:
+def _make_exact(found: BestSoFar, wanted: _Request) -> None:
     """Search for an exact answer, from the best so far; without a proof it is cut short."""
     found.report("exact")
-    work = _WORK_PER_SECOND * max(_FLOOR_SECONDS, (1 - _SHARE_BEFORE_EXACT) * effort.work)
-    exact = prove(
-        found.problem, start=found.best, seconds=max(0.5, effort.seconds) * _BUSY, work=work
-    )
+    work = _WORK_PER_SECOND * max(_FLOOR_SECONDS, (1 - _SHARE_BEFORE_EXACT) * wanted.exact)
+    seconds = _BUSY * max(0.5, wanted.effort.seconds)
+    exact = prove(found.problem, start=found.best, seconds=seconds, work=work)
     if not found.problem.costs.overlap_gain:
         # The proof holds for actions that run one after the other.
         found.bound = max(found.bound, exact.lower_bound)

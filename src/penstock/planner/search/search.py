@@ -12,7 +12,7 @@ from math import inf
 from penstock.costs import PerLink
 from penstock.errors import ArgumentError, MemoryLimitError, SizeError
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.effort_clock import require_effort, require_seconds
+from penstock.planner.effort_clock import EffortClock, require_effort, require_seconds
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.partition.pieces import Piece
@@ -68,8 +68,8 @@ def search(
 
     A step lasts until the last rank is done, since ranks of a `Pipeline` meet then. `boundary`
     names what happens between two steps if it is something else, as in `plan`. `seconds` is how
-    long to solve, in processor seconds, and `effort` how many rows of orders to build instead, as
-    in `plan`.
+    long to solve, in processor seconds, and `effort` how many rows of orders to build instead, for
+    all candidates together.
     """
     require_seconds(seconds)
     require_effort(effort)
@@ -178,25 +178,22 @@ class _Work:
     def solve(self, evaluated: Sequence[_Evaluated], share: float) -> list[_Evaluated]:
         """Solve each, unless it is proven to be slower than another; the best first.
 
-        Each gets the same part, so that the result does not depend on how long the others took.
+        Seconds that one leaves go to those after it; of an effort each gets the same part.
         """
+        clock, most = EffortClock(), share * self.seconds
+        effort = None if self.effort is None else share * self.effort / max(1, len(evaluated))
         best = min((one.seconds for one in evaluated), default=inf)
-        part = share / max(1, len(evaluated))
         solved = []
-        for one in evaluated:
-            solved.append(self._solve(one, part) if one.least_seconds < best else one)
+        for number, one in enumerate(evaluated):
+            left = max(0.0, most - clock.seconds) / (len(evaluated) - number)
+            solved.append(self._solve(one, left, effort) if one.least_seconds < best else one)
             best = min(best, solved[-1].seconds)
         return _best_first(solved)
 
-    def _solve(self, one: _Evaluated, part: float) -> _Evaluated:
+    def _solve(self, one: _Evaluated, seconds: float, effort: float | None) -> _Evaluated:
         """Return the better of what the solver finds and of what is known."""
         candidate = one.candidate
-        found = solve(
-            candidate.problem,
-            seconds=part * self.seconds,
-            effort=None if self.effort is None else part * self.effort,
-            progress=self.progress,
-        )
+        found = solve(candidate.problem, seconds=seconds, effort=effort, progress=self.progress)
         bound = max(found.lower_bound, one.lower_bound)
         plans = [replace(found, choices=candidate.choices)]
         plans += [] if one.known is None else [one.known]
