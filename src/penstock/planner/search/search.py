@@ -73,6 +73,7 @@ def search(
     """
     require_seconds(seconds)
     require_effort(effort)
+    require_whole_number("batch", batch)
     reduction = Reduction(reduction_bandwidth, reduction_seconds, shard_optimizer)
 
     def make_space(ranks: int, replicas: int) -> Space:
@@ -209,7 +210,6 @@ def _check_devices(
     rank_factors: object,
 ) -> None:
     require_whole_number("devices", devices)
-    require_whole_number("batch", batch)
     if devices is None or devices < 1 or batch < 1:
         raise SizeError(
             f"devices and batch must be at least 1 (devices: {devices}, batch: {batch})"
