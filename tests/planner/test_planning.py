@@ -1,5 +1,7 @@
 """`plan` takes what a user has, tries what the costs allow, and never exceeds a limit."""
 
+from multiprocessing import get_context
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from penstock.errors import ArgumentError, MemoryLimitError, SizeError
 from penstock.ir.placement import Placement
 from penstock.planner.order.solver import Progress
 from penstock.planner.planning import plan
+from penstock.planner.plans import Plan
 from penstock.sim.comparison import compare
 
 COSTS = Costs(transfer=0.1, activation_bytes=10, weight_stash_bytes=6, message_bytes=1)
@@ -130,3 +133,38 @@ def test_plan_says_whether_its_search_was_cut_short() -> None:
     best = plan(Costs(), ranks=2, microbatches=4, seconds=1)
     assert best.gap == 0
     assert not best.is_cut_short
+
+
+def keep_busy() -> None:
+    """Use the processor until this process is ended."""
+    while True:
+        sum(range(10_000))
+
+
+@pytest.mark.slow
+def test_busy_machine_gives_the_same_plan_and_none_slower_than_a_family() -> None:
+    # The clock was the one on the wall: beside busy processes plans became fallbacks.
+    uneven = Costs([1, 1.3, 1, 1.6], [1.1, 1.2, 1, 1.7], [0.7, 0.8, 0.7, 1], transfer=0.1)
+    cases = [(Costs(transfer=0.05), 12), (uneven, 12)]
+
+    def solve_all() -> list[Plan]:
+        return [plan(costs, ranks=4, microbatches=count, seconds=3) for costs, count in cases]
+
+    quiet = solve_all()
+    others = [get_context("spawn").Process(target=keep_busy, daemon=True) for _ in range(6)]
+    for other in others:
+        other.start()
+    try:
+        busy = solve_all()
+    finally:
+        for other in others:
+            other.kill()
+            other.join(10)
+    for (costs, count), found, before in zip(cases, busy, quiet, strict=True):
+        assert found.schedule == before.schedule or found.is_cut_short
+        names = ("GPipe", "1F1B", "ZB-H1", "ZB-H2", "ZBV", "Interleaved1F1B")
+        families = [build(name, ranks=4, microbatches=count) for name in names]
+        if costs is uneven:
+            families = [one for one in families if one.num_stages == 4]
+        fastest = min(timeline.end_time for timeline in compare(families, costs).values())
+        assert found.seconds <= fastest * (1 + 1e-9)

@@ -33,6 +33,11 @@ class _Request:
     memory: float | None
     boundary: Boundary
     seconds: float
+    effort: float | None
+    devices: int | None
+    rank_factors: tuple[float, ...] | None
+    bandwidth: float | None
+    shard_optimizer: bool
 
 
 @click.command("plan")
@@ -53,6 +58,28 @@ class _Request:
     help="Choose placement, cuts, microbatch size and checkpointing; COSTS are those of layers.",
 )
 @click.option("--batch", type=click.IntRange(1), help="Rows of a batch; with --search only.")
+@click.option(
+    "--effort", type=click.FloatRange(0), help="Rows of orders to build, in place of --seconds."
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(1),
+    help="Divide devices between ranks and replicas, in place of --ranks; with --search only.",
+)
+@click.option(
+    "--rank-factors", help="Seconds per rank as multiples, such as 1,1,1.5; with --search only."
+)
+@click.option(
+    "--reduction-bandwidth",
+    "bandwidth",
+    type=options.Bytes(),
+    help="Bytes per second between replicas, such as 50GB; with --devices only.",
+)
+@click.option(
+    "--shard-optimizer",
+    is_flag=True,
+    help="Divide the optimizer's state among replicas; with --devices only.",
+)
 @options.BOUNDARY
 @click.option(
     "-o",
@@ -72,6 +99,11 @@ def plan_command(
     seconds: float,
     is_search: bool,
     batch: int | None,
+    effort: float | None,
+    devices: int | None,
+    rank_factors: str | None,
+    bandwidth: float | None,
+    shard_optimizer: bool,
     boundary: Boundary,
     output: Path | None,
     as_json: bool,
@@ -92,8 +124,12 @@ def plan_command(
       penstock plan costs.toml --ranks 8 --microbatches 32 --memory 40GiB -o plan
       penstock plan --ranks 4 --microbatches 12 --transfer 0.2 --placement v
       penstock plan layers.toml --search --ranks 8 --batch 64 --memory 80GB
+      penstock plan layers.toml --search --devices 16 --batch 64 --reduction-bandwidth 50GB
     """
-    request = _Request(ranks, memory, boundary, seconds)
+    factors = None if rank_factors is None else _read_factors(rank_factors)
+    request = _Request(
+        ranks, memory, boundary, seconds, effort, devices, factors, bandwidth, shard_optimizer
+    )
     if is_search:
         if placement is not None or given_costs:
             raise ArgumentError(
@@ -105,6 +141,8 @@ def plan_command(
         return
     if batch is not None:
         raise ArgumentError("--batch works with --search only; use --microbatches instead")
+    if devices is not None or factors is not None:
+        raise ArgumentError("--devices and --rank-factors work with --search only; add --search")
     costs = options.merge_costs(costs_file, given_costs)
     with show_solving(Console(stderr=True), seconds) as progress:
         solved = plan(
@@ -115,6 +153,7 @@ def plan_command(
             placement=placement,
             boundary=boundary,
             seconds=seconds,
+            effort=effort,
             progress=progress,
         )
     _show(solved, None, output, workload, as_json)
@@ -130,14 +169,28 @@ def _search(request: _Request, file: Path | None, batch: int | None) -> Findings
     with show_solving(Console(stderr=True), request.seconds) as progress:
         return search(
             model.layers,
-            ranks=request.ranks,
+            ranks=None if request.devices is not None else request.ranks,
+            devices=request.devices,
             batch=batch,
             memory=request.memory,
             transfer=model.transfer,
+            rank_factors=request.rank_factors,
+            reduction_bandwidth=request.bandwidth,
+            shard_optimizer=request.shard_optimizer,
             boundary=request.boundary,
             seconds=request.seconds,
+            effort=request.effort,
             progress=progress,
         )
+
+
+def _read_factors(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ArgumentError(
+            f"--rank-factors must be numbers separated by commas (got {text!r})"
+        ) from error
 
 
 def _show(

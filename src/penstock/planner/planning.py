@@ -7,7 +7,8 @@ from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.order.solver import Progress, require_seconds, solve
+from penstock.planner.effort_clock import require_effort, require_seconds
+from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
@@ -33,6 +34,7 @@ def plan(
     placement: Placement | Layout | None = None,
     boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 5.0,
+    effort: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule that keeps a memory limit, and prove how good it is.
@@ -40,8 +42,12 @@ def plan(
     Single numbers in `costs` are one rank's share of the model, and are divided among its stages;
     lists give the costs of each stage. `placement` is "loop" (one stage per rank),
     "interleaved", "v", or any `Placement`; without it, those that the costs allow are tried and
-    the fastest is kept. `memory` is bytes per rank, one number or one per rank. `seconds` is how
-    long to look, in seconds of work: on a busy machine it takes longer, up to six times.
+    the fastest is kept. `memory` is bytes per rank, one number or one per rank.
+
+    `seconds` is how long to look, in processor seconds, for all placements together: a busy
+    machine takes longer instead of finding less. `effort` says instead how many rows of orders to
+    build for each placement, and no clock ends that: the same effort gives the same plan
+    everywhere, and a named placement is never better than the choice.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see
@@ -53,14 +59,14 @@ def plan(
     """
     require_size(ranks, microbatches)
     require_seconds(seconds)
+    require_effort(effort)
     costs = costs_or_unit(costs)
     request = _Request(costs, ranks, microbatches, memory, boundary)
     if placement is not None:
         chosen = [find_placement(placement, ranks, costs)]
     else:
         chosen = list(placements_for(costs, ranks))
-    problems = request.problems(chosen)
-    return _solve_best(problems, seconds, progress)
+    return _solve_best(request.problems(chosen), seconds, effort, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +120,12 @@ class _Request:
 def _solve_best(
     problems: Sequence[SchedulingProblem],
     seconds: float,
+    effort: float | None,
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
     """Solve the most promising first, and skip those that cannot be faster.
 
-    Each gets the same time, so that the plan does not depend on how fast the others were solved.
+    Each gets the same, so that the plan does not depend on how fast the others were solved.
     """
     share = seconds / len(problems)
     bounds = {number: lower_bound(problem) for number, problem in enumerate(problems)}
@@ -127,9 +134,9 @@ def _solve_best(
     for number in sorted(bounds, key=lambda number: bounds[number]):
         if best is not None and bounds[number] >= best.seconds:
             continue
-        found = solve(problems[number], seconds=share, progress=progress)
+        found = solve(problems[number], seconds=share, effort=effort, progress=progress)
         is_cut_short |= found.is_cut_short
         if best is None or found.seconds < best.seconds:
             best = found
     assert best is not None, "there is at least one problem"
-    return replace(best, is_cut_short=is_cut_short)
+    return replace(best, is_cut_short=is_cut_short and best.gap > 0)

@@ -93,7 +93,7 @@ class Plan:
             f"<Plan {self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages, "
             f"{problem.microbatches} microbatches, "
             f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
-            f"at most {self.gap:.1%} above the bound>"
+            f"at most {self.gap:.1%} above the bound{', cut short' * self.is_cut_short}>"
         )
 
     def __str__(self) -> str:

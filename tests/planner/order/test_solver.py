@@ -12,6 +12,7 @@ from penstock.costs import Costs
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.effort_clock import Effort
 from penstock.planner.exact.prove import prove
 from penstock.planner.order.best_so_far import BestSoFar
 from penstock.planner.order.families import fixed_schedules
@@ -166,7 +167,7 @@ def test_the_search_alone_is_close_to_the_best_there_is() -> None:
         placement = random.choice((Placement.loop, Placement.v))(ranks, turns)
         room = random.choice((1.25, 1.5, 2.0, 4.0))
         problem = draw_problem(Random(seed), placement, microbatches, room=room)
-        found = BestSoFar(problem, lower_bound(problem), 5.0, None)
-        search_orders(found, list(fixed_schedules(problem)), 5.0)
+        found = BestSoFar(problem, lower_bound(problem), None)
+        search_orders(found, list(fixed_schedules(problem)), Effort(2e7, inf))
         best = prove(problem, start=found.best, seconds=10).seconds
         assert found.step <= 1.02 * best, seed

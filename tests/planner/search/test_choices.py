@@ -53,5 +53,6 @@ def test_missing_and_unknown_choices_are_refused() -> None:
     with pytest.raises(PlanError) as caught:
         Choices.from_mapping({"sizes": [1]})
     assert str(caught.value) == (
-        "choices must be sizes, checkpointed, microbatch_size (got ['sizes'])"
+        "choices must be sizes, checkpointed, microbatch_size, replicas, reduction_seconds "
+        "(got ['sizes'])"
     )

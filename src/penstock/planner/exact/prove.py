@@ -53,14 +53,16 @@ def prove(
     *,
     start: Schedule | None = None,
     seconds: float = 10.0,
+    work: float | None = None,
     progress: Progress | None = None,
 ) -> Exact:
     """Search for the best schedule of a problem, and for a proof that none is better.
 
     `start` is a schedule that is known already: the search begins there, and the answer is never
     worse. Without it, the search begins with microbatches that go one at a time. `progress` is
-    called with the seconds and the bound whenever a better schedule is found. Unless the time
-    runs out, the same problem always gives the same answer.
+    called with the seconds and the bound whenever a better schedule is found. `work` is about
+    as many seconds as the solver counts itself, by what it does: unless the time on the wall runs
+    out, the same problem and work always give the same answer.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
@@ -70,11 +72,14 @@ def prove(
     """
     schedule = _one_at_a_time(problem) if start is None else start
     known = Exact(schedule, _seconds(schedule, problem), lower_bound(problem))
-    return known if known.is_optimal else _search(problem, known, seconds, progress)
+    return known if known.is_optimal else _search(problem, known, (seconds, work), progress)
 
 
 def _search(
-    problem: SchedulingProblem, known: Exact, seconds: float, progress: Progress | None
+    problem: SchedulingProblem,
+    known: Exact,
+    limits: tuple[float, float | None],
+    progress: Progress | None,
 ) -> Exact:
     library = _load_library()
     least = known.lower_bound
@@ -84,7 +89,7 @@ def _search(
     add_bytes(filled)
     add_hints(filled, known.schedule)
     filled.model.minimize(filled.step)
-    solver = _make_solver(library, seconds)
+    solver = _make_solver(library, *limits)
     with _kept_interrupt():
         status = solver.solve(filled.model, _make_follower(filled, progress))
     bound = max(known.lower_bound, filled.to_bound(solver.best_objective_bound))
@@ -115,7 +120,7 @@ def _kept_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _make_solver(library: ModuleType, seconds: float) -> CpSolver:
+def _make_solver(library: ModuleType, seconds: float, work: float | None) -> CpSolver:
     """Return a deterministic solver on one core.
 
     Its linear relaxation says little about orders and takes long; what helps is to look hard at
@@ -123,6 +128,8 @@ def _make_solver(library: ModuleType, seconds: float) -> CpSolver:
     """
     solver: CpSolver = library.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
+    if work is not None:
+        solver.parameters.max_deterministic_time = work
     solver.parameters.num_workers = 1
     solver.parameters.linearization_level = 0
     solver.parameters.use_strong_propagation_in_disjunctive = True

@@ -33,13 +33,14 @@ class Progress:
 class BestSoFar:
     """The fastest schedule so far that keeps the memory limit, with the state of the search.
 
-    `is_cut_short` says that the clock ended some part of it before its work was done.
+    The clock does not end the search before the work of `floor` rows is done. `is_cut_short` says
+    that it ended some part before its work was done.
     """
 
     problem: SchedulingProblem
     bound: float
-    seconds: float
     progress: Callable[[Progress], None] | None
+    floor: float = 0.0
     step: float = inf
     _best: Schedule | None = None
     is_cut_short: bool = False
@@ -63,12 +64,13 @@ class BestSoFar:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of work since the start."""
+        """Processor seconds since the start."""
         return self._clock.seconds
 
-    def is_over(self, seconds: float) -> bool:
-        """Return whether the clock is past these seconds, and remember that it ended a search."""
-        is_over = self.elapsed >= seconds
+    def is_over(self, seconds: float, rows: float) -> bool:
+        """Return whether the clock is past these seconds, and the floor below the next rows."""
+        is_over = self.floor < rows and self.elapsed >= seconds
+        self.floor -= rows
         self.is_cut_short |= is_over
         return is_over
 

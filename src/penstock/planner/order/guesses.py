@@ -61,7 +61,7 @@ class Guesser:
 
     def one_at_a_time(self) -> Guess:
         """Return the guess with one microbatch at a time, which fits wherever anything does."""
-        forward, backward = self._straight
+        forward, backward = self.straight
         offsets = np.concatenate((forward, backward, backward + self.lanes.problem.backward_input))
         cycle = float(offsets.max()) + self.lanes.cycle
         follow = cycle * np.arange(self.lanes.microbatches)
@@ -91,7 +91,7 @@ class Guesser:
 
     def _early_forwards(self) -> tuple[Floats, float]:
         """Return offsets with F as many cycles before I as microbatches are to be in flight."""
-        forward, backward = self._straight
+        forward, backward = self.straight
         problem, cycle, choose = self.lanes.problem, self.lanes.cycle, self.random.choice
         life = backward + problem.backward_input - forward
         holder = np.array(problem.placement.rank_of_stage)
@@ -116,7 +116,8 @@ class Guesser:
         return self.lanes.problem.backward_input + cycles * self.lanes.cycle
 
     @cached_property
-    def _straight(self) -> tuple[Floats, Floats]:
+    def straight(self) -> tuple[Floats, Floats]:
+        """Per stage, when a microbatch gets there going forward and coming back, unhindered."""
         return self._trip(1.0, 1.0, [0.0, 0.0, 0.0])
 
     def _trip(self, down: float, up: float, waits: list[float]) -> tuple[Floats, Floats]:

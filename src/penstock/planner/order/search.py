@@ -1,56 +1,68 @@
 """The search for a good order: guesses, orders built from them, and the best ones improved.
 
 Its effort is counted in built rows, and the clock only cuts it short: given enough time, the same
-problem always gives the same order.
+problem and effort always give the same order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
 from math import inf
 from random import Random
 
+from penstock.costs import Costs
+from penstock.ir.loops import can_compile
+from penstock.ir.placement import Placement
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.effort_clock import Effort
 from penstock.planner.order.anneal import MOVES, anneal
 from penstock.planner.order.best_so_far import BestSoFar, meets_bound
 from penstock.planner.order.builder import Builder, Policy
 from penstock.planner.order.climb import ImprovedOrder, climb, try_out
 from penstock.planner.order.families import fixed_schedules
+from penstock.planner.order.greedy import greedy_guesses
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
 from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["search_orders"]
+__all__ = ["ROWS_PER_SECOND", "count_rows", "load_loops", "search_orders"]
 
 # Rows that are surely built in a second, compiled and plain; an order costs as much as these rows
 # on top of its own.
-_ROWS_PER_SECOND = {True: 4_000_000, False: 120_000}
+ROWS_PER_SECOND = {True: 4_000_000.0, False: 120_000.0}
 _ROWS_PER_ORDER = 300
 
-# The number of guesses, if they take no more than this share of the time, and the least number.
+# The number of random guesses, if they take no more than this share of the effort, and the least
+# number. Greedy ones take no more than their own share.
 _GUESSES = 60
 _SHARE_FOR_GUESSES = 0.2
 _FEWEST_GUESSES = 10
+_SHARE_FOR_GREEDY = 0.05
+
+# This many guesses of all kinds are tried with the least effort too.
+_FEWEST_TRIED = 40
 
 # The number of the best guesses that are tried again, and with how many other policies.
 _TRIED_AGAIN = 6
 _OTHER_POLICIES = 16
 
-# Rows that annealing surely times in a second, compiled and plain; the longest order for which it
-# finds improvements; and the share of the time for the search before it.
-_ANNEALED_PER_SECOND = {True: 60_000_000, False: 1_000_000}
+# The rows that annealing times while one is built; the longest order for which it finds
+# improvements; and the share of the effort for the search before it.
+_TIMED_PER_BUILT = 15
 _ROWS_TO_ANNEAL = 2_000
 _SHARE_BEFORE_ANNEALING = 0.5
 
 # The compiled loops take about a second to load: worth it if one order has more rows than this, or
 # if there are at least this many seconds in all.
 _FEW_ROWS = 1_000
-_SECONDS_WORTH_LOADING = 2.0
+_SECONDS_WORTH_LOADING = 1.0
 
 # Where fewer orders than this can be built, guesses are made for a problem with this many
-# microbatches per rank, in this share of the time, and this many of the best are lengthened.
+# microbatches per rank, with this share of the effort, and this many of the best are lengthened.
 _FEW_ORDERS = 400
 _FEW_MICROBATCHES = 3
 _SHARE_FOR_FEW = 0.7
@@ -66,19 +78,43 @@ _MORE_FREELY = (
 )
 
 
-def search_orders(found: BestSoFar, known: Sequence[Schedule], seconds: float) -> None:
-    """Search for orders until the given second of the search, and offer the best.
+def count_rows(problem: SchedulingProblem, seconds: float) -> float:
+    """Return the rows that are surely built in these seconds."""
+    is_worth = Lanes(problem).num_rows > _FEW_ROWS or seconds >= _SECONDS_WORTH_LOADING
+    return seconds * ROWS_PER_SECOND[is_worth and can_compile()]
+
+
+def load_loops(problem: SchedulingProblem, rows: float) -> None:
+    """Load the compiled loops if they are worth it, so that the clock does not count that."""
+    is_worth = Lanes(problem).num_rows > _FEW_ROWS
+    is_worth |= rows >= _SECONDS_WORTH_LOADING * ROWS_PER_SECOND[True]
+    if should_compile(is_worth_loading=is_worth):
+        _run_loops_once()
+
+
+@cache
+def _run_loops_once() -> None:
+    lanes = Lanes(SchedulingProblem.of(Costs(), Placement.loop(2), 2))
+    guess = Guesser(lanes, Random(0), 1.0).one_at_a_time()
+    built = Builder(lanes, is_compiled=True).build(guess.urgency, guess.policy)
+    assert built is not None, "one microbatch at a time always fits"
+    shares = iter((0.0, 1.0))
+    anneal(lanes, built.order, is_compiled=True, progress=lambda _: next(shares))
+
+
+def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None:
+    """Search for orders with this effort, and offer the best.
 
     `known` are schedules to learn from, whether they keep the limit or not. If there are too many
     rows for many orders, a problem with fewer microbatches shows which guesses are good. If there
-    are few, the rest of the time goes to moving single actions.
+    are few, the rest of the effort goes to moving single actions.
     """
     lanes, random = Lanes(found.problem), Random(0)
     is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
     share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
-    search = _Search(found, lanes, found.bound, share * seconds)
+    search = _Search(found, lanes, found.bound, effort.part(share))
     few = found.problem.with_microbatches(_FEW_MICROBATCHES * found.problem.ranks)
-    is_short = search.count_orders(is_compiled=True) < _FEW_ORDERS
+    is_short = search.orders < _FEW_ORDERS
     if is_short and found.problem.microbatches > few.microbatches:
         candidates = search.try_out(_learn_from(few, search, random))
     else:
@@ -90,7 +126,7 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], seconds: float) -
     if is_small and not found.is_optimal:
         is_compiled = should_compile(is_worth_loading=False)
         order = anneal(
-            lanes, order, is_compiled=is_compiled, progress=_share_over(found, lanes, seconds)
+            lanes, order, is_compiled=is_compiled, progress=_share_over(found, lanes, effort)
         )
         _offer(found, lanes, order)
 
@@ -101,34 +137,31 @@ def _offer(found: BestSoFar, lanes: Lanes, order: Longs) -> None:
     found.offer(merge_for_free(schedule, found.problem), "improvements")
 
 
-def _share_over(found: BestSoFar, lanes: Lanes, seconds: float) -> Callable[[float], float]:
+def _share_over(found: BestSoFar, lanes: Lanes, effort: Effort) -> Callable[[float], float]:
     """Return a function for the share of annealing that is over: all of it at the bound."""
-    is_compiled = should_compile(is_worth_loading=False)
-    most = (1 - _SHARE_BEFORE_ANNEALING) * seconds * _ANNEALED_PER_SECOND[is_compiled]
+    most = (1 - _SHARE_BEFORE_ANNEALING) * effort.rows
+    step = MOVES * lanes.num_rows / _TIMED_PER_BUILT
     rows = 0.0
 
     def gone(best: float) -> float:
         nonlocal rows
         found.report("single moves", best)
-        rows += MOVES * lanes.num_rows
+        rows += step
         if rows >= most or meets_bound(best, found.bound):
             return 1.0
-        return 1.0 if found.is_over(seconds) else rows / most
+        return 1.0 if found.is_over(effort.seconds, step) else rows / most
 
     return gone
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A search that ends at a bound, or at the given second.
-
-    Seconds are counted in rows; on a slow machine, the clock ends the search.
-    """
+    """A search that ends at a bound, or with its effort."""
 
     found: BestSoFar
     lanes: Lanes
     bound: float
-    seconds: float
+    effort: Effort
 
     def screen(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
         """Return candidates from all kinds of guesses, and the best again with other policies."""
@@ -139,21 +172,36 @@ class _Search:
 
     def try_out(self, guesses: Iterable[Guess]) -> list[ImprovedOrder]:
         """Return candidates from guesses, the best first, until the search is over."""
-        is_large = self.lanes.num_rows > _FEW_ROWS
-        builder = Builder(self.lanes, should_compile(is_worth_loading=is_large))
-        return try_out(builder, guesses, self._until("guesses", inf))
+        most = max(_FEWEST_TRIED, self.orders)
+        return try_out(self._builder, guesses, self._until("guesses", most))
 
     def improve(self, candidates: Sequence[ImprovedOrder], random: Random) -> ImprovedOrder:
-        """Return the best order that comes from improving candidates."""
-        is_long = self.found.seconds >= _SECONDS_WORTH_LOADING
-        builder = Builder(self.lanes, should_compile(is_worth_loading=is_long))
-        orders = self.count_orders(is_compiled=builder.is_compiled)
-        return climb(builder, candidates, random, self._until("improvements", orders))
+        """Return the best order that comes from greedy rules or from improving candidates.
 
-    def count_orders(self, *, is_compiled: bool) -> float:
-        """Return the number of orders that can surely be built in the time."""
-        rows = self.seconds * _ROWS_PER_SECOND[is_compiled]
-        return rows / (self.lanes.num_rows + _ROWS_PER_ORDER)
+        Greedy orders are not improved themselves: candidates are improved as far as without them.
+        """
+        best = min(candidates, key=_seconds)
+        if not meets_bound(_seconds(best), self.bound):
+            guesses = greedy_guesses(Guesser(self.lanes, random, self.bound))
+            greedy = self.try_out(islice(guesses, int(_SHARE_FOR_GREEDY * self.orders)))
+            best = min((best, *greedy), key=_seconds)
+        if not meets_bound(_seconds(best), self.bound):
+            until = self._until("improvements", self.orders)
+            best = min(best, climb(self._builder, candidates, random, until), key=_seconds)
+        return best
+
+    @property
+    def orders(self) -> float:
+        """The number of orders that are worth the effort."""
+        return self.effort.rows / self._rows_per_order
+
+    @property
+    def _rows_per_order(self) -> float:
+        return self.lanes.num_rows + _ROWS_PER_ORDER
+
+    @property
+    def _builder(self) -> Builder:
+        return Builder(self.lanes, should_compile(is_worth_loading=False))
 
     def _until(self, trying: str, orders: float) -> Callable[[ImprovedOrder], bool]:
         left = orders
@@ -165,9 +213,13 @@ class _Search:
             self.found.report(trying, best.built.seconds if is_whole else inf)
             if left < 0 or meets_bound(best.built.seconds, self.bound):
                 return False
-            return not self.found.is_over(self.seconds)
+            return not self.found.is_over(self.effort.seconds, self._rows_per_order)
 
         return may_go_on
+
+
+def _seconds(candidate: ImprovedOrder) -> float:
+    return candidate.built.seconds
 
 
 def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iterator[Guess]:
@@ -178,7 +230,7 @@ def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iter
         allowance = policy.allowance * search.lanes.cycle
         for start in starts:
             yield Guess(start, policy._replace(allowance=allowance))
-    number = _SHARE_FOR_GUESSES * search.count_orders(is_compiled=True)
+    number = _SHARE_FOR_GUESSES * search.orders
     for _ in range(min(_GUESSES, max(_FEWEST_GUESSES, int(number)))):
         yield guesser.guess()
 
@@ -186,10 +238,10 @@ def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iter
 def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iterator[Guess]:
     """Yield a guess that always fits, and the best for fewer microbatches, lengthened."""
     yield Guesser(search.lanes, random, search.bound).one_at_a_time()
-    seconds = _SHARE_FOR_FEW * search.seconds
-    shorter = _Search(search.found, Lanes(few), lower_bound(few), seconds)
+    effort = search.effort.part(_SHARE_FOR_FEW)
+    shorter = _Search(search.found, Lanes(few), lower_bound(few), effort)
     screened = shorter.screen(tuple(fixed_schedules(few)), random)
-    for candidate in sorted(screened, key=lambda candidate: candidate.built.seconds)[:_LENGTHENED]:
+    for candidate in sorted(screened, key=_seconds)[:_LENGTHENED]:
         yield lengthen(candidate.guess, search.lanes.microbatches)
 
 

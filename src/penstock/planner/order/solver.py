@@ -1,34 +1,46 @@
-"""Solve a problem: find the best schedule in a given time.
+"""Solve a problem: find the best schedule with a given effort.
 
 fixed families -> guesses -> orders built from them -> the best ones improved -> exact, if small
 
-Nothing is ever worse than the best fixed family that keeps the limit, and no more time is spent
+Nothing is ever worse than the best fixed family that keeps the limit, and no more work is done
 once a schedule is as fast as the lower bound.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import inf
 
 from penstock.checks.report import check
-from penstock.errors import ArgumentError
 from penstock.ir.clock import expect_rows
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.effort_clock import Effort, require_effort, require_seconds
 from penstock.planner.exact.prove import prove
 from penstock.planner.order.best_so_far import BestSoFar, Progress
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_backwards
-from penstock.planner.order.search import search_orders
+from penstock.planner.order.search import (
+    ROWS_PER_SECOND,
+    count_rows,
+    load_loops,
+    search_orders,
+)
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
-from penstock.untrusted import quote, to_quantity
 
-__all__ = ["Progress", "require_seconds", "solve"]
+__all__ = ["Progress", "solve"]
 
-# Some of the time is kept back for what comes after the search: checks, or an exact answer.
+# Some of the effort is for what comes after the search: checks, or an exact answer.
 _SHARE_FOR_SEARCH = 0.75
 _SHARE_BEFORE_EXACT = 0.25
+
+# The clock does not end a search before it has done the work of these seconds.
+_FLOOR_SECONDS = 0.1
+
+# The exact solver counts its own work, in units of some seconds. The time on the wall ends it if
+# it takes this many times as long.
+_WORK_PER_SECOND, _BUSY = 0.25, 10.0
 
 # About this many whole schedules are simulated.
 _SIMULATIONS = 10
@@ -38,16 +50,44 @@ _RANKS_FOR_EXACT = 4
 _MICROBATCHES_FOR_EXACT = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """The effort of a search, the rows of it that no clock ends, and the seconds of a proof.
+
+    The exact solver counts these seconds itself.
+    """
+
+    effort: Effort
+    floor: float
+    exact: float
+
+    @classmethod
+    def of(cls, problem: SchedulingProblem, seconds: float, rows: float | None) -> "_Request":
+        """Return what some seconds are worth, or the given rows, which no clock ends."""
+        if rows is not None:
+            return cls(Effort(float(rows), inf), 0.0, rows / ROWS_PER_SECOND[True])
+        floor = count_rows(problem, _FLOOR_SECONDS)
+        return cls(Effort(max(floor, count_rows(problem, seconds)), seconds), floor, seconds)
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether the seconds are worth less than the least work that is done."""
+        return self.effort.rows <= self.floor
+
+
 def solve(
     problem: SchedulingProblem,
     *,
     seconds: float = 5.0,
+    effort: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """Find the fastest schedule for a problem that keeps its memory limit, within some seconds.
+    """Find the fastest schedule for a problem that keeps its memory limit.
 
-    These are seconds of work: on a busy machine it takes longer, up to six times. `progress` is
-    called now and then with the state of the search.
+    `seconds` are processor seconds: they say how much work to do, and end it if it takes longer.
+    `effort` is that work itself, in rows of orders that are built, and no clock ends it: the same
+    effort gives the same schedule on every machine. `progress` is called now and then with the
+    state of the search.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
@@ -57,49 +97,53 @@ def solve(
     (26.2, 0.0)
     """
     require_seconds(seconds)
-    found = BestSoFar(problem, lower_bound(problem), seconds, progress)
+    require_effort(effort)
+    wanted = _Request.of(problem, seconds, effort)
+    load_loops(problem, wanted.effort.rows)
+    found = BestSoFar(problem, lower_bound(problem), progress, wanted.floor)
     may_be_exact = _is_small(problem) and find_spec("ortools") is not None
-    _search(found, seconds * (_SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH))
+    _search(found, wanted.effort.part(_SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH))
     if not found.is_optimal and may_be_exact:
-        _make_exact(found)
+        _make_exact(found, wanted)
     check(found.best)
-    is_cut_short = found.is_cut_short and not found.is_optimal
+    is_cut_short = (found.is_cut_short or wanted.is_floor) and not found.is_optimal
     return Plan(problem, found.best, found.bound, is_cut_short=is_cut_short)
 
 
-def require_seconds(seconds: object) -> None:
-    """Raise an error unless this is how long to search."""
-    if to_quantity(seconds) is None:
-        raise ArgumentError(f"seconds must be a number from 0 (got {quote(seconds)})")
+def _search(found: BestSoFar, effort: Effort) -> None:
+    """Try families, then orders with whole backwards if these are cheaper, then any orders.
 
-
-def _search(found: BestSoFar, seconds: float) -> None:
-    """Try families, then orders with whole backwards if these are cheaper, then any orders."""
+    Orders with whole backwards get half of the seconds, and half of the rows on top.
+    """
     expect_rows(_SIMULATIONS * Lanes(found.problem).num_rows)
     families = list(fixed_schedules(found.problem))
     for schedule in families:
         found.offer(schedule, schedule.name)
     whole = with_whole_backwards(found.problem)
     if whole is not None and not found.is_optimal:
-        unsplit = BestSoFar(whole, lower_bound(whole), (seconds - found.elapsed) / 2, None)
-        search_orders(unsplit, families, unsplit.seconds)
+        half = Effort(effort.rows / 2, (effort.seconds - found.elapsed) / 2)
+        unsplit = BestSoFar(whole, lower_bound(whole), None, found.floor)
+        search_orders(unsplit, families, half)
         found.is_cut_short |= unsplit.is_cut_short
         if unsplit.has_best:
             found.offer(make_whole(unsplit.best), "whole backwards")
     if not found.is_optimal:
-        search_orders(found, families, seconds)
+        search_orders(found, families, effort)
 
 
 def _is_small(problem: SchedulingProblem) -> bool:
     return problem.ranks <= _RANKS_FOR_EXACT and problem.microbatches <= _MICROBATCHES_FOR_EXACT
 
 
-def _make_exact(found: BestSoFar) -> None:
-    """Search for an exact answer, from the best so far, in the remaining time."""
+def _make_exact(found: BestSoFar, wanted: _Request) -> None:
+    """Search for an exact answer, from the best so far; without a proof it is cut short."""
     found.report("exact")
-    exact = prove(found.problem, start=found.best, seconds=max(0.1, found.seconds - found.elapsed))
+    work = _WORK_PER_SECOND * max(_FLOOR_SECONDS, (1 - _SHARE_BEFORE_EXACT) * wanted.exact)
+    seconds = _BUSY * max(0.5, wanted.effort.seconds)
+    exact = prove(found.problem, start=found.best, seconds=seconds, work=work)
     if not found.problem.costs.overlap_gain:
         # The proof holds for actions that run one after the other.
         found.bound = max(found.bound, exact.lower_bound)
     named = replace(exact.schedule, name="solved")
     found.offer(merge_for_free(named, found.problem), "exact")
+    found.is_cut_short |= not exact.is_optimal

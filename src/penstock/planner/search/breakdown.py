@@ -1,12 +1,13 @@
 """Where the seconds of a step go, so that two plans can be compared.
 
-|- work -|- recompute -|- imbalance -|- transfer -|- bubble -|
+|- work -|- recompute -|- imbalance -|- transfer -|- bubble -|- reduction -|
 
   work, recompute   what an average rank computes, once and again
   imbalance         how much more the busiest rank computes
   transfer          what the same order would gain if messages took no time
   bubble            the rest: waiting that the order causes, to the end of the last rank if all
                     ranks wait for it
+  reduction         adding up the gradients of replicas, after that
 """
 
 from dataclasses import dataclass, fields, replace
@@ -29,6 +30,7 @@ class Breakdown:
     imbalance: float
     transfer: float
     bubble: float
+    reduction: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -56,6 +58,7 @@ def break_down(plan: Plan) -> Breakdown:
         imbalance=busiest - mean,
         transfer=transfer,
         bubble=plan.seconds - busiest - transfer,
+        reduction=0.0 if plan.choices is None else plan.choices.reduction_seconds,
     )
 
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from penstock.ir.placement import Placement
 from penstock.planner.partition.demand import Demand
 from penstock.planner.partition.partition import Partition, find_partition
 from penstock.planner.partition.pieces import Piece
 
-__all__ = ["cuts_for", "rebalance"]
+__all__ = ["cuts_for", "cuts_for_speeds", "rebalance"]
 
 
 def cuts_for(
@@ -34,6 +35,35 @@ def cuts_for(
             other = find_partition(Demand.of(held, placement, caps, counts))
             found += [] if other is None else [replace(fastest, cuts=other.cuts)]
     return list({cut.cuts: cut for cut in found}.values())
+
+
+def cuts_for_speeds(
+    pieces: Sequence[Piece], rank_of_stage: Sequence[int], factors: Sequence[float]
+) -> tuple[int, ...]:
+    """Return the pieces per stage whose slowest stage is fastest on ranks of different speed.
+
+    `factors` are per rank: what its stages take, as a multiple of the pieces' seconds. This is a
+    dynamic program over stages and the number of pieces in all stages so far.
+
+    >>> pieces = [Piece.of_weight(name, 1) for name in "abcdef"]
+    >>> cuts_for_speeds(pieces, (0, 1), (1.0, 2.0))
+    (4, 2)
+    """
+    before = (0.0, *accumulate(piece.seconds for piece in pieces))
+    number, stages = len(pieces), len(rank_of_stage)
+    best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ()), *[None] * number]
+    for stage, rank in enumerate(rank_of_stage):
+        further: list[tuple[float, tuple[int, ...]] | None] = [None] * (number + 1)
+        for end in range(stage + 1, number - (stages - stage - 1) + 1):
+            further[end] = min(
+                (max(known[0], factors[rank] * (before[end] - before[begin])), (*known[1], end))
+                for begin in range(stage, end)
+                if (known := best[begin]) is not None
+            )
+        best = further
+    found = best[number]
+    assert found is not None, "there are at least as many pieces as stages"
+    return tuple(end - begin for begin, end in pairwise((0, *found[1])))
 
 
 def _fewer_and_fewer(in_flight: tuple[int, ...]) -> list[tuple[int, ...]]:

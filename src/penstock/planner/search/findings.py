@@ -42,8 +42,8 @@ class Finding:
 
     @cached_property
     def seconds(self) -> float:
-        """What a step over the whole batch costs."""
-        return self.plan.seconds
+        """What a step over the whole batch costs, with the reduction between replicas."""
+        return self.plan.seconds + self.choices.reduction_seconds
 
     @cached_property
     def causes(self) -> Breakdown:
@@ -128,12 +128,19 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         f"{plan.step.bubble_rate:.1%}".replace("%", " %"),
         f"{plan.gap:.1%}".replace("%", " %"),
         f"{plan.timeline.peak_bytes:.4g}",
-        f"{plan.problem.microbatches} x {choices.microbatch_size}",
+        _count_microbatches(plan, choices),
         describe_placement(plan.problem.placement),
         _count_runs(choices.sizes),
         _join_runs(choices.checkpointed),
         plan.schedule.name,
     )
+
+
+def _count_microbatches(plan: Plan, choices: Choices) -> str:
+    """Return the number and size of microbatches, and on how many replicas of how many ranks."""
+    counted = f"{plan.problem.microbatches} x {choices.microbatch_size}"
+    many = f" on {choices.replicas} replicas of {plan.problem.ranks}"
+    return counted + (many if choices.replicas > 1 else "")
 
 
 def _count_runs(sizes: Iterable[int]) -> str:

@@ -10,15 +10,17 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from penstock.costs import PerLink
-from penstock.errors import MemoryLimitError
+from penstock.errors import ArgumentError, MemoryLimitError, SizeError
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.effort_clock import EffortClock
+from penstock.planner.effort_clock import EffortClock, require_effort, require_seconds
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.solver import Progress, require_seconds, solve
+from penstock.planner.order.solver import Progress, solve
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
 from penstock.planner.search.findings import Finding, Findings, describe_refusal
+from penstock.planner.search.replicas import Reduction, divide_devices
 from penstock.planner.search.space import Candidate, Space
+from penstock.schedules.sizes import require_whole_number
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["search"]
@@ -35,12 +37,18 @@ _MOST_REPORTED = 10
 def search(
     layers: Sequence[Piece] | Mapping[int, Sequence[Piece]],
     *,
-    ranks: int,
     batch: int,
+    ranks: int | None = None,
+    devices: int | None = None,
     memory: float | Sequence[float] | None = None,
     transfer: PerLink | Mapping[int, PerLink] = 0.0,
+    rank_factors: Sequence[float] | None = None,
+    reduction_bandwidth: float | None = None,
+    reduction_seconds: float | Mapping[int, float] = 0.0,
+    shard_optimizer: bool = False,
     boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 20.0,
+    effort: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
     """Find the fastest way to train a model of these layers on these ranks.
@@ -50,20 +58,53 @@ def search(
     a step, `memory` the bytes per rank. Chosen are the microbatch size, the placement, the stages
     per rank, which layers make which stage, which stages are checkpointed, and the order.
 
+    `rank_factors` has what stages take on each rank, as a multiple of the layers' seconds.
+
+    With `devices` in place of `ranks`, the number of ranks of a pipeline is chosen too: the
+    devices are divided among replicas of it, each of which has its part of the batch. What their
+    reduction costs is `reduction_seconds`, one number or one by number of replicas, or follows
+    from the bytes per second between replicas (`reduction_bandwidth`); it comes after a step, with
+    nothing beside it. With `shard_optimizer` a replica holds its part of the optimizer's state.
+
     A step lasts until the last rank is done, since ranks of a `Pipeline` meet then. `boundary`
     names what happens between two steps if it is something else, as in `plan`. `seconds` is how
-    long to solve.
+    long to solve, in processor seconds, and `effort` how many rows of orders to build instead, for
+    all candidates together.
     """
     require_seconds(seconds)
-    space = Space.of(layers, ranks, batch, memory, transfer, boundary)
-    candidates = list(space.candidates())
+    require_effort(effort)
+    require_whole_number("batch", batch)
+    reduction = Reduction(reduction_bandwidth, reduction_seconds, shard_optimizer)
+
+    def make_space(ranks: int, replicas: int) -> Space:
+        part = batch // replicas
+        space = Space.of(layers, ranks, part, memory, transfer, boundary, rank_factors)
+        return replace(space, replicas=replicas, reduction=reduction)
+
+    if (ranks is None) == (devices is None):
+        raise ArgumentError(f"give either ranks or devices (got {ranks} and {devices})")
+    if ranks is not None:
+        spaces = {ranks: make_space(ranks, 1)}
+    else:
+        _check_devices(devices, batch, memory, transfer, rank_factors)
+        fewest = min(map(len, layers.values())) if isinstance(layers, Mapping) else len(layers)
+        assert devices is not None, "it has been checked"
+        ways = divide_devices(devices, batch, max(1, fewest))
+        spaces = {ranks: make_space(ranks, replicas) for ranks, replicas in ways}
+    if not spaces:
+        raise SizeError(
+            f"the batch cannot be divided among {devices} devices (batch: {batch}, layers: "
+            f"{fewest}); use a batch that is a multiple of the replicas, or fewer devices"
+        )
+    candidates = [one for space in spaces.values() for one in space.candidates()]
     refused = tuple(one for one in candidates if one.missing_bytes > 0)
     promising = _screen(candidates, inf)
     if not promising:
         raise MemoryLimitError(_nothing_fits(refused))
-    work = _Work(seconds, progress)
+    work = _Work(seconds, effort, progress)
     tried = work.solve(promising[:_MOST_TRIED], _SHARE_TO_TRY)
     solved = work.solve(tried[:_MOST_SOLVED], _SHARE_TO_SOLVE)
+    space = spaces[solved[0].candidate.problem.ranks]
     neighbours = _screen(space.neighbours(solved[0].candidate), solved[0].seconds)
     near = work.solve(neighbours[:_MOST_NEIGHBOURS], _SHARE_FOR_NEIGHBOURS)
     found = [*solved, *near, *tried[_MOST_SOLVED:], *promising[_MOST_TRIED:]]
@@ -86,26 +127,36 @@ class _Evaluated:
     @property
     def seconds(self) -> float:
         """What a step costs with the known order, if there is one."""
-        return inf if self.known is None else self.known.seconds
+        reduction = self.candidate.choices.reduction_seconds
+        return inf if self.known is None else self.known.seconds + reduction
+
+    @property
+    def least_seconds(self) -> float:
+        """What a step costs at least."""
+        return self.lower_bound + self.candidate.choices.reduction_seconds
 
 
 def _best_first(evaluated: Sequence[_Evaluated]) -> list[_Evaluated]:
-    return sorted(evaluated, key=lambda one: (one.seconds, one.lower_bound))
+    return sorted(evaluated, key=lambda one: (one.seconds, one.least_seconds))
 
 
 def _screen(candidates: Sequence[Candidate], best: float) -> list[_Evaluated]:
     """Return those that fit and could beat the best known, the most promising first."""
     kept: list[_Evaluated] = []
     fitting = [one for one in candidates if one.missing_bytes <= 0]
-    for candidate in sorted(fitting, key=lambda one: float(one.problem.work.max())):
-        if float(candidate.problem.work.max()) >= best:
+    for candidate in sorted(fitting, key=_least_work):
+        if _least_work(candidate) >= best:
             break
         bound = lower_bound(candidate.problem)
-        if bound < best:
+        if bound + candidate.choices.reduction_seconds < best:
             kept.append(_Evaluated(candidate, bound, _best_family(candidate, bound)))
             best = min(best, kept[-1].seconds)
-    promising = [one for one in kept if one.lower_bound < best or one.seconds == best]
-    return sorted(promising, key=lambda one: (one.lower_bound, one.seconds))
+    promising = [one for one in kept if one.least_seconds < best or one.seconds == best]
+    return sorted(promising, key=lambda one: (one.least_seconds, one.seconds))
+
+
+def _least_work(candidate: Candidate) -> float:
+    return float(candidate.problem.work.max()) + candidate.choices.reduction_seconds
 
 
 def _best_family(candidate: Candidate, bound: float) -> Plan | None:
@@ -119,31 +170,62 @@ def _best_family(candidate: Candidate, bound: float) -> Plan | None:
 
 @dataclass(frozen=True)
 class _Work:
-    """The solving of candidates within a number of seconds in all."""
+    """The solving of candidates within a number of seconds, or an effort, in all."""
 
     seconds: float
+    effort: float | None
     progress: Callable[[Progress], None] | None
 
     def solve(self, evaluated: Sequence[_Evaluated], share: float) -> list[_Evaluated]:
-        """Solve each, unless it is proven to be slower than another; the best first."""
+        """Solve each, unless it is proven to be slower than another; the best first.
+
+        Seconds that one leaves go to those after it; of an effort each gets the same part.
+        """
         clock, most = EffortClock(), share * self.seconds
+        effort = None if self.effort is None else share * self.effort / max(1, len(evaluated))
         best = min((one.seconds for one in evaluated), default=inf)
         solved = []
         for number, one in enumerate(evaluated):
             left = max(0.0, most - clock.seconds) / (len(evaluated) - number)
-            solved.append(self._solve(one, left) if one.lower_bound < best else one)
+            solved.append(self._solve(one, left, effort) if one.least_seconds < best else one)
             best = min(best, solved[-1].seconds)
         return _best_first(solved)
 
-    def _solve(self, one: _Evaluated, seconds: float) -> _Evaluated:
+    def _solve(self, one: _Evaluated, seconds: float, effort: float | None) -> _Evaluated:
         """Return the better of what the solver finds and of what is known."""
         candidate = one.candidate
-        found = solve(candidate.problem, seconds=seconds, progress=self.progress)
+        found = solve(candidate.problem, seconds=seconds, effort=effort, progress=self.progress)
         bound = max(found.lower_bound, one.lower_bound)
         plans = [replace(found, choices=candidate.choices)]
         plans += [] if one.known is None else [one.known]
         best = replace(min(plans, key=_seconds), lower_bound=bound)
         return replace(one, lower_bound=bound, known=best)
+
+
+def _check_devices(
+    devices: int | None,
+    batch: int,
+    memory: object,
+    transfer: object,
+    rank_factors: object,
+) -> None:
+    require_whole_number("devices", devices)
+    if devices is None or devices < 1 or batch < 1:
+        raise SizeError(
+            f"devices and batch must be at least 1 (devices: {devices}, batch: {batch})"
+        )
+    tables = transfer.values() if isinstance(transfer, Mapping) else [transfer]
+    per_rank = {
+        "memory": isinstance(memory, Sequence) and not isinstance(memory, str),
+        "transfer": any(isinstance(table, Sequence) for table in tables),
+        "rank_factors": rank_factors is not None,
+    }
+    for name, is_given in per_rank.items():
+        if is_given:
+            raise ArgumentError(
+                f"{name} must be one number if the number of ranks is chosen; give ranks instead "
+                "of devices to have it per rank"
+            )
 
 
 def _seconds(plan: Plan) -> float:

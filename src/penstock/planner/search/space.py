@@ -24,13 +24,18 @@ from penstock.planner.search.checkpointing import (
     is_worth_checkpointing,
 )
 from penstock.planner.search.choices import Choices
-from penstock.planner.search.cuts import cuts_for, rebalance
+from penstock.planner.search.cuts import cuts_for, cuts_for_speeds, rebalance
 from penstock.planner.search.in_flight import count_in_flight
 from penstock.planner.search.layouts import regular_placements
+from penstock.planner.search.replicas import Reduction
 from penstock.schedules.sizes import require_size, require_whole_number
 from penstock.sim.period import Boundary, require_boundary
+from penstock.untrusted import quote, to_quantity
 
 __all__ = ["Candidate", "Space"]
+
+# One replica has nothing to reduce.
+_NO_REDUCTION = Reduction()
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,9 @@ class Space:
     batch: int
     memory: tuple[float, ...]
     boundary: Boundary
+    factors: tuple[float, ...]
+    replicas: int = 1
+    reduction: Reduction = _NO_REDUCTION
 
     @classmethod
     def of(
@@ -71,6 +79,7 @@ class Space:
         memory: float | Sequence[float] | None,
         transfer: PerLink | Mapping[int, PerLink],
         boundary: Boundary,
+        factors: Sequence[float] | None = None,
     ) -> "Space":
         """Return the space of what a user gives, checked; a list of layers is for one row each."""
         by_size = dict(layers) if isinstance(layers, Mapping) else {1: layers}
@@ -86,6 +95,7 @@ class Space:
             batch=batch,
             memory=read_limits(memory, ranks),
             boundary=boundary,
+            factors=_read_factors(factors, ranks),
         )
 
     def candidates(self) -> Iterator[Candidate]:
@@ -107,11 +117,24 @@ class Space:
             is_best=False,
         )
         plain = replace(cut.to_costs(), transfer=self.transfer[size])
+        plain = self.reduction.shard(self._slow_down(plain, placement), stages, self.replicas)
         costs = checkpoint(plain, choices.checkpointed, stages)
+        seconds = self.reduction.of(plain, placement, self.replicas)
         return Candidate(
             SchedulingProblem(costs, placement, self.batch // size, self.memory, self.boundary),
-            choices,
+            replace(choices, replicas=self.replicas, reduction_seconds=seconds),
         )
+
+    def _slow_down(self, costs: Costs, placement: Placement) -> Costs:
+        """Return the costs of stages on ranks of different speed."""
+        if set(self.factors) == {1.0}:
+            return costs
+        factors = np.array(self.factors)[list(placement.rank_of_stage)]
+        slower = {
+            name: tuple((factors * costs.per_stage(name, placement.num_stages)).tolist())
+            for name in ("forward", "backward_input", "backward_weight")
+        }
+        return replace(costs, **slower)  # type: ignore[arg-type]  # names of seconds
 
     def neighbours(self, candidate: Candidate) -> list[Candidate]:
         """Return the candidates in which one stage more or less is checkpointed."""
@@ -145,7 +168,12 @@ class _Subspace:
         pieces, one = self.space.layers[self.size], (1,) * self.placement.num_stages
         least = self.in_flight[0] if self.in_flight else one
         chosen: dict[Choices, None] = {}
-        for cut in cuts_for(pieces, self.placement, self.space.memory, least):
+        cuts = cuts_for(pieces, self.placement, self.space.memory, least)
+        if len(set(self.space.factors)) > 1:
+            holder = self.placement.rank_of_stage
+            sizes = cuts_for_speeds(pieces, holder, self.space.factors)
+            cuts.append(replace(cuts[0], cuts=(0, *accumulate(sizes))))
+        for cut in cuts:
             for stages in self._checkpoints(cut):
                 chosen[self._choices(cut, stages)] = None
                 if stages:
@@ -170,6 +198,19 @@ class _Subspace:
 
     def _choices(self, cut: Partition, stages: tuple[int, ...]) -> Choices:
         return Choices(cut.sizes, stages, self.size)
+
+
+def _read_factors(factors: Sequence[float] | None, ranks: int) -> tuple[float, ...]:
+    if factors is None:
+        return (1.0,) * ranks
+    values: object = factors
+    numbers = [to_quantity(one) for one in factors] if isinstance(values, Sequence) else []
+    if len(numbers) != ranks or not all(numbers):
+        raise ArgumentError(
+            f"rank_factors must be one number above 0 for each of the {ranks} ranks "
+            f"(got {quote(factors)})"
+        )
+    return tuple(float(number) for number in numbers if number is not None)
 
 
 def _check(

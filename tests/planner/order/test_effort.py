@@ -1,0 +1,71 @@
+"""The same effort gives the same order, whatever the clock says, and no clock ends it."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from penstock.costs import Costs
+from penstock.ir.placement import Placement
+from penstock.planner.order.families import fixed_schedules
+from penstock.planner.order.solver import solve
+from penstock.planner.planning import plan
+from penstock.planner.problem import SchedulingProblem
+from penstock.sim.engine import simulate
+from penstock.sim.period import BOUNDARIES
+from tests.planner.problems import draw_problem
+
+# Rounding of times that are sums of many numbers.
+ROUNDING = 1 + 1e-9
+
+
+def draw(seed: int) -> tuple[SchedulingProblem, float]:
+    """Draw a problem that is too large for a proof, and how much more memory to give it."""
+    random = Random(seed)
+    ranks = random.randint(3, 6)
+    style = random.choice((Placement.loop, Placement.v))
+    placement = style(ranks, random.choice((1, 2)) if style is Placement.loop else 2)
+    problem = draw_problem(
+        random,
+        placement,
+        random.randint(9, 3 * ranks + 6),
+        room=random.uniform(1, 1.5 * ranks),
+        full_backward=random.random() < 0.3,
+        boundary=random.choice(BOUNDARIES),
+    )
+    return problem, random.choice((1.01, 1.1, 1.3, 2.0))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_families_that_keep_a_tighter_limit_are_never_faster_at_a_looser_one(seed: int) -> None:
+    problem, more = draw(seed)
+    looser = replace(problem, memory=tuple(more * limit for limit in problem.memory))
+    found = solve(looser, effort=5_000)
+    for schedule in fixed_schedules(problem):
+        timeline = simulate(schedule, problem.costs)
+        pairs = zip(timeline.rank_peak_bytes, problem.memory, strict=True)
+        if all(peak <= limit for peak, limit in pairs):
+            assert found.seconds <= timeline.period(problem.boundary) * ROUNDING
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_the_same_effort_gives_the_same_schedule(seed: int) -> None:
+    problem, _ = draw(seed)
+    one, other = (solve(problem, effort=5_000) for _ in range(2))
+    assert one.schedule == other.schedule
+    assert not one.is_cut_short
+
+
+def test_no_clock_ends_an_effort() -> None:
+    problem, _ = draw(2)
+    patient, hasty = (solve(problem, effort=5_000, seconds=seconds) for seconds in (60, 0))
+    assert patient.schedule == hasty.schedule
+    assert not hasty.is_cut_short
+
+
+def test_a_named_placement_is_never_better_than_the_choice() -> None:
+    costs = Costs(1.0, 1.2, 0.7, transfer=0.1, activation_bytes=3, weight_stash_bytes=1)
+    free = plan(costs, ranks=4, microbatches=10, memory=9, effort=10_000)
+    for placement in ("loop", "interleaved", "v"):
+        named = plan(costs, ranks=4, microbatches=10, memory=9, placement=placement, effort=10_000)
+        assert free.seconds <= named.seconds * ROUNDING
