@@ -80,7 +80,6 @@ class Notes:
 def main() -> None:
     """Train in the folder that is given."""
     folder = Path(sys.argv[1])
-    (folder / f"started-{os.environ['WORLD_SIZE']}").touch()
     timeouts = ps.Timeouts(silence_seconds=60)
     ps.train_elastically(
         make_job(),
