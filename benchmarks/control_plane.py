@@ -23,14 +23,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
-
 from penstock.alive.guard_opening import open_heartbeat
 from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.tree.member import Member
 from penstock.ranks.tree.links import TreeLinks, open_links
 from penstock.ranks.tree.meeting import Meeting
+from penstock.torch_private import PrefixStore, TCPStore
 
 RESULTS = Path(__file__).parent / "results" / "control_plane.md"
 HOST = "127.0.0.1"

@@ -195,7 +195,9 @@ def _turn_flight_log_on(pipe: ps.Pipeline) -> None:
     runner = pipe._runner
     assert runner is not None, "the pipeline is open"
     assert isinstance(runner.guard, NoGuard), "it has one rank"
-    runner.guard.log = ProgressLog(writer, Waker())
+    log = ProgressLog(Waker())
+    log.attach(writer)
+    runner.guard.log = log
 
 
 def _run_cut(stages: Sequence[nn.Module], x: torch.Tensor, y: torch.Tensor, loss: Any) -> None:

@@ -31,7 +31,7 @@ def printed(summary: Summary) -> list[str]:
     return file.getvalue().splitlines()
 
 
-PROGRESS = SoakProgress(12, 60, 30.0, 2, GradientError(1e-15, "dense.weight"), 250 * 2**20)
+PROGRESS = SoakProgress(12, 60, 30.0, 2, 5, GradientError(1e-15, "dense.weight"), 250 * 2**20)
 
 
 def test_failure_is_printed_with_the_command_that_repeats_it() -> None:

@@ -51,7 +51,7 @@ def test_memory_matches_the_formula(name: str) -> None:
 def test_bubble_matches_the_formula_where_costs_differ(name: str) -> None:
     seconds = {"forward": 1.0, "backward_input": 1.25, "backward_weight": 0.75}
     for ranks, microbatches in ((2, 4), (4, 12), (8, 16)):
-        timeline = price(name, ranks, microbatches, Costs(**seconds))
+        timeline = price(name, ranks, microbatches, Costs.from_mapping(seconds))
         at = At(ranks, microbatches, FAMILIES[name].stages_per_rank, **seconds)
         idle = timeline.papers_bubble_rate * timeline.longest_span
         expected = FORMULAE[name].bubble.value(at)

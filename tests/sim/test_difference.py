@@ -42,7 +42,7 @@ def pause(timeline: Timeline, at: float, seconds: float) -> Timeline:
         timeline,
         start=np.where(later, timeline.start + seconds, timeline.start),
         end=np.where(later, timeline.end + seconds, timeline.end),
-        prices=None,
+        program=None,
     )
 
 
@@ -51,7 +51,7 @@ def test_a_step_that_went_as_predicted_has_no_causes(name: str) -> None:
     schedule = build(name, ranks=4, microbatches=8)
     costs = Costs(forward=2, transfer=0.25)
     predicted = simulate(lower(schedule), costs)
-    recorded = replace(predicted, prices=None)
+    recorded = replace(predicted, program=None)
     assert causes(predicted, recorded) == {}
     # A prediction without messages knows nothing of when receives are posted.
     assert set(causes(simulate(schedule, costs), recorded)) <= {"link"}
@@ -90,7 +90,7 @@ def test_actions_that_vary_around_their_mean_make_ranks_wait() -> None:
     run = run_in_order(
         rows, build_graph(schedule), duration=duration, busy=duration, lag=np.zeros(len(rows) * 2)
     )
-    recorded = replace(predicted, start=run.start, end=run.start + duration, prices=None)
+    recorded = replace(predicted, start=run.start, end=run.start + duration, program=None)
     assert causes(predicted, recorded) == {"waiting": recorded.end_time - predicted.end_time}
 
 
@@ -159,5 +159,5 @@ def test_causes_always_add_up(name: str, seed: int, *, is_lowered: bool) -> None
         )
         for _ in range(2)
     )
-    recorded = replace(simulate(run, truth), prices=None)
+    recorded = replace(simulate(run, truth), program=None)
     causes(simulate(schedule, guess), recorded)

@@ -115,6 +115,7 @@ class RankGuard:
         self._members = members
         self.connections = Connections()
         self._abort: Callable[[], None] = self.connections.abort
+        self._free_device: Callable[[int], None] = lambda _: None
         self._seconds_to_learn = timeouts.silence_seconds + timeouts.stop_seconds
         self._has_replicas = len(members) < heartbeat.size
         finalize(self, heartbeat.close)
@@ -135,6 +136,7 @@ class RankGuard:
 
         members = self._members
         records = {member: folder.path_of(number) for number, member in enumerate(members)}
+        self._free_device = free_device
         self._heartbeat.attach(folder, records, transport.abort, free_device)
 
     @property
@@ -179,7 +181,7 @@ class RankGuard:
                 # Outside of calls nobody else ends what other threads and the device wait for. By
                 # name first: messages between the remaining ranks may still come.
                 with suppress(RuntimeError):
-                    self._transport.release(lost.rank)
+                    self._free_device(lost.rank)
                 with suppress(RuntimeError):
                     self._abort()
                 raise self._heartbeat.error(lost)

@@ -166,8 +166,9 @@ def _predict_again(predicted: Timeline, schedule: Schedule, graph: Graph) -> Pri
     host. Rows that the prediction lacks take no time. A link is as slow as predicted.
     """
     rows = schedule.rows
-    old = predicted.prices
-    if old is None:
+    old = None if predicted.program is None else predicted.program.prices
+    if old is None or len(old.duration) != len(predicted.schedule.rows):
+        # Recorded, or with collectives and wires beside the rows: as if it had been recorded.
         old = recorded_prices(predicted.schedule, predicted.start, predicted.end)
     source = predicted.schedule.rows.is_compute
     duration, busy = np.zeros(len(rows)), np.zeros(len(rows))
@@ -177,7 +178,7 @@ def _predict_again(predicted: Timeline, schedule: Schedule, graph: Graph) -> Pri
     crosses = links != ABSENT
     np.maximum.at(table, links[crosses], old.lag[crosses])
     lag = np.where(graph.link != ABSENT, table[graph.link], 0.0)
-    return Prices(duration, busy, lag)
+    return Prices(duration, busy, lag, np.zeros(len(rows)))
 
 
 def _common_factor(rows: Rows, predicted: Floats, recorded: Floats) -> Floats:

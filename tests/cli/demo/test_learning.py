@@ -19,7 +19,7 @@ def result(name: str, family: str, *seconds: float, slower: float = 1.0) -> Resu
     schedule = build(family, ranks=2, microbatches=4)
     predicted = simulate(schedule)
     costs = Costs(forward=slower, backward_input=slower, backward_weight=slower)
-    recorded = replace(simulate(lower(schedule), costs), prices=None)
+    recorded = replace(simulate(lower(schedule), costs), program=None)
     candidate = DemoCandidate(name, schedule, (4, 4), predicted)
     return Result(candidate, seconds, (1.0,), recorded)
 

@@ -70,8 +70,8 @@ def difference_section(timelines: Mapping[str, Timeline]) -> str:
     parts = [
         _difference(*first, name, timeline)
         for name, timeline in others
-        if first[1].prices is not None
-        and timeline.prices is None
+        if first[1].program is not None
+        and timeline.program is None
         and has_same_compute(first[1].schedule, timeline.schedule)
     ]
     return _section("Why the step took another time than predicted", "".join(parts)) * bool(parts)
