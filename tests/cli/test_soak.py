@@ -42,6 +42,7 @@ def test_failure_is_printed_with_the_command_that_repeats_it() -> None:
         "    60 ",
         "     2.0 ",
         "               2 ",
+        "        5 ",
         "              1.0e-15 ",
         "         250 MiB ",
         " 30 s ",

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from penstock.costs import Costs
+from penstock.costs.given import costs_or_unit
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
@@ -19,7 +20,6 @@ from penstock.planner.search.layouts import (
     placements_for,
 )
 from penstock.schedules.sizes import require_size
-from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
 __all__ = ["plan"]

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from penstock.costs import COLLECTIVES, Costs
+from penstock.costs.given import costs_or_unit
 from penstock.errors import ArgumentError, MemoryLimitError, SizeError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Bools, Floats
 from penstock.schedules.sizes import require_whole_number
-from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.memory import resident_bytes
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, require_boundary
 from penstock.untrusted import quote, to_quantity

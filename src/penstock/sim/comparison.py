@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from penstock.costs import Costs
+from penstock.costs.given import costs_or_unit
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
-from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Timeline
 
 __all__ = ["compare", "costs_for"]

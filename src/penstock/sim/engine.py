@@ -3,6 +3,7 @@
 import numpy as np
 
 from penstock.costs import Costs
+from penstock.costs.given import costs_or_unit
 from penstock.errors import DeadlockError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle
@@ -10,7 +11,6 @@ from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.shard import add_unshard_reshard
-from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.memory import held_bytes
 from penstock.sim.program import Program, make_program
 from penstock.sim.timeline import Timeline

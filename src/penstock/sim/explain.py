@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.costs import COLLECTIVES, Costs, Prices
+from penstock.costs.given import costs_or_unit
 from penstock.ir.actions import Action
 from penstock.ir.graph import Graph
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
-from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.program import COLLECTIVE_KINDS
 from penstock.sim.timeline import Span, Timeline
 

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from penstock.assembly import build
 from penstock.costs import Costs
+from penstock.costs.given import costs_or_unit
 from penstock.errors import ArgumentError, ParseError
 from penstock.files.timeline import read_timeline
 from penstock.files.trace.reading import read_trace
@@ -14,7 +15,6 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
 from penstock.sim.comparison import costs_for
 from penstock.sim.engine import simulate
-from penstock.sim.given_costs import costs_or_unit
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Source", "is_file", "price_alike", "read_recorded", "read_source", "timeline_of"]

@@ -1,6 +1,6 @@
 """The costs that a caller gives, or unit costs."""
 
-from penstock.costs import Costs
+from penstock.costs.costs import Costs
 from penstock.errors import CostsError
 
 __all__ = ["costs_or_unit"]
