@@ -203,8 +203,11 @@ class GroupControl:
 
     def collect(self, value: Any) -> list[Any]:
         """Return every process's value in order on the first one, and nothing on the others."""
-        data, failure = _try_encode(value)
-        return _decode_all(self._links.collect(data), failure)
+        is_first = self.rank == 0
+        # Only what travels has to be plain data.
+        data, failure = _try_encode(None if is_first else value)
+        found = _decode_all(self._links.collect(data), failure)
+        return [value, *found[1:]] if is_first else found
 
     def scatter(self, values: Sequence[Any]) -> Any:
         """Return this process's own of the values that the first process gives."""

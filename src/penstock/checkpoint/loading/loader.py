@@ -106,8 +106,13 @@ class Restore:
     def _commit(self, manifest: Manifest) -> None:
         """Change the model; the optimizer has its state. It may be repeated."""
         pairs = [(local_part(tensor), t.numbers) for tensor, t in self._model if t.box.count]
-        if pairs:
+        # One call cannot write to lazily conjugated or negated tensors, so these come first.
+        plain = [(to, numbers) for to, numbers in pairs if not (to.is_conj() or to.is_neg())]
+        for to, numbers in pairs:
+            if to.is_conj() or to.is_neg():
+                to.copy_(numbers)
+        if plain:
             # One call, which cannot be interrupted.
-            foreach_copy_([to for to, _ in pairs], [numbers for _, numbers in pairs])
+            foreach_copy_([to for to, _ in plain], [numbers for _, numbers in plain])
         self._pipeline.random_step = manifest.values["pipeline.random_step"]
         restore_generators({key: target.numbers for key, target in self._generators.items()})

@@ -56,7 +56,8 @@ class Image:
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Copy the numbers of tensors, by key, to their places; done on return."""
-        sources = [local_part(tensors[part.key]) for part in self.parts if part.box.count]
+        held = [local_part(tensors[part.key]) for part in self.parts if part.box.count]
+        sources = [numbers.resolve_conj().resolve_neg() for numbers in held]
         if not sources:
             return
         foreach_copy_(self._slots, sources, self.is_pinned)
