@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
@@ -9,10 +10,21 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.errors import SizeError
 from penstock.ir.dataflow import Dataflow
+from penstock.ir.lookup import find_rows
+from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
+from penstock.passes.saved import add_offload, add_recompute
 from penstock.schedules.registry import FAMILIES
 
-__all__ = ["FAMILY_NAMES", "costs", "dag_schedules", "every_family", "examples", "schedules"]
+__all__ = [
+    "FAMILY_NAMES",
+    "costs",
+    "dag_schedules",
+    "every_family",
+    "examples",
+    "schedules",
+    "with_memory_actions",
+]
 
 # As they are before any test registers one of its own.
 FAMILY_NAMES = tuple(FAMILIES)
@@ -66,6 +78,18 @@ def dag_schedules(draw: st.DrawFn, *, max_ranks: int = 5, max_microbatches: int 
     pairs = [(p, c) for p in range(stages) for c in range(p + 2, stages)]
     skips = draw(st.lists(st.sampled_from(pairs), max_size=5)) if pairs else []
     return replace(schedule, dataflow=Dataflow(stages, [*schedule.dataflow.edges, *skips]))
+
+
+@st.composite
+def with_memory_actions(draw: st.DrawFn, schedule: Schedule) -> Schedule:
+    """The same order, with some of what its forwards save recomputed or offloaded."""
+    stage, microbatch = np.nonzero(find_rows(schedule).backward_input != ABSENT)
+    pairs = list(zip(stage.tolist(), microbatch.tolist(), strict=True))
+    choices = draw(st.lists(st.integers(0, 2), min_size=len(pairs), max_size=len(pairs)))
+    chosen = [[p for p, c in zip(pairs, choices, strict=True) if c == kind] for kind in (1, 2)]
+    schedule = add_recompute(schedule, chosen[0])
+    behind, ahead = draw(st.integers(0, 2)), draw(st.integers(0, 2))
+    return add_offload(schedule, chosen[1], behind=behind, ahead=ahead)
 
 
 @st.composite

@@ -71,7 +71,8 @@ def test_full_backward_is_the_sum_of_its_halves_unless_given() -> None:
             "full_backward, transfer, send, overlap_gain, activation_bytes, "
             "weight_stash_bytes, parameter_bytes, gradient_bytes, optimizer_bytes, "
             "message_bytes, workspace_bytes, host_action, host_message, unshard, reshard, "
-            "reduce_grad, collective_overlap, wires, microbatch_scale",
+            "reduce_grad, collective_overlap, wires, microbatch_scale, recompute, "
+            "input_bytes, host_link",
         ),
     ],
 )

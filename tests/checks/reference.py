@@ -67,6 +67,8 @@ class _World:
     arrived: set[Message] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
     reduced: list[int] = field(default_factory=list)
+    # What a forward saved: where it is now, by stage and microbatch.
+    saved: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.orders = self.schedule.orders
@@ -78,6 +80,7 @@ class _World:
         self.is_sharded = bool(kinds & {Kind.UNSHARD, Kind.RESHARD})
         self.has_reductions = Kind.REDUCE_GRAD in kinds
         self.has_backwards = any(kind.is_compute for kind in kinds - {Kind.FORWARD})
+        self.again = {(a.stage, a.microbatch or 0) for a in actions if a.kind is Kind.RECOMPUTE}
         self.look_at_numbers()
         self.ahead_of = self.match_messages()
 
@@ -146,8 +149,18 @@ class _World:
             for action in actions:
                 self.compute(rank, action)
             return True
+        if len(actions) > 1:
+            raise _FaultError(f"{actions}: only compute overlaps")
         (action,) = actions
         match action.kind:
+            case Kind.RECOMPUTE:
+                if self.is_sharded and action.stage not in self.whole:
+                    raise _FaultError(f"{action}: stage is not whole")
+                self.move(action, "inputs", "device")
+            case Kind.OFFLOAD:
+                self.move(action, "device", "host")
+            case Kind.RELOAD:
+                self.move(action, "host", "reloaded")
             case Kind.SEND_F | Kind.SEND_B:
                 return self.send(rank, _message(action))
             case Kind.RECV_F | Kind.RECV_B:
@@ -165,6 +178,13 @@ class _World:
             case _:
                 raise AssertionError(action)
         return True
+
+    def move(self, action: Action, before: str, after: str) -> None:
+        place = (action.stage, action.microbatch or 0)
+        if self.saved.get(place) != before:
+            raise _FaultError(f"{action}: what was saved is {self.saved.get(place)}")
+        # What was recomputed must stay, because its forward saved only inputs to offload.
+        self.saved[place] = "recomputed" if action.kind is Kind.RECOMPUTE else after
 
     def send(self, rank: int, message: Message) -> bool:
         what, maker, _, microbatch = message
@@ -205,6 +225,13 @@ class _World:
         if action.kind is not Kind.FORWARD and action.stage in self.reduced:
             raise _FaultError(f"{action}: after the reduction")
         assert action.microbatch is not None
+        place = (action.stage, action.microbatch)
+        if action.kind is Kind.FORWARD:
+            self.saved[place] = "inputs" if place in self.again else "device"
+        elif action.kind is Kind.BACKWARD_WEIGHT:
+            pass
+        elif self.saved.pop(place, "") in ("inputs", "host"):
+            raise _FaultError(f"{action}: what was saved is not there")
         for what in _MAKES[action.kind]:
             value = (what, action.stage, action.microbatch)
             if value in self.made:

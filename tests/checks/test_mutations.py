@@ -14,7 +14,13 @@ from penstock.ir.actions import Action, Kind, Overlap, Work
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
 from tests.checks.reference import find_fault
-from tests.strategies import dag_schedules, every_family, examples, schedules
+from tests.strategies import (
+    dag_schedules,
+    every_family,
+    examples,
+    schedules,
+    with_memory_actions,
+)
 
 SCHEDULES = schedules(max_ranks=4, max_microbatches=5, max_stages_per_rank=2) | dag_schedules(
     max_ranks=4, max_microbatches=3
@@ -39,6 +45,8 @@ def with_orders(schedule: Schedule, orders: list[list[Work]]) -> Schedule:
 def mutants(draw: st.DrawFn) -> Mutant:
     """Draw a schedule, lowered or not, with one thing changed."""
     schedule = draw(SCHEDULES)
+    if not schedule.is_forward_only and draw(st.booleans()):
+        schedule = draw(with_memory_actions(schedule))
     if draw(st.booleans()):
         schedule = lower(schedule, receives=draw(st.sampled_from(("early", "late"))))
     orders = [list(order) for order in schedule.orders]
@@ -88,6 +96,8 @@ def altered_action(draw: st.DrawFn, action: Action) -> Action:
             return replace(action, microbatch=max(0, action.microbatch + step))
         case "kind" if action.kind.is_compute:
             return replace(action, kind=draw(st.sampled_from([k for k in Kind if k.is_compute])))
+        case "kind" if action.kind.is_memory:
+            return replace(action, kind=draw(st.sampled_from([k for k in Kind if k.is_memory])))
         case _:
             return replace(action, stage=max(0, action.stage + step))
 

@@ -22,8 +22,10 @@ def edit(change: Edit, parts: Sequence[nn.Module], loss: LossFunction) -> None:
     if change.kind in ("scaled", "outputs"):
         return
     if change.kind == "fail":
-        # After a step that failed, users begin again from where they were.
+        # After a step that failed, users begin again from where they were. Other ranks have worked
+        # on what the failing one sent in place of its results, a loss with parameters too.
         change = Edit("zero")
+        parts = [*parts, loss] if isinstance(loss, nn.Module) else parts
     if change.kind == "late":
         loss.is_late = True  # type: ignore[attr-defined]  # a loss that takes notice of it
     elif change.kind in _ON_ALL:

@@ -8,7 +8,7 @@ FORWARD = Action(Kind.FORWARD, 0, 3)
 BACKWARD = Action(Kind.FULL_BACKWARD, 7, 1)
 
 
-def test_each_kind_has_the_text_that_torch_gives_it() -> None:
+def test_each_kind_has_its_text_which_is_that_of_torch_where_torch_has_it() -> None:
     assert {kind.name: kind.text for kind in Kind} == {
         "FORWARD": "F",
         "BACKWARD_INPUT": "I",
@@ -21,6 +21,9 @@ def test_each_kind_has_the_text_that_torch_gives_it() -> None:
         "UNSHARD": "UNSHARD",
         "RESHARD": "RESHARD",
         "REDUCE_GRAD": "REDUCE_GRAD",
+        "RECOMPUTE": "RECOMPUTE",
+        "OFFLOAD": "OFFLOAD",
+        "RELOAD": "RELOAD",
     }
 
 
@@ -30,6 +33,7 @@ def test_kinds_fall_into_compute_communication_and_work_on_a_whole_stage() -> No
     assert [kind.text for kind in Kind if kind.is_communication] == talks
     whole = ["UNSHARD", "RESHARD", "REDUCE_GRAD"]
     assert [kind.text for kind in Kind if not kind.has_microbatch] == whole
+    assert [kind.text for kind in Kind if kind.is_memory] == ["RECOMPUTE", "OFFLOAD", "RELOAD"]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,7 @@ def test_part_of_a_rank_is_read_by_its_rows() -> None:
     rows = rows_of(PICTURE)
     assert list(map(str, rows.works(0, 1, 4))) == ["(0F1;0B0)OVERLAP_F_B", "0SEND_F1>3"]
     assert str(rows.action(2)) == "0B0"
+    assert [rows.of_rank(rank) for rank in range(rows.num_ranks)] == [range(5), range(5, 7)]
 
 
 def test_rows_are_asked_for_their_kinds() -> None:

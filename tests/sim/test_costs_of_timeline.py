@@ -119,3 +119,25 @@ def test_the_middle_mean_leaves_out_a_quarter_at_each_end() -> None:
         values = np.arange(float(count))
         assert middle_mean(values) == middle_mean(values[::-1]) == mean
     assert middle_mean(np.array([1.0, 1.0, 3.0, 1000.0])) == 2.0
+
+
+def test_collectives_come_back_as_they_occupied_their_ranks() -> None:
+    given = replace(
+        COSTS,
+        transfer=0.125,
+        unshard=[1, 2, 1, 3],
+        reshard=0.25,
+        reduce_grad=[2, 1, 1, 4],
+        collective_overlap=0,
+    )
+    timeline = simulate(lower(build("1F1B", ranks=4, microbatches=6)), given)
+    recorded = Timeline(timeline.schedule, timeline.start, timeline.end, timeline.memory)
+    found = costs_of(recorded)
+    assert found.unshard == pytest.approx((1, 2, 1, 3))
+    assert found.reshard == pytest.approx((0.25,) * 4)
+    assert found.reduce_grad == pytest.approx((2, 1, 1, 4))
+    assert found.collective_overlap == 0
+    assert simulate(timeline.schedule, found).end_time == pytest.approx(timeline.end_time)
+    # What never ran comes from the costs before.
+    plain = simulate(build("1F1B", ranks=4, microbatches=6), COSTS)
+    assert costs_of(plain, like=given).unshard == given.unshard

@@ -97,7 +97,8 @@ def find_stage_problems(schedule: Schedule) -> Iterator[Problem]:
 
 def _find_not_whole(schedule: Schedule) -> Iterator[Problem]:
     rows = schedule.rows
-    relevant = np.flatnonzero(rows.is_kind(Kind.UNSHARD, Kind.RESHARD) | rows.is_compute)
+    uses = rows.is_compute | rows.is_kind(Kind.RECOMPUTE)
+    relevant = np.flatnonzero(rows.is_kind(Kind.UNSHARD, Kind.RESHARD) | uses)
     by_stage = relevant[np.argsort(rows.stage[relevant], kind="stable")]
     kind, stage = rows.kind[by_stage], rows.stage[by_stage]
     change = np.where(kind == Kind.UNSHARD, 1, np.where(kind == Kind.RESHARD, -1, 0))

@@ -7,6 +7,7 @@ from penstock.checks.complete import find_incomplete, find_misplaced
 from penstock.checks.deadlock import Channels, find_deadlock
 from penstock.checks.lowered import find_message_problems, find_stage_problems
 from penstock.checks.problem import Problem
+from penstock.checks.saved import find_memory_problems
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.schedule import Schedule
 
@@ -41,6 +42,7 @@ def find_problems(
     searches: tuple[Iterator[Problem], ...] = (
         find_misplaced(schedule),
         find_incomplete(schedule),
+        find_memory_problems(schedule),
         find_message_problems(schedule),
         find_stage_problems(schedule),
         find_deadlock(schedule, channels),

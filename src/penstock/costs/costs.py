@@ -19,6 +19,7 @@ from penstock.costs.numbers import (
     freeze_wires,
     shorten,
 )
+from penstock.costs.recut import NOT_SHARED, recut
 from penstock.errors import CostsError, ParseError
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
@@ -40,12 +41,21 @@ _PER_STAGE = (
     "optimizer_bytes",
     "message_bytes",
     "workspace_bytes",
+    "recompute",
+    "input_bytes",
     *COLLECTIVES,
 )
 # One number each, for all stages and ranks.
-_SINGLE = ("send", "overlap_gain", "host_action", "host_message", "collective_overlap")
+_SINGLE = (
+    "send",
+    "overlap_gain",
+    "host_action",
+    "host_message",
+    "collective_overlap",
+    "host_link",
+)
 _SHARES = ("overlap_gain", "collective_overlap")
-_OPTIONAL = ("full_backward", "wires")
+_OPTIONAL = ("full_backward", "wires", "recompute", "input_bytes", "host_link")
 
 # What grows with the size of a microbatch.
 _SCALED = (
@@ -59,12 +69,11 @@ _SCALED = (
     "weight_stash_bytes",
     "message_bytes",
     "workspace_bytes",
+    "recompute",
+    "input_bytes",
 )
 # A microbatch is at most this many times as large as the costs say.
 _LARGEST_SCALE = 1e6
-
-# Sizes that do not depend on how many pieces a model is cut into.
-_NOT_SHARED = ("message_bytes", "workspace_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,11 @@ class Costs:
     before the stage is used, REDUCE_GRAD begins when its last backward is over, and a step lasts
     until all are done. The share `collective_overlap` of a collective runs beside compute, after
     that of the rank's earlier collectives; before it comes the rest, which occupies the rank.
+
+    A forward that is recomputed holds only its inputs (`input_bytes`, by default `message_bytes`)
+    until its RECOMPUTE, which takes the seconds of `recompute`, by default those of the forward.
+    `host_link` is how many bytes a second go from a rank to its host by OFFLOAD, and as many at
+    the same time back by RELOAD; without it, these take no time.
 
     `wires` says which links share a wire, which carries one message at a time, the first that is
     ready first: a table with a row per sender and a column per receiver, in which equal numbers
@@ -128,6 +142,9 @@ class Costs:
     collective_overlap: float = 1.0
     wires: Wires | None = None
     microbatch_scale: float | Sequence[float] = 1.0
+    recompute: PerStage | None = None
+    input_bytes: PerStage | None = None
+    host_link: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -136,6 +153,8 @@ class Costs:
         for name in _SHARES:
             if not (share := getattr(self, name)) <= 1:
                 raise CostsError(f"{name} must be between 0 and 1 (got {share})")
+        if self.host_link == 0:
+            raise CostsError("host_link must be above 0 bytes a second; leave it out for no limit")
         if (largest := float(np.max(self.microbatch_scale))) > _LARGEST_SCALE:
             raise CostsError(
                 f"microbatch_scale must be at most {_LARGEST_SCALE:g} (got {largest:g}); give "
@@ -201,7 +220,7 @@ class Costs:
         (1.0, 1.0, 1.0, 1.0)
         """
         changes: dict[str, Any] = {
-            name: (value * (1 if name in _NOT_SHARED else ranks / (max(parts) + 1)),) * len(parts)
+            name: (value * (1 if name in NOT_SHARED else ranks / (max(parts) + 1)),) * len(parts)
             for name in _PER_STAGE
             if isinstance(value := getattr(self, name), float) and value
         }
@@ -221,7 +240,7 @@ class Costs:
         for name in _PER_STAGE:
             value = getattr(self, name)
             if isinstance(value, Sequence):
-                changes[name] = _recut(name, list(value), pieces)
+                changes[name] = recut(name, list(value), pieces)
         return replace(self, **changes).divide_shares(share_of, range(pieces))
 
     def for_parts(self, parts: Sequence[int]) -> "Costs":
@@ -273,6 +292,16 @@ class Costs:
             return np.where(leaves, table[:, None] + 1, 0)
         return np.broadcast_to(table, (num_ranks, num_ranks))
 
+    def recompute_seconds(self, num_stages: int) -> Floats:
+        """Return the seconds of every stage's RECOMPUTE: as given, or those of its forward."""
+        return self.per_stage("forward" if self.recompute is None else "recompute", num_stages)
+
+    def saved_input_bytes(self, num_stages: int) -> Floats:
+        """Return the bytes that every stage's forward holds if it is recomputed."""
+        name = "message_bytes" if self.input_bytes is None else "input_bytes"
+        activation = self.per_stage("activation_bytes", num_stages)
+        return np.minimum(self.per_stage(name, num_stages), activation)
+
     @property
     def is_unscaled(self) -> bool:
         """Whether every microbatch has the size that the costs are for."""
@@ -305,27 +334,6 @@ class Costs:
     def without_collectives(self) -> "Costs":
         """Return the costs of compute and messages alone."""
         return replace(self, unshard=0.0, reshard=0.0, reduce_grad=0.0)
-
-
-def _recut(name: str, given: list[float], pieces: int) -> tuple[float, ...]:
-    is_shared = name not in _NOT_SHARED
-    if pieces % len(given) == 0:
-        times = pieces // len(given)
-        return tuple(value / (times if is_shared else 1) for value in given for _ in range(times))
-    if len(given) % pieces == 0:
-        size = len(given) // pieces
-        parts = [given[piece * size : (piece + 1) * size] for piece in range(pieces)]
-        # The input of joined pieces is that of the first; their workspace is the largest.
-        match name:
-            case "message_bytes":
-                return tuple(part[0] for part in parts)
-            case "workspace_bytes":
-                return tuple(max(part) for part in parts)
-            case _:
-                return tuple(sum(part) for part in parts)
-    raise CostsError(
-        f"{name} has {len(given)} values, which cannot be divided evenly among {pieces} stages"
-    )
 
 
 def _frozen(name: str, value: object) -> object:

@@ -48,7 +48,8 @@ def price(costs: Costs, schedule: Schedule, graph: Graph) -> Prices:
     scale = None if costs.is_unscaled else scale_of_rows(costs, schedule)
     host = np.zeros(len(rows))
     if costs.host_action:
-        host += costs.host_action * (rows.is_compute & (duration > 0))
+        works = rows.is_compute | rows.is_kind(Kind.RECOMPUTE)
+        host += costs.host_action * (works & (duration > 0))
     if scale is not None:
         duration = duration * scale
     if rows.joined.any():
@@ -123,6 +124,7 @@ def _seconds_by_kind(costs: Costs, num_stages: int) -> Floats:
         table[Kind.FULL_BACKWARD] = table[Kind.BACKWARD_INPUT] + table[Kind.BACKWARD_WEIGHT]
     else:
         table[Kind.FULL_BACKWARD] = costs.per_stage("full_backward", num_stages)
+    table[Kind.RECOMPUTE] = costs.recompute_seconds(num_stages)
     table[Kind.SEND_F] = table[Kind.SEND_B] = costs.send
     for kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD):
         seconds = costs.per_stage(kind.name.lower(), num_stages)

@@ -6,7 +6,16 @@ from typing import TypeAlias
 
 from penstock.errors import ScheduleError
 
-__all__ = ["COMPUTE_KINDS", "OVERLAP_TEXT", "Action", "Kind", "Overlap", "Work", "chain_peer"]
+__all__ = [
+    "COMPUTE_KINDS",
+    "MEMORY_KINDS",
+    "OVERLAP_TEXT",
+    "Action",
+    "Kind",
+    "Overlap",
+    "Work",
+    "chain_peer",
+]
 
 OVERLAP_TEXT = "OVERLAP_F_B"
 
@@ -28,6 +37,9 @@ class Kind(IntEnum):
     UNSHARD = 8
     RESHARD = 9
     REDUCE_GRAD = 10
+    RECOMPUTE = 11
+    OFFLOAD = 12
+    RELOAD = 13
 
     @property
     def text(self) -> str:
@@ -45,9 +57,19 @@ class Kind(IntEnum):
         return Kind.SEND_F <= self <= Kind.RECV_B
 
     @property
+    def is_memory(self) -> bool:
+        """Whether this kind decides where a rank holds what a forward has saved."""
+        return self in MEMORY_KINDS
+
+    @property
+    def takes_bytes_first(self) -> bool:
+        """Whether its bytes are taken when it starts; those of other kinds change at its end."""
+        return self in (Kind.FORWARD, Kind.RECOMPUTE, Kind.RELOAD)
+
+    @property
     def has_microbatch(self) -> bool:
         """Whether this kind belongs to one microbatch rather than to its stage as a whole."""
-        return self <= Kind.RECV_B
+        return self <= Kind.RECV_B or self in MEMORY_KINDS
 
 
 # They have the lowest numbers, so that a column of kinds needs one comparison.
@@ -57,6 +79,7 @@ COMPUTE_KINDS = (
     Kind.BACKWARD_WEIGHT,
     Kind.FULL_BACKWARD,
 )
+MEMORY_KINDS = (Kind.RECOMPUTE, Kind.OFFLOAD, Kind.RELOAD)
 _TEXTS = ("F", "I", "W", "B", *(kind.name for kind in list(Kind)[len(COMPUTE_KINDS) :]))
 
 

@@ -4,6 +4,11 @@
     input or full     its own forward, its consumers' input or full backwards
     weight            its own input backward
     send              what it sends
+    recompute         its own forward, which saves only its inputs
+    offload           its own forward
+    reload            its own offload
+
+A backward also needs the recompute or the reload of its microbatch, where the schedule has one.
 
 Where sends and receives are part of the schedule, a value from another rank is there one
 transfer after its send has started and its receive has been posted. What a rank lists earlier
@@ -17,7 +22,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Kind
-from penstock.ir.lookup import Lookup, find_rows
+from penstock.ir.lookup import Lookup, find_memory_rows, find_rows
 from penstock.ir.rows import ABSENT, Ints
 from penstock.ir.schedule import Schedule
 
@@ -95,7 +100,24 @@ def build_graph(schedule: Schedule) -> Graph:
     for kind, table in ((Kind.SEND_F, lookup.forward), (Kind.SEND_B, backward)):
         sends = np.flatnonzero(rows.is_kind(kind))
         needs.add(sends, table, rows.stage[sends])
+    if rows.has_memory_actions:
+        _add_memory(needs, backwards)
     return join_needs(len(rows), needs.lists)
+
+
+def _add_memory(needs: _Needs, backwards: NDArray[np.int64]) -> None:
+    """Make what was saved be recomputed or back before its backward."""
+    rows, found = needs.schedule.rows, find_memory_rows(needs.schedule)
+    for kind, table in (
+        (Kind.RECOMPUTE, needs.lookup.forward),
+        (Kind.OFFLOAD, needs.lookup.forward),
+        (Kind.RELOAD, found[Kind.OFFLOAD]),
+    ):
+        waiting = np.flatnonzero(rows.is_kind(kind))
+        needs.add(waiting, table, rows.stage[waiting])
+    for kind in (Kind.RECOMPUTE, Kind.RELOAD):
+        has_one = found[kind][rows.stage[backwards], rows.microbatch[backwards]] != ABSENT
+        needs.add(backwards[has_one], found[kind], rows.stage[backwards[has_one]])
 
 
 def _add_neighbours(

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.ir.actions import Kind
+from penstock.ir.actions import MEMORY_KINDS, Kind
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 
-__all__ = ["Lookup", "edge_of_row", "find_rows"]
+__all__ = ["Lookup", "edge_of_row", "find_memory_rows", "find_rows"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +52,17 @@ def find_rows(schedule: Schedule) -> Lookup:
         locate(num_edges, edges, Kind.RECV_B),
         edges,
     )
+
+
+def find_memory_rows(schedule: Schedule) -> dict[Kind, NDArray[np.int32]]:
+    """Return the row of each RECOMPUTE, OFFLOAD and RELOAD by (stage, microbatch), or -1."""
+    rows, tables = schedule.rows, {}
+    for kind in MEMORY_KINDS:
+        table = np.full((schedule.num_stages, schedule.microbatches), ABSENT, dtype=np.int32)
+        found = np.flatnonzero(rows.kind == kind).astype(np.int32)
+        table[rows.stage[found], rows.microbatch[found]] = found
+        tables[kind] = table
+    return tables
 
 
 def edge_of_row(schedule: Schedule) -> NDArray[np.int32]:

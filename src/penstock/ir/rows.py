@@ -36,10 +36,11 @@ Floats = NDArray[np.float64]
 ABSENT = -1
 
 # By kind, the change in the number of stage activations that a rank holds: an activation is held
-# from its F to its B or, where the backward is split, to its W.
+# from its F to its B or, where the backward is split, to its W. One that is recomputed is held
+# from its RECOMPUTE on, and none is while it is offloaded.
 HELD_CHANGE = np.zeros(len(Kind), dtype=np.int64)
-HELD_CHANGE[Kind.FORWARD] = 1
-HELD_CHANGE[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT]] = -1
+HELD_CHANGE[[Kind.FORWARD, Kind.RECOMPUTE, Kind.RELOAD]] = 1
+HELD_CHANGE[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT, Kind.OFFLOAD]] = -1
 HELD_CHANGE.flags.writeable = False
 
 
@@ -125,7 +126,28 @@ class Rows:
     @property
     def held_change(self) -> NDArray[np.int64]:
         """For every row, the change in the number of stage activations that its rank holds."""
-        return HELD_CHANGE[self.kind]
+        change = HELD_CHANGE[self.kind]
+        if self.has_kind(Kind.RECOMPUTE):
+            change[self.saves_inputs_only()] = 0
+        return change
+
+    @property
+    def has_memory_actions(self) -> bool:
+        """Whether anything that a forward saves is recomputed or offloaded."""
+        return bool((self.kind >= Kind.RECOMPUTE).any())
+
+    def saves_inputs_only(self) -> Bools:
+        """Return, for every row, whether it is a forward that a RECOMPUTE runs again.
+
+        Such a forward holds nothing but its inputs.
+        """
+        again = self.is_kind(Kind.RECOMPUTE)
+        found = np.zeros(len(self), dtype=np.bool_)
+        if again.any():
+            size = int(self.microbatch.max()) + 1
+            key = self.stage.astype(np.int64) * size + self.microbatch
+            found = self.is_kind(Kind.FORWARD) & np.isin(key, key[again])
+        return found
 
     def has_kind(self, *kinds: Kind) -> bool:
         """Return whether any row is of one of these kinds."""
@@ -160,6 +182,10 @@ class Rows:
     def action(self, row: int) -> Action:
         """Return the action in one row, overlapped or not."""
         return _decode(*(int(column[row]) for column in self.columns[:4]))
+
+    def of_rank(self, rank: int) -> range:
+        """Return the numbers of a rank's rows."""
+        return range(int(self.first[rank]), int(self.first[rank + 1]))
 
     def works(self, rank: int, start: int = 0, stop: int | None = None) -> Iterator[Work]:
         """Return the works in a rank's rows `start` to `stop`, counted from its first row."""

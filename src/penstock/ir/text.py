@@ -3,7 +3,8 @@
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from penstock.errors import ParseError
 from penstock.ir.actions import OVERLAP_TEXT, Action, Kind, Overlap, Work
@@ -11,7 +12,9 @@ from penstock.ir.dataflow import Dataflow
 from penstock.ir.wording import WORDING
 from penstock.untrusted import quote
 
-__all__ = ["format_csv", "format_table", "parse_csv", "parse_work"]
+__all__ = ["format_csv", "format_table", "parse_cells", "parse_csv", "parse_work"]
+
+_Cell = TypeVar("_Cell")
 
 _KINDS = {kind.text: kind for kind in Kind}
 # Longest first, so that SEND_F is not read as something shorter. Nine digits stay within int32.
@@ -72,25 +75,27 @@ def parse_csv(text: str) -> tuple[list[list[Work]], Dataflow | None]:
     dataflow = None
     if lines and lines[0].lstrip().startswith("#"):
         dataflow = _parse_dataflow(lines.pop(0).strip())
-    try:
-        table = list(csv.reader(io.StringIO("\n".join(lines)), strict=True))
-    except csv.Error as error:
-        raise ParseError(f"not a CSV file: {error}") from error
+    table = parse_cells("\n".join(lines), lambda cell: parse_work(cell) if cell.strip() else None)
     if not table:
         raise ParseError(WORDING["empty"])
-    return [_parse_row(rank, row) for rank, row in enumerate(table)], dataflow
+    return [[work for work in row if work is not None] for row in table], dataflow
 
 
-def _parse_row(rank: int, row: Sequence[str]) -> list[Work]:
-    order = []
-    for column, cell in enumerate(row):
-        if cell.strip():
+def parse_cells(text: str, parse: Callable[[str], _Cell]) -> list[list[_Cell]]:
+    """Return what `parse` makes of every cell of a CSV file; an error names its rank and cell."""
+    try:
+        table = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        raise ParseError(f"not a CSV file: {error}") from error
+    rows: list[list[_Cell]] = [[] for _ in table]
+    for rank, row in enumerate(table):
+        for column, cell in enumerate(row):
             try:
-                order.append(parse_work(cell))
+                rows[rank].append(parse(cell))
             except ParseError as error:
-                text = WORDING["cell"].format(rank=rank, cell=column, error=error)
-                raise ParseError(text) from error
-    return order
+                found = WORDING["cell"].format(rank=rank, cell=column, error=error)
+                raise ParseError(found) from error
+    return rows
 
 
 def _format_dataflow(dataflow: Dataflow) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.costs import Costs, scale_of_rows
+from penstock.costs import COLLECTIVES, Costs, scale_of_rows
 from penstock.errors import CostsError
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.graph import build_graph
@@ -14,6 +14,7 @@ from penstock.sim.timeline import Timeline
 __all__ = ["costs_of", "middle_mean"]
 
 _HALVES = ("input", "weight")
+_KINDS = dict(zip(COLLECTIVES, (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD), strict=True))
 
 
 def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> Costs:
@@ -23,6 +24,9 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
     half of what was recorded. A transfer takes as long as the fastest message of its link, since
     others had arrived before anybody waited for them; a link without messages gets the mean.
     Where `like` gives microbatches different sizes, these are the seconds of size 1.
+
+    Recorded collectives occupied their rank, so they come with a `collective_overlap` of 0: what
+    of them ran beside compute was not recorded.
 
     A timeline has no bytes per stage and no seconds of kinds that never ran: these come from
     `like`, in proportion to what did run. Without it there are no bytes, a full backward is the
@@ -51,7 +55,22 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
         full_backward=full.tolist(),
         send=_send_seconds(steps, scale),
         transfer=_transfer_seconds(steps, like, scale),
+        **_collectives(steps, known),  # type: ignore[arg-type]  # names of seconds
     )
+
+
+def _collectives(steps: tuple[Timeline, ...], known: Costs) -> dict[str, object]:
+    """Return the seconds of each kind of collective per stage, where there were any."""
+    rows, stages = steps[0].schedule.rows, steps[0].schedule.num_stages
+    ran = {name: kind for name, kind in _KINDS.items() if rows.has_kind(kind)}
+    found: dict[str, object] = {
+        name: _first_known(
+            _seconds(steps, kind, np.ones(len(rows))), known.per_stage(name, stages)
+        ).tolist()
+        for name, kind in ran.items()
+    }
+    is_recorded = all(step.program is None for step in steps)
+    return found | ({"collective_overlap": 0.0} if ran and is_recorded else {})
 
 
 def middle_mean(values: Floats) -> float:

@@ -58,11 +58,13 @@ def with_collectives(schedule: Schedule, costs: Costs) -> Schedule:
 
     A schedule that has some of a kind is taken to have all of that kind.
     """
-    kinds = schedule.rows.kind
-    has_shards = np.isin(kinds, (Kind.UNSHARD, Kind.RESHARD)).any()
+    if not costs.has_collectives:
+        return schedule
+    rows = schedule.rows
+    has_shards = rows.is_kind(Kind.UNSHARD, Kind.RESHARD).any()
     if (np.any(costs.unshard) or np.any(costs.reshard)) and not has_shards:
         schedule = add_unshard_reshard(schedule)
-    if np.any(costs.reduce_grad) and not (kinds == Kind.REDUCE_GRAD).any():
+    if np.any(costs.reduce_grad) and not rows.is_kind(Kind.REDUCE_GRAD).any():
         schedule = add_reduce_grad(schedule)
     return schedule
 

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from penstock.costs import COLLECTIVES, Costs, Prices
 from penstock.costs.given import costs_or_unit
-from penstock.ir.actions import Action
+from penstock.ir.actions import Action, Kind
 from penstock.ir.graph import Graph
 from penstock.ir.rows import ABSENT
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
-from penstock.sim.program import COLLECTIVE_KINDS
+from penstock.sim.program import BESIDE_KINDS, COLLECTIVE_KINDS
 from penstock.sim.timeline import Span, Timeline
 
 __all__ = ["Explanation", "Gap", "Saving", "explain"]
@@ -165,7 +165,7 @@ class _Reasons:
         need = int(self.graph.need[slot])
         begin, end = float(self.free_at[row]), float(self.start[row])
         rows, lag = self.rows, float(self.prices.lag[slot])
-        if need >= len(self.timeline.schedule.rows) and rows.kind[need] not in COLLECTIVE_KINDS:
+        if need >= len(self.timeline.schedule.rows) and rows.kind[need] not in BESIDE_KINDS:
             # On a shared wire, a message has a row of its own.
             lag += float(self.start[need] + self.prices.duration[need]) - self._sent(need)
         on_its_way = min(lag, end - begin)
@@ -200,8 +200,9 @@ class _Reasons:
             row = before
         is_shown = self.rows.is_compute.copy()
         # A message of a wire has the row of its work, which is on the path by itself.
-        is_shown[size:] = self.rows.is_kind(*COLLECTIVE_KINDS)[size:]
+        is_shown[size:] = self.rows.is_kind(*BESIDE_KINDS)[size:]
         is_blocking = self.rows.is_kind(*COLLECTIVE_KINDS)[:size] & (self.prices.busy[:size] > 0)
+        is_shown[:size] |= self.rows.is_kind(Kind.RECOMPUTE)[:size]
         is_shown[:size] |= is_blocking & ~self.program.is_beside
         shown = dict.fromkeys(int(self.program.origin[row]) for row in path if is_shown[row])
         return tuple(self.timeline.span(row) for row in reversed(shown))

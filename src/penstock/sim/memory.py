@@ -16,11 +16,16 @@ def held_bytes(schedule: Schedule, costs: Costs) -> Floats:
     """Return, per row, the bytes that its rank holds then.
 
     A forward adds its activations when it starts; a backward frees them when it ends, less
-    what the weight backward still needs. Parameters count while they are whole: between UNSHARD
+    what the weight backward still needs. If they are recomputed, the forward adds only its
+    inputs, and RECOMPUTE the rest when it starts. OFFLOAD frees them when it ends, and RELOAD
+    takes them again when it starts. Parameters count while they are whole: between UNSHARD
     and RESHARD where a stage has them, else always. The rest is there all the time.
     """
     rows, stages = schedule.rows, schedule.num_stages
     changes = byte_changes(costs, stages)[rows.kind, rows.stage]
+    if rows.has_memory_actions:
+        again = rows.saves_inputs_only()
+        changes[again] = costs.saved_input_bytes(stages)[rows.stage[again]]
     if not costs.is_unscaled:
         changes = changes * np.append(costs.scales(schedule.microbatches), 1.0)[rows.microbatch]
     total = np.cumsum(changes)
@@ -45,6 +50,9 @@ def byte_changes(costs: Costs, stages: int) -> Floats:
     change[Kind.FULL_BACKWARD] = -activation
     change[Kind.BACKWARD_INPUT] = stash - activation
     change[Kind.BACKWARD_WEIGHT] = -stash
+    change[Kind.RECOMPUTE] = activation - costs.saved_input_bytes(stages)
+    change[Kind.OFFLOAD] = -activation
+    change[Kind.RELOAD] = activation
     change[Kind.UNSHARD] = parameters
     change[Kind.RESHARD] = -parameters
     return change

@@ -4,6 +4,9 @@ rank 0        0UNSHARD 0F0 0F1 0B0 0B1 0REDUCE_GRAD         in the rank's list, 
 collectives   |--0UNSHARD--|           |-0REDUCE_GRAD-|     the part that occupies the rank; the
 wire 1               |0F0|0F1|                              rest is in a lane of its own
 
+device to host     |--0F0--|                    OFFLOAD waits for a copy that begins after its F;
+host to device                     |--0F0--|    RELOAD begins one that its B waits for
+
 A lane is one more list that is run strictly in order, so one clock runs everything. The first use
 of a stage needs its UNSHARD, and a rank ends with its last collective. The messages of a shared
 wire are a lane too, in the order in which they are ready if all ranks begin a step together.
@@ -15,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.costs import COLLECTIVES, Costs, Prices, price, transfer_seconds
+from penstock.costs.copies import find_copies
 from penstock.ir.actions import Kind
 from penstock.ir.clock import Run, run_in_order
 from penstock.ir.graph import Graph, build_graph
@@ -22,11 +26,12 @@ from penstock.ir.rows import ABSENT, Floats, Ints, Rows
 from penstock.ir.schedule import Schedule
 from penstock.sim.wires import order_messages
 
-__all__ = ["COLLECTIVE_KINDS", "Program", "make_program"]
+__all__ = ["BESIDE_KINDS", "COLLECTIVE_KINDS", "Program", "make_program"]
 
 Longs = NDArray[np.int64]
 
 COLLECTIVE_KINDS = tuple(Kind[name.upper()] for name in COLLECTIVES)
+BESIDE_KINDS = (*COLLECTIVE_KINDS, Kind.OFFLOAD, Kind.RELOAD)
 _RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 
 
@@ -67,31 +72,36 @@ class Program:
     def is_beside(self) -> NDArray[np.bool_]:
         """Per row of the schedule, whether some of it runs in a lane beside its rank."""
         found = np.zeros(len(self.schedule.rows), dtype=np.bool_)
-        found[self._collectives()[1]] = True
+        found[self._beside(*BESIDE_KINDS)[1]] = True
         return found
 
     def show(self, start: Floats, end: Floats) -> None:
         """Set when rows of the schedule start and end, for those that lanes have a part of.
 
         `start` and `end` are those of all rows; a collective lasts until its lane is done with
-        it, and starts with the first part that takes any time.
+        it, and starts with the first part that takes any time. An OFFLOAD starts with its copy,
+        and lasts until its rank has waited for that; a RELOAD lasts until its copy has ended.
         """
-        lane, main = self._collectives()
+        out, offload = self._beside(Kind.OFFLOAD)
+        start[offload] = start[out]
+        back, reload = self._beside(Kind.RELOAD)
+        end[reload] = end[back]
+        lane, main = self._beside(*COLLECTIVE_KINDS)
         takes_none = end[main] == start[main]
         start[main] = np.where(takes_none, start[lane], start[main])
         end[main] = end[lane]
         message = np.flatnonzero(np.arange(len(self.rows)) >= len(self.schedule.rows))
-        message = np.setdiff1d(message, lane)
+        message = np.setdiff1d(message, np.concatenate((lane, out, back)))
         if len(message) and self.schedule.has_communication:
             for row in message.tolist():
                 needed = self.graph.need[self.graph.first[row] : self.graph.first[row + 1]]
                 receive = needed[self.rows.is_kind(*_RECEIVES)[needed]]
                 end[receive] = end[row]
 
-    def _collectives(self) -> tuple[Longs, Longs]:
-        """Return the rows of collectives in lanes, and those in the lists of the ranks."""
+    def _beside(self, *kinds: Kind) -> tuple[Longs, Longs]:
+        """Return the rows of these kinds in lanes, and those in the lists of the ranks."""
         beyond = np.arange(len(self.schedule.rows), len(self.rows))
-        lane = beyond[self.rows.is_kind(*COLLECTIVE_KINDS)[beyond]]
+        lane = beyond[self.rows.is_kind(*kinds)[beyond]]
         return lane, self.origin[lane]
 
 
@@ -100,6 +110,8 @@ def make_program(schedule: Schedule, costs: Costs) -> Program:
     graph = build_graph(schedule)
     plain = Program.of_rows(schedule, graph, price(costs, schedule, graph))
     program = _add_collectives(plain, costs) if costs.has_collectives else plain
+    if costs.host_link is not None and schedule.rows.has_memory_actions:
+        program = _add_copies(program, costs)
     return program if costs.wires is None else _add_wires(program, costs)
 
 
@@ -191,6 +203,16 @@ def _add_collectives(plain: Program, costs: Costs) -> Program:
             if rows.kind[row] == Kind.UNSHARD and uses.any():
                 draft.add_needs(np.array([row + int(uses.argmax())]), np.array([new]))
     return draft.finish()
+
+
+def _add_copies(program: Program, costs: Costs) -> Program:
+    """Add two lanes for each rank that offloads: copies to its host, and copies back."""
+    draft = _Draft(program)
+    for copies in find_copies(program.schedule, costs):
+        lane = draft.add_lane(copies.row, copies.seconds, ABSENT)
+        draft.add_needs(lane, copies.begins_after)
+        draft.add_needs(copies.awaited_by, lane)
+    return draft.finish() if draft.lanes else program
 
 
 def _add_wires(program: Program, costs: Costs) -> Program:

@@ -191,8 +191,7 @@ class Timeline:
 
     def spans(self, rank: int) -> Iterator[Span]:
         """Return one rank's actions with their times, in order."""
-        first = self.schedule.rows.first
-        return map(self.span, range(int(first[rank]), int(first[rank + 1])))
+        return map(self.span, self.schedule.rows.of_rank(rank))
 
     def span(self, row: int) -> Span:
         """Return the action in one row of the schedule with its times."""

@@ -24,7 +24,7 @@ Compiled modules are cut in two by themselves (`deferred/compiled.py`).
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import Token
 
 import torch
@@ -35,6 +35,7 @@ from penstock.deferred.own_pass import Root, run_backward, run_own_pass
 from penstock.deferred.stage_weights import StageWeights
 from penstock.deferred.weight import stop_watching, watch_weights
 from penstock.deferred.work import DeferredWork
+from penstock.torch_private import top_saved_tensors_default_hooks
 
 __all__ = ["LayerRecorder", "Root", "run_backward"]
 
@@ -95,7 +96,12 @@ class LayerRecorder:
         return has_compiled or self._weights.are_trained()
 
     def record(self) -> AbstractContextManager[None]:
-        """Let calls of observed layers and weights be deferred meanwhile, in this thread."""
+        """Let calls of observed layers and weights be deferred meanwhile, in this thread.
+
+        Where hooks decide what a forward saves, no call is deferred, and nothing is to be learned.
+        """
+        if top_saved_tensors_default_hooks(True) is not None:
+            return nullcontext()
         return _Recording(self._weights, DeferredCalls(self._observed, self._products))
 
     def run_backward(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -20,15 +20,12 @@ from penstock.ranks.transport import Message, Transport
 from penstock.step.clocks import Clock, StepRecorder
 from penstock.step.messages import StepMessages
 from penstock.step.model_end import ModelEnd, keep_loss
+from penstock.step.saved.actions import Run, SavedActions
 from penstock.step.stage import Stage
 from penstock.step.step_data import Around, LossFunction, Microbatches, Results, StepRecording
 from penstock.tensors.packet import Packet
 
 __all__ = ["Executor", "order_for_one_process"]
-
-# Runs a stage's module forward: batch, stage, microbatch, received packets, arguments.
-_Run: TypeAlias = Callable[[Microbatches, Stage, int, Sequence[Packet], tuple[Any, ...]], Any]
-
 
 # The batch while no step is running.
 _NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
@@ -76,6 +73,7 @@ class Executor:
         self._stages = stages
         self._transport = transport
         self._end = ModelEnd(loss, is_training=not schedule.is_forward_only)
+        self.saved = SavedActions(schedule, stages, self._end)
         self.messages = StepMessages(schedule)
         # Packets made here that neither a send nor a stage of the same rank has taken yet.
         self._held: dict[Message, Packet] = {}
@@ -140,6 +138,7 @@ class Executor:
         finally:
             self._batch, self._results, self._recorder = _NOTHING, Results(), None
             self._held.clear()
+            self.saved.clear()
 
     def _call(self, entry: _Entry) -> None:
         self._log.start(entry.note)
@@ -160,17 +159,14 @@ class Executor:
 
     def _is_idle(self, entry: _Entry, around: Mapping[Kind, Around]) -> bool:
         """Whether an action concerns data parallelism, which its stage does not have."""
-        kind = entry.action.kind
+        kind, stage = entry.action.kind, self._stages[entry.action.stage]
         is_parallel = kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
-        stage = self._stages[entry.action.stage]
         return is_parallel and kind not in around and stage.replica.is_alone
 
     def _place(self, action: Action) -> str:
         rank = self._schedule.placement.rank_of_stage[action.stage]
-        place = f"rank {rank}, stage {action.stage}"
-        if action.microbatch is not None:
-            place += f", microbatch {action.microbatch}"
-        return f"{place}, {action}"
+        number = "" if action.microbatch is None else f", microbatch {action.microbatch}"
+        return f"rank {rank}, stage {action.stage}{number}, {action}"
 
     def _drain(self, failed: _Entry) -> None:
         """Do the communication that is left, without the work, so that other ranks can finish."""
@@ -227,21 +223,30 @@ class Executor:
             case Kind.BACKWARD_WEIGHT:
                 return lambda: stage.backward_weight(microbatch)
             case Kind.SEND_F | Kind.SEND_B:
-                return self._bind_send(action)
+                message, held, send = self.messages.of(action), self._held, self._transport.send
+                return lambda: send(message, held.pop(message))
             case Kind.RECV_F | Kind.RECV_B:
                 return partial(self._transport.post_receive, self.messages.of(action))
             case Kind.UNSHARD:
-                return stage.replica.unshard
+                return partial(self._meet, stage.replica.unshard)
             case Kind.RESHARD:
                 return stage.replica.reshard
             case Kind.REDUCE_GRAD:
-                return stage.replica.reduce_gradients
+                return partial(self._meet, stage.replica.reduce_gradients)
+            case Kind.RECOMPUTE | Kind.OFFLOAD | Kind.RELOAD:
+                return self.saved.find_call(action)
+
+    def _meet(self, work: Callable[[], None]) -> None:
+        """Do what waits for other copies of a stage, beside the transport."""
+        self._transport.release_sends()
+        work()
 
     def _bind_forward(self, stage: Stage, microbatch: int) -> Callable[[], None]:
         action = Action(Kind.FORWARD, stage.index, microbatch)
         takes = [self._bind_take(message) for message in self.messages.used_by(action)]
         outgoing = self.messages.made_by(action)
-        run = self._train if self._end.is_training else self._evaluate
+        run: Run = self._train if self._end.is_training else self._evaluate
+        run = self.saved.find_run((stage.index, microbatch), run)
         if not outgoing:
             return self._bind_last_forward(stage, microbatch, takes, run)
         flow, held, index = self._schedule.dataflow, self._held, stage.index
@@ -255,10 +260,10 @@ class Executor:
             output = run(batch, stage, microbatch, received, args)
             held.update(zip(outgoing, stage.depart(microbatch, output, fed), strict=True))
 
-        return forward
+        return self.saved.follow((stage.index, microbatch), forward)
 
     def _bind_last_forward(
-        self, stage: Stage, microbatch: int, takes: Sequence[Callable[[], Packet]], run: _Run
+        self, stage: Stage, microbatch: int, takes: Sequence[Callable[[], Packet]], run: Run
     ) -> Callable[[], None]:
         def forward() -> None:
             batch, received = self._batch, [take() for take in takes]
@@ -273,7 +278,7 @@ class Executor:
                     output = run(batch, stage, microbatch, received, args)
             self._end.finish(batch, self._results, stage, microbatch, output)
 
-        return forward
+        return self.saved.follow((stage.index, microbatch), forward)
 
     def _train(
         self,
@@ -320,17 +325,13 @@ class Executor:
             for message, tensors in zip(outgoing, answers, strict=True):
                 held[message] = Packet("", tensors)
 
-        return backward
+        return self.saved.precede((stage.index, microbatch), backward)
 
     def _bind_take(self, message: Message) -> Callable[[], Packet]:
         """Return a call that waits for a message and returns its packet."""
         if message.source == message.destination:
             return partial(self._held.pop, message)
         return partial(self.take, message)
-
-    def _bind_send(self, action: Action) -> Callable[[], None]:
-        message, held, send = self.messages.of(action), self._held, self._transport.send
-        return lambda: send(message, held.pop(message))
 
     def hold(self, message: Message, packet: Packet) -> None:
         """Keep a packet until its send, or a stage of the same rank, takes it."""

@@ -50,8 +50,7 @@ class Stage:
         self.replica = replica
         self._call = module if call is None else call
         self._rerouting = rerouting
-        # The same in a training step, unless only the inputs are kept.
-        self._call_to_train = self._call
+        self._call_to_train = self._call  # unless only the inputs are kept
         self.peak_flights = 0
         self._flights: dict[int, Flight] = {}
         self._waiting: dict[int, list[DeferredWork]] = {}
@@ -195,8 +194,7 @@ class Stage:
     ) -> Any:
         """Run the module for the first time, and find out whether it writes to its inputs.
 
-        All inputs count: one that needs no gradient now will need one once the stage that makes
-        it is no longer frozen.
+        One without a gradient counts, because the stage that makes it may be frozen only for now.
         """
         tensors = [tensor for packet in received for tensor in packet.tensors]
         versions = [tensor._version for tensor in tensors]
@@ -282,8 +280,12 @@ class Stage:
         """Make an edge with this gradient a root of the backward of a microbatch."""
         self._flights[microbatch].roots.append((edge, gradient))
 
+    def flight(self, microbatch: int) -> Flight:
+        """Return what a microbatch in flight holds."""
+        return self._flights[microbatch]
+
     def release(self, microbatch: int) -> None:
-        """Free a microbatch whose backward was run elsewhere or will not be run."""
+        """Free a microbatch whose backward is run elsewhere, or from another forward."""
         self._flights.pop(microbatch, None)
 
     def mark_gradients(self, microbatch: int) -> GradientMarks | None:

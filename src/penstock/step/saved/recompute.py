@@ -1,0 +1,151 @@
+"""A forward that saves only its inputs, and what it takes to run it again with the same result.
+
+The first run makes a graph, so that its outputs look as they always do, but saves nothing in it.
+The second run starts from the same inputs and the same state of torch's generators, and leaves the
+buffers of the module as the first has left them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from penstock.errors import PipelineError
+from penstock.tensors.packet import Packet
+from penstock.torch_private import tree_leaves
+
+__all__ = ["Inputs", "InputsOnly"]
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a forward took in: packets of other stages, its piece of the batch, random numbers."""
+
+    received: Sequence[Packet]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random: tuple[torch.Tensor, ...]
+
+
+class InputsOnly:
+    """The forwards of one stage that save only their inputs.
+
+    A module that writes to what it receives gets a copy. Whether it does, and which buffers it
+    writes to, is found out in its first forward.
+    """
+
+    def __init__(self, stage: int, module: nn.Module) -> None:
+        self._stage = stage
+        self._module = module
+        self._writes: bool | None = None
+        self._written_buffers: tuple[torch.Tensor, ...] | None = None
+
+    @contextmanager
+    def run(
+        self, received: Sequence[Packet], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[tuple[Sequence[Packet], "_Held"]]:
+        """Save nothing in the forward that runs meanwhile; yield what it is to be given."""
+        given = received if self._writes is False else [_copy(packet) for packet in received]
+        tensors = [tensor for packet in given for tensor in packet.tensors]
+        own = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        before, own_before = _versions(tensors), _versions(own)
+        is_first = self._written_buffers is None
+        buffers = [(b, b.detach().clone()) for b in self._module.buffers()] if is_first else []
+        held = _Held(Inputs(received, args, kwargs, _random_states(self._module)))
+        with saved_tensors_hooks(_drop, _refuse):
+            yield given, held
+        if own_before != _versions(own):
+            raise PipelineError(
+                f"stage {self._stage} writes in place to its piece of the batch, so it cannot "
+                "run again from it; take its RECOMPUTE actions out of the schedule"
+            )
+        self._note_writes(before != _versions(tensors))
+        if is_first:
+            # Batch norm does not count what it writes as a new version.
+            changed = (b for b, old in buffers if not torch.equal(b, old))
+            self._written_buffers = tuple(changed)
+
+    def _note_writes(self, has_written: bool) -> None:
+        if self._writes is False and has_written:
+            self._writes = True
+            raise PipelineError(
+                f"stage {self._stage} must write to its inputs from its first microbatch on, or "
+                "never (it began later); repeat the step, which now expects it"
+            )
+        self._writes = self._writes or has_written
+
+    @contextmanager
+    def again(self, inputs: Inputs) -> Iterator[None]:
+        """Let a forward run as the first one has, and leave no trace but its graph."""
+        now = _random_states(self._module)
+        written = self._written_buffers or ()
+        buffers = [buffer.detach().clone() for buffer in written]
+        _set_random_states(self._module, inputs.random)
+        try:
+            yield
+        finally:
+            _set_random_states(self._module, now)
+            for buffer, value in zip(written, buffers, strict=True):
+                # Not a new version: the first run's graph may have saved the buffer.
+                buffer.data.copy_(value)
+
+
+@dataclass(slots=True)
+class _Held:
+    """The inputs of a forward, complete once it has ended."""
+
+    inputs: Inputs
+
+    def protect(self, output: Any) -> None:
+        """Copy inputs that the output shares memory with, because later stages may write to it."""
+        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+        shared = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+        received = [
+            _copy(packet)
+            if any(tensor.untyped_storage().data_ptr() in shared for tensor in packet.tensors)
+            else packet
+            for packet in self.inputs.received
+        ]
+        self.inputs = replace(self.inputs, received=received)
+
+
+def _copy(packet: Packet) -> Packet:
+    copies = [t.detach().clone().requires_grad_(t.requires_grad) for t in packet.tensors]
+    return replace(packet, tensors=copies)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor._version for tensor in tensors]
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    """Save nothing."""
+
+
+def _refuse(_: None) -> NoReturn:
+    raise PipelineError(
+        "a forward that saves only its inputs has no backward of its own; its RECOMPUTE makes one"
+    )
+
+
+def _random_states(module: nn.Module) -> tuple[torch.Tensor, ...]:
+    """Return the states of the generators that a module draws from."""
+    states = [torch.get_rng_state()]
+    states += [torch.cuda.get_rng_state(device) for device in _cuda_devices(module)]
+    return tuple(states)
+
+
+def _set_random_states(module: nn.Module, states: tuple[torch.Tensor, ...]) -> None:
+    torch.set_rng_state(states[0])
+    for device, state in zip(_cuda_devices(module), states[1:], strict=True):
+        torch.cuda.set_rng_state(state, device)
+
+
+def _cuda_devices(module: nn.Module) -> list[torch.device]:
+    """Return the CUDA device that holds a module, if one does."""
+    first = next(module.parameters(), None)
+    return [first.device] if first is not None and first.is_cuda else []

@@ -1,0 +1,212 @@
+"""Steps that recompute, offload and reload: the gradients of the unsplit model, exactly."""
+
+from collections import Counter
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import penstock as ps
+from penstock.errors import PipelineError
+from penstock.passes import add_offload, add_recompute
+from tests.models import (
+    WIDTH,
+    copy_blocks,
+    cut,
+    differences,
+    gradients_of,
+    make_batch,
+    make_blocks,
+    make_stages,
+    mean_loss,
+    run_reference,
+)
+from tests.processes import Processes
+from tests.strategies import examples, schedules, with_memory_actions
+
+BLOCKS = make_blocks()
+BATCH, TARGET = make_batch()
+FAMILIES = ("GPipe", "1F1B", "ZB-H1", "ZBV", "Interleaved1F1B", "DualPipeV")
+
+
+def everywhere(family: str, ranks: int = 2, microbatches: int = 4) -> ps.Schedule:
+    """Half of all forwards recomputed, and as many offloaded as have the time."""
+    schedule = ps.build(family, ranks=ranks, microbatches=microbatches)
+    pairs = [(s, m) for s in range(schedule.num_stages) for m in range(microbatches)]
+    return add_offload(add_recompute(schedule, pairs[::2]), pairs[1::2], behind=0, ahead=0)
+
+
+def run_steps(
+    stages: list[nn.Module], schedule: ps.Schedule, steps: int = 2, **more: Any
+) -> float:
+    pipeline = ps.Pipeline(stages, schedule, loss=mean_loss, **more)
+    for _ in range(steps):
+        for stage in stages:
+            stage.zero_grad()
+        result = pipeline.step(BATCH, target=TARGET)
+    assert result.loss is not None
+    return result.loss
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_and_loss_equal_those_of_the_unsplit_model(family: str) -> None:
+    blocks = copy_blocks(BLOCKS)
+    loss = run_steps(make_stages(family, 2, blocks), everywhere(family))
+    expected = run_reference(BLOCKS, BATCH, TARGET)
+    assert loss == pytest.approx(expected.loss, abs=1e-12)
+    assert (
+        differences(gradients_of(nn.Sequential(*blocks).named_parameters()), expected.gradients)
+        == {}
+    )
+
+
+@given(st.data())
+@settings(max_examples=examples(40))
+def test_any_choice_in_any_order_gives_the_same_gradients(data: st.DataObject) -> None:
+    chains = schedules(max_ranks=3, max_microbatches=4, max_stages_per_rank=2)
+    plain = data.draw(
+        chains.filter(
+            lambda s: s.dataflow.is_chain and not s.is_forward_only and s.num_stages <= 8
+        )
+    )
+    schedule = data.draw(with_memory_actions(plain))
+    blocks = copy_blocks(BLOCKS)
+    run_steps([*cut(blocks, plain.num_stages)], schedule, steps=1)
+    expected = run_reference(BLOCKS, BATCH, TARGET)
+    assert (
+        differences(gradients_of(nn.Sequential(*blocks).named_parameters()), expected.gradients)
+        == {}
+    )
+
+
+class Counting(nn.Module):
+    """Counts its forwards, draws random numbers, writes to a buffer, and casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.norm = nn.BatchNorm1d(WIDTH, dtype=torch.float64)
+        self.calls: Counter[bool] = Counter()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls[torch.is_grad_enabled()] += 1
+        y = nn.functional.dropout(self.norm(self.layer(x)), 0.5)
+        result: torch.Tensor = torch.tanh(y) * torch.rand((), dtype=torch.float64)
+        return result
+
+
+def make_counting(count: int = 3) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [Counting() for _ in range(count)]
+
+
+# Without a seed, ranks in one process share a generator, so their turns decide who draws what.
+@pytest.mark.parametrize(("family", "seed"), [("1F1B", None), ("1F1B", 7), ("ZB-H1", 7)])
+def test_random_numbers_and_buffers_are_those_of_one_run(family: str, seed: int | None) -> None:
+    plain, again = make_counting(), make_counting()
+    schedule = ps.build(family, ranks=3, microbatches=4)
+    chosen = [(stage, m) for stage in range(3) for m in range(4)]
+    for stages, order in ((plain, schedule), (again, add_recompute(schedule, chosen))):
+        torch.manual_seed(3)
+        run_steps(stages, order, seed=seed)
+    one, other = (nn.Sequential(*stages) for stages in (plain, again))
+    assert (
+        differences(
+            gradients_of(other.named_parameters()), gradients_of(one.named_parameters()), 0
+        )
+        == {}
+    )
+    assert differences(dict(other.named_buffers()), dict(one.named_buffers()), 0) == {}
+
+
+@pytest.mark.parametrize("family", ["1F1B", "ZB-H1"])
+def test_each_forward_runs_again_once_per_microbatch(family: str) -> None:
+    stages = make_counting()
+    schedule = add_recompute(ps.build(family, ranks=3, microbatches=4), [(1, 0), (1, 2)])
+    run_steps(stages, schedule, steps=1)
+    counted = [stage.calls[True] for stage in stages if isinstance(stage, Counting)]
+    assert counted == [4, 6, 4]
+
+
+@pytest.mark.parametrize("family", ["1F1B", "ZB-H1"])
+def test_autocast_and_shared_weights(family: str) -> None:
+    found = []
+    for order in (ps.build(family, ranks=2, microbatches=4), everywhere(family)):
+        stages: list[nn.Module] = [*cut(copy_blocks(BLOCKS), 2)]
+        for stage in stages:
+            stage.float()
+        one, other = (stage.get_submodule("0.0") for stage in stages)
+        other.weight = one.weight
+        pipeline = ps.Pipeline(stages, order, loss=mean_loss)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            pipeline.step(BATCH.float(), target=TARGET.float())
+        found.append(gradients_of(nn.Sequential(*stages).named_parameters()))
+    assert differences(found[1], found[0], 0) == {}
+
+
+class InPlace(nn.Module):
+    """Writes to what it receives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.layer(x.mul_(0.5))
+        return result
+
+
+def test_a_stage_that_writes_to_its_inputs_runs_again_from_what_it_received() -> None:
+    torch.manual_seed(0)
+    plain: list[nn.Module] = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64), InPlace(), nn.Tanh()]
+    again = deepcopy(plain)
+    schedule = ps.build("1F1B", ranks=3, microbatches=4)
+    run_steps(plain, schedule)
+    run_steps(again, add_recompute(schedule, [(1, m) for m in range(4)]))
+    one, other = (gradients_of(nn.Sequential(*s).named_parameters()) for s in (plain, again))
+    assert differences(other, one, 0) == {}
+
+
+def test_a_stage_that_writes_to_the_batch_cannot_run_again() -> None:
+    schedule = add_recompute(ps.build("1F1B", ranks=2, microbatches=2), [(0, 0)])
+    stages = [InPlace(), nn.Linear(WIDTH, WIDTH, dtype=torch.float64)]
+    pipeline = ps.Pipeline(stages, schedule, loss=mean_loss)
+    with pytest.raises(PipelineError, match="writes in place to its piece of the batch"):
+        pipeline.step(BATCH.clone(), target=TARGET)
+
+
+def test_a_step_after_a_failed_one_works() -> None:
+    blocks = copy_blocks(BLOCKS)
+    stages: list[nn.Module] = [*cut(blocks, 2)]
+    pipeline = ps.Pipeline(stages, everywhere("1F1B"), loss=mean_loss)
+    with pytest.raises(PipelineError):
+        pipeline.step(BATCH[:, :3], target=TARGET)
+    for block in blocks:
+        block.zero_grad()
+    pipeline.step(BATCH, target=TARGET)
+    found = gradients_of(nn.Sequential(*blocks).named_parameters())
+    assert differences(found, run_reference(BLOCKS, BATCH, TARGET).gradients) == {}
+
+
+def run_rank(rank: int, schedule: ps.Schedule) -> dict[str, torch.Tensor]:
+    blocks = copy_blocks(BLOCKS)
+    stages = cut(blocks, schedule.num_stages)
+    own = {stage: stages[stage] for stage in schedule.placement.stages(rank)}
+    pipeline = ps.Pipeline(own, schedule, loss=mean_loss, group=torch.distributed.group.WORLD)
+    for _ in range(2):
+        for block in blocks:
+            block.zero_grad()
+        pipeline.step(BATCH, target=TARGET)
+    names = {p: name for name, p in nn.Sequential(*blocks).named_parameters()}
+    return {names[p]: p.grad for p in pipeline.parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", ["1F1B", "ZBV"])
+def test_gradients_are_exact_on_two_processes(two_processes: Processes, family: str) -> None:
+    answers = two_processes.run(run_rank, everywhere(family))
+    gradients = {name: value for found in answers for name, value in found.items()}
+    assert differences(gradients, run_reference(BLOCKS, BATCH, TARGET).gradients) == {}
