@@ -1,5 +1,6 @@
 """Planning from costs alone, without torch: cuts, orders, and a proof of how good they are."""
 
+from penstock.planner.memory.planning import plan_memory
 from penstock.planner.memory_curve import CurvePoint, MemoryCurve, memory_curve
 from penstock.planner.order.best_so_far import Progress
 from penstock.planner.partition.partition import Partition
@@ -11,6 +12,7 @@ from penstock.planner.projection.cluster import Cluster
 from penstock.planner.projection.layout import Degrees
 from penstock.planner.projection.projecting import Assumptions, project, project_all
 from penstock.planner.projection.projection import Projection
+from penstock.planner.reordering import Reordering
 from penstock.planner.revision import Revision, revise
 from penstock.planner.search.breakdown import Breakdown
 from penstock.planner.search.choices import Choices
@@ -34,11 +36,13 @@ __all__ = [
     "Plan",
     "Progress",
     "Projection",
+    "Reordering",
     "Revision",
     "SchedulingProblem",
     "count_in_flight",
     "memory_curve",
     "plan",
+    "plan_memory",
     "project",
     "project_all",
     "read_layers",

@@ -95,9 +95,7 @@ def memory_curve(
         raise ArgumentError("limits must not be empty; give at least one number of bytes")
     found: list[CurvePoint] = []
     for limit in wanted:
-        best = settings.solve(limit)
-        if found and found[-1].seconds <= best.seconds:
-            best = replace(found[-1].plan, problem=_with_limit(found[-1].plan.problem, limit))
+        best = settings.solve(limit, [point.plan for point in found[-1:]])
         found.append(CurvePoint(limit, best, settings.bound(best, limit)))
     return MemoryCurve(_tighten(found), boundary)
 
@@ -114,7 +112,7 @@ class _Settings:
     seconds: float
     progress: Callable[[Progress], None] | None
 
-    def solve(self, limit: float | None) -> Plan:
+    def solve(self, limit: float | None, known: Sequence[Plan] = ()) -> Plan:
         return plan(
             self.costs,
             ranks=self.ranks,
@@ -123,6 +121,7 @@ class _Settings:
             placement=self.placement,
             boundary=self.boundary,
             seconds=self.seconds,
+            known=known,
             progress=self.progress,
         )
 
@@ -151,10 +150,6 @@ class _Settings:
             )
         least = float(free.problem.least_bytes.max())
         return [float(limit) for limit in np.linspace(least, most, points)]
-
-
-def _with_limit(problem: SchedulingProblem, limit: float) -> SchedulingProblem:
-    return replace(problem, memory=(limit,) * problem.ranks)
 
 
 def _tighten(found: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
