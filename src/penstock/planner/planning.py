@@ -7,6 +7,7 @@ from penstock.costs import Costs
 from penstock.costs.given import costs_or_unit
 from penstock.errors import MemoryLimitError
 from penstock.ir.placement import Placement
+from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.effort_clock import require_effort, require_seconds
 from penstock.planner.order.solver import Progress, solve
@@ -35,6 +36,7 @@ def plan(
     boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 5.0,
     effort: float | None = None,
+    known: Sequence[Plan] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule that keeps a memory limit, and prove how good it is.
@@ -47,7 +49,12 @@ def plan(
     `seconds` is how long to look, in processor seconds, for all placements together: a busy
     machine takes longer instead of finding less. `effort` says instead how many rows of orders to
     build for each placement, and no clock ends that: the same effort gives the same plan
-    everywhere, and a named placement is never better than the choice.
+    everywhere, more effort never gives a slower one, and a named placement is never better than
+    the choice.
+
+    `known` are plans to begin with, for the same ranks and microbatches: the answer is never
+    slower than one of them that keeps this limit, at these costs. So give the plan for a tighter
+    limit, or the one that runs. With a named placement, those with another one are left out.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see
@@ -66,7 +73,24 @@ def plan(
         chosen = [find_placement(placement, ranks, costs)]
     else:
         chosen = list(placements_for(costs, ranks))
-    return _solve_best(request.problems(chosen), seconds, effort, progress)
+        chosen += _other_placements(known, chosen, costs, ranks)
+    orders = [plan.schedule for plan in known]
+    return _solve_best(request.problems(chosen), seconds, effort, orders, progress)
+
+
+def _other_placements(
+    known: Sequence[Plan], chosen: Sequence[Placement], costs: Costs, ranks: int
+) -> list[Placement]:
+    """Return the placements of known plans that are not chosen, if these costs are for them."""
+    found = dict.fromkeys(plan.problem.placement for plan in known)
+    fits = {placement.num_stages for placement in placements_for(costs, ranks)}
+    return [
+        placement
+        for placement in found
+        if placement.num_ranks == ranks
+        and placement.num_stages in fits
+        and placement not in chosen
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +145,7 @@ def _solve_best(
     problems: Sequence[SchedulingProblem],
     seconds: float,
     effort: float | None,
+    known: Sequence[Schedule],
     progress: Callable[[Progress], None] | None,
 ) -> Plan:
     """Solve the most promising first, and skip those that cannot be faster.
@@ -134,7 +159,9 @@ def _solve_best(
     for number in sorted(bounds, key=lambda number: bounds[number]):
         if best is not None and bounds[number] >= best.seconds:
             continue
-        found = solve(problems[number], seconds=share, effort=effort, progress=progress)
+        found = solve(
+            problems[number], seconds=share, effort=effort, known=known, progress=progress
+        )
         is_cut_short |= found.is_cut_short
         if best is None or found.seconds < best.seconds:
             best = found

@@ -8,6 +8,7 @@ from pathlib import Path
 from penstock.atomic_files import write_atomically
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.memory.words import describe_memory_actions
 from penstock.planner.plan_files import ROUNDING, SavedPlan, format_plan, read_plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
@@ -37,7 +38,11 @@ class Plan:
     def from_file(cls, path: Path | str) -> "Plan":
         """Read a plan that `to_file` wrote; the prediction and the bound are computed again."""
         saved = read_plan(Path(path))
-        return cls(saved.problem, saved.schedule, lower_bound(saved.problem), saved.choices)
+        problem = saved.problem
+        if saved.schedule.rows.has_memory_actions:
+            # Bytes that are recomputed or offloaded limit no order.
+            problem = problem.without_limit
+        return cls(saved.problem, saved.schedule, lower_bound(problem), saved.choices)
 
     def to_file(self, path: Path | str) -> None:
         """Write the plan as JSON: orders, costs, limits and choices, with its prediction."""
@@ -109,6 +114,7 @@ class Plan:
             lines.append("the search was cut short; more seconds may give a better plan")
         if timeline.peak_bytes:
             lines.append(self._describe_memory())
+        lines += describe_memory_actions(timeline, problem.costs, problem.boundary)
         if self.choices is not None:
             lines.append(str(self.choices))
         return "\n".join(lines)

@@ -110,6 +110,11 @@ class SchedulingProblem:
         costs = self.costs.for_even_microbatches(float(self.scales.min()))
         return replace(self, costs=costs)
 
+    @property
+    def without_limit(self) -> "SchedulingProblem":
+        """The problem with as many bytes per rank as anything takes."""
+        return replace(self, memory=(inf,) * self.ranks)
+
     def with_microbatches(self, microbatches: int) -> "SchedulingProblem":
         """Return the problem with another number of microbatches, each of the mean size."""
         costs = self.costs

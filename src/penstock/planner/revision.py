@@ -98,5 +98,7 @@ def revise(
         costs, was.placement, was.microbatches, was.memory, boundary=was.boundary
     )
     old = replace(plan, problem=problem, lower_bound=lower_bound(problem))
-    new = replace(solve(problem, seconds=seconds, progress=progress), choices=plan.choices)
+    known = [plan.schedule]
+    new = solve(problem, seconds=seconds, known=known, progress=progress)
+    new = replace(new, choices=plan.choices)
     return Revision(old, new, least_gain)

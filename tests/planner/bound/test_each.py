@@ -13,7 +13,7 @@ from penstock.planner.exact.prove import prove
 from penstock.planner.order.anneal import anneal
 from penstock.planner.order.builder import Builder, Policy
 from penstock.planner.order.guesses import urgency_of
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.solver import solve
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
@@ -151,7 +151,9 @@ def test_loops_of_the_planner_agree_with_the_simulator(is_compiled: bool) -> Non
         seen: list[float] = []
         shares = iter((0.0, 0.5, 1.0))
 
-        def progress(best: float, seen: list[float] = seen, shares: object = shares) -> float:
+        def progress(
+            best: float, _order: Longs, seen: list[float] = seen, shares: object = shares
+        ) -> float:
             seen.append(best)
             return next(shares)  # type: ignore[call-overload, no-any-return]  # an iterator
 

@@ -31,7 +31,7 @@ def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = Fal
         Lanes(problem),
         first_order(problem),
         is_compiled=is_compiled,
-        progress=lambda _step: float(next(parts)),
+        progress=lambda _step, _order: float(next(parts)),
     )
 
 
@@ -59,7 +59,7 @@ def test_annealing_times_orders_as_the_simulator_does() -> None:
         problem = draw_problem(Random(seed), Placement.v(2), 4, room=2.0)
         seen: list[float] = []
 
-        def progress(step: float, seen: list[float] = seen) -> float:
+        def progress(step: float, _order: Longs, seen: list[float] = seen) -> float:
             seen.append(step)
             return len(seen) / 3
 

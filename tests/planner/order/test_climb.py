@@ -33,7 +33,7 @@ def improve(placement: Placement, seed: int, orders: int) -> tuple[float, Improv
     guesses = [guesser.one_at_a_time(), *(guesser.guess() for _ in range(10))]
     candidates = try_out(builder, guesses, for_orders(100))
     least = min(candidate.built.seconds for candidate in candidates)
-    return least, climb(builder, candidates, random, for_orders(orders))
+    return least, climb(builder, candidates, random, for_orders(orders))[0]
 
 
 @pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(3), Placement.loop(3, 2)])

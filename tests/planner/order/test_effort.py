@@ -1,7 +1,11 @@
 """The same effort gives the same order, whatever the clock says, and no clock ends it."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
+from subprocess import Popen
 
 import pytest
 
@@ -69,3 +73,26 @@ def test_a_named_placement_is_never_better_than_the_choice() -> None:
     for placement in ("loop", "interleaved", "v"):
         named = plan(costs, ranks=4, microbatches=10, memory=9, placement=placement, effort=10_000)
         assert free.seconds <= named.seconds * ROUNDING
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run processes that never wait, while the work inside lasts, and at most a few minutes."""
+    busy = "from time import monotonic as t\nend = t() + 300\nwhile t() < end: pass"
+    processes = [Popen([sys.executable, "-c", busy]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_busy_processes_beside_it_do_not_change_a_plan() -> None:
+    problem, _ = draw(1)
+    quiet = solve(problem, seconds=1)
+    with busy_processes(6):
+        busy = solve(problem, seconds=1)
+    assert busy.schedule == quiet.schedule
+    assert not busy.is_cut_short

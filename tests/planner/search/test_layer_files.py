@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import CostsError
 from penstock.planner.partition.pieces import Piece
-from penstock.planner.search.layer_files import LayerCosts, read_layers
+from penstock.planner.search.layer_files import LayerCosts, read_layers, write_layers
 
 ONE_SIZE = """
 transfer = 0.5
@@ -68,6 +68,13 @@ def test_every_size_has_its_layers_and_may_have_its_transfer(tmp_path: Path) -> 
     )
 
 
+def test_the_host_is_written_and_read(tmp_path: Path) -> None:
+    piece = Piece("block", forward=1.0, host_action=0.25)
+    given = LayerCosts({1: (piece,), 2: (piece,)}, {1: 0.5, 2: 1.0}, host_message=0.125)
+    write_layers(tmp_path / "layers.json", given)
+    assert read_layers(tmp_path / "layers.json") == given
+
+
 def test_json_says_the_same(tmp_path: Path) -> None:
     file = write(tmp_path, '{"layers": [{"name": "a", "forward": 1}]}', "layers.json")
     assert read_layers(file) == LayerCosts({1: (Piece("a", forward=1),)}, {1: 0.0})
@@ -97,7 +104,11 @@ def test_json_says_the_same(tmp_path: Path) -> None:
             "every size must have its own microbatch_size, from 1",
         ),
         ("sizes = [{microbatch_size = 2}]", "layers must be a list of at least one table"),
-        ("color = 1", "the file has an unknown field 'color'; known are layers, sizes, transfer"),
+        (
+            "color = 1",
+            "the file has an unknown field 'color'; known are host_message, layers, sizes, "
+            "transfer",
+        ),
         ("=", "not readable as TOML: Invalid statement"),
     ],
 )

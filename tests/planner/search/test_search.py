@@ -124,3 +124,13 @@ def test_searching_twice_gives_the_same() -> None:
     # Without any time the solver does what it does in any case, however busy the machine is.
     one, two = (search(layers(), ranks=2, batch=9, memory=250.0, seconds=0.0) for _ in range(2))
     assert (one.found, one.refused, one.num_slower) == (two.found, two.refused, two.num_slower)
+
+
+def test_a_plan_for_less_memory_is_a_guess_for_more() -> None:
+    tight = search(layers(), ranks=2, batch=6, memory=260, effort=200_000).best
+    loose = search(layers(), ranks=2, batch=6, memory=300, effort=0, known=[tight]).best
+    assert loose.seconds <= tight.seconds
+    # Plans for another batch are left out.
+    other = search(layers(), ranks=2, batch=8, memory=300, effort=0, known=[tight]).best
+    assert other.choices is not None
+    assert other.problem.microbatches * other.choices.microbatch_size == 8

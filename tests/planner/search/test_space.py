@@ -1,5 +1,7 @@
 """Everything there is to choose is looked at once, and what cannot fit is known to."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.costs import Costs
@@ -169,3 +171,12 @@ def test_invalid_arguments_are_refused(
     with pytest.raises(error) as caught:
         candidates(**changes)  # type: ignore[arg-type]  # wrong on purpose
     assert str(caught.value) == message
+
+
+def test_the_host_costs_as_much_as_for_the_layer_that_costs_it_most() -> None:
+    layers = [*LAYERS[:-1], replace(LAYERS[-1], host_action=0.125)]
+    space = Space.of(layers, 2, 4, None, 0.0, "everything")
+    found = replace(space, host_message=0.25).candidates()
+    assert {(o.problem.costs.host_action, o.problem.costs.host_message) for o in found} == {
+        (0.125, 0.25)
+    }

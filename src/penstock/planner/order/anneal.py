@@ -70,12 +70,16 @@ class _Move(NamedTuple):
 
 
 def anneal(
-    lanes: Lanes, order: Longs, *, is_compiled: bool, progress: Callable[[float], float]
+    lanes: Lanes,
+    order: Longs,
+    *,
+    is_compiled: bool,
+    progress: Callable[[float, Longs], float],
 ) -> Longs:
     """Return the best order that annealing meets, starting from this one.
 
-    `progress` gets the best seconds so far and returns which share of the annealing is over; 1
-    ends it.
+    `progress` gets the best seconds so far, with their order, and returns which share of the
+    annealing is over; 1 ends it.
     """
     loop: Callable[..., bool] = compiled(_make_moves, *_PARTS) if is_compiled else _make_moves
 
@@ -86,7 +90,7 @@ def anneal(
     starts = (order, order, np.full(1, inf), np.ones(1, dtype=np.int64))
     orders = _Orders(*map(give, starts))
     spell = 0
-    while (part := progress(orders.seconds[0])) < 1:
+    while (part := progress(orders.seconds[0], np.asarray(orders.best))) < 1:
         if spell != int(part * len(_TEMPERATURES)):
             spell = int(part * len(_TEMPERATURES))
             orders.current[:] = orders.best

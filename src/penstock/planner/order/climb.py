@@ -70,8 +70,11 @@ def climb(
     candidates: Sequence[ImprovedOrder],
     random: Random,
     may_go_on: Callable[[ImprovedOrder], bool],
-) -> ImprovedOrder:
-    """Improve the best candidates while `may_go_on` of the fastest order holds."""
+) -> list[ImprovedOrder]:
+    """Improve the best candidates while `may_go_on` of the fastest order holds.
+
+    Return the fastest of all, and those that were worked on at the end.
+    """
     pool = sorted(candidates, key=_score)[:_SIDE_BY_SIDE]
     best = min(candidates, key=_seconds)
     while may_go_on(best):
@@ -85,7 +88,7 @@ def climb(
             del pool[number]
             insort(pool, changed, key=_score)
             best = min(best, changed, key=_seconds)
-    return best
+    return [best, *pool]
 
 
 def _change(candidate: ImprovedOrder, random: Random, cycle: float) -> Guess:

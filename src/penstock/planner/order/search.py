@@ -1,7 +1,7 @@
 """The search for a good order: guesses, orders built from them, and the best ones improved.
 
 Its effort is counted in built rows, and the clock only cuts it short: given enough time, the same
-problem and effort always give the same order.
+problem and effort always give the same order, and more effort never gives a slower one.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +27,7 @@ from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
+from penstock.planner.order.rounds import Purse, Trail, round_sizes
 from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["ROWS_PER_SECOND", "count_rows", "load_loops", "search_orders"]
@@ -35,6 +36,9 @@ __all__ = ["ROWS_PER_SECOND", "count_rows", "load_loops", "search_orders"]
 # on top of its own.
 ROWS_PER_SECOND = {True: 4_000_000.0, False: 120_000.0}
 _ROWS_PER_ORDER = 300
+
+# The rows that a search builds in a second of a plan: its checks take a quarter of that.
+_ROWS_OF_A_SECOND = 0.75 * ROWS_PER_SECOND[True]
 
 # The number of random guesses, if they take no more than this share of the effort, and the least
 # number. Greedy ones take no more than their own share.
@@ -99,7 +103,7 @@ def _run_loops_once() -> None:
     built = Builder(lanes, is_compiled=True).build(guess.urgency, guess.policy)
     assert built is not None, "one microbatch at a time always fits"
     shares = iter((0.0, 1.0))
-    anneal(lanes, built.order, is_compiled=True, progress=lambda _: next(shares))
+    anneal(lanes, built.order, is_compiled=True, progress=lambda *_: next(shares))
 
 
 def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None:
@@ -107,93 +111,139 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
 
     `known` are schedules to learn from, whether they keep the limit or not. If there are too many
     rows for many orders, a problem with fewer microbatches shows which guesses are good. If there
-    are few, the rest of the effort goes to moving single actions.
+    are few, half of the effort goes to moving single actions. See `rounds.py` for what more effort
+    adds.
     """
-    lanes, random = Lanes(found.problem), Random(0)
-    is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
-    share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
-    search = _Search(found, lanes, found.bound, effort.part(share))
-    few = found.problem.with_microbatches(_FEW_MICROBATCHES * found.problem.ranks)
-    is_short = search.orders < _FEW_ORDERS
-    if is_short and found.problem.microbatches > few.microbatches:
-        candidates = search.try_out(_learn_from(few, search, random))
-    else:
-        candidates = search.screen(known, random)
-    if not candidates:
+    lanes, random, trail = Lanes(found.problem), Random(0), Trail()
+    greedy = greedy_guesses(Guesser(lanes, random, found.bound))
+    purse = Purse(found, effort)
+    rows_per_order = lanes.num_rows + _ROWS_PER_ORDER
+    if found.has_best and not purse.spend(rows_per_order):
+        # One order of a very large problem may take longer than all the seconds.
         return
-    order = search.improve(candidates, random).built.order
-    _offer(found, lanes, order)
-    if is_small and not found.is_optimal:
-        is_compiled = should_compile(is_worth_loading=False)
-        order = anneal(
-            lanes, order, is_compiled=is_compiled, progress=_share_over(found, lanes, effort)
-        )
-        _offer(found, lanes, order)
+    pool: list[ImprovedOrder] = []
+    annealed: list[tuple[float, Longs]] = []
+    for rows in round_sizes(_ROWS_OF_A_SECOND, rows_per_order):
+        is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
+        share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
+        search = _Search(purse, trail, lanes, found.bound, share * rows)
+        pool += search.guess(known, random)
+        if not pool:
+            break
+        best, pool = search.improve(pool, greedy, random)
+        if is_small and not meets_bound(trail.seconds, found.bound) and not purse.is_empty:
+            start = min((*annealed, (best.built.seconds, best.built.order)), key=_first)
+            annealed = [search.anneal(start[1], (1 - share) * rows)]
+            if not purse.is_empty:
+                pool += search.try_out([_follow(lanes, annealed[0][1])])
+        purse.end_first_round()
+        known = ()
+        if purse.is_empty or meets_bound(trail.seconds, found.bound):
+            break
+    _offer(found, lanes, trail)
 
 
-def _offer(found: BestSoFar, lanes: Lanes, order: Longs) -> None:
-    """Offer an order, with whole backwards where they cost nothing."""
-    schedule = lanes.to_schedule(order, "solved")
-    found.offer(merge_for_free(schedule, found.problem), "improvements")
+def _offer(found: BestSoFar, lanes: Lanes, trail: Trail) -> None:
+    """Offer the best order, with whole backwards where they cost nothing.
+
+    If its seconds are not what a step costs, offer all that were the best at some time.
+    """
+    for order in trail.orders[-1:] if _is_timed(found.problem) else trail.orders:
+        schedule = lanes.to_schedule(order, "solved")
+        found.offer(merge_for_free(schedule, found.problem), "improvements")
 
 
-def _share_over(found: BestSoFar, lanes: Lanes, effort: Effort) -> Callable[[float], float]:
-    """Return a function for the share of annealing that is over: all of it at the bound."""
-    most = (1 - _SHARE_BEFORE_ANNEALING) * effort.rows
-    step = MOVES * lanes.num_rows / _TIMED_PER_BUILT
-    rows = 0.0
+def _is_timed(problem: SchedulingProblem) -> bool:
+    """Return whether the seconds of a built order are those of its step, and B gains nothing."""
+    costs = problem.costs
+    is_plain = costs.full_backward is None and not costs.host_action and costs.wires is None
+    return is_plain and not costs.has_collectives and problem.boundary != "nothing"
 
-    def gone(best: float) -> float:
-        nonlocal rows
-        found.report("single moves", best)
-        rows += step
-        if rows >= most or meets_bound(best, found.bound):
-            return 1.0
-        return 1.0 if found.is_over(effort.seconds, step) else rows / most
 
-    return gone
+def _follow(lanes: Lanes, order: Longs) -> Guess:
+    """Return the guess that follows an order."""
+    start = urgency_of(lanes.to_schedule(order, "followed"), lanes.problem.costs)
+    return Guess(start, _TO_THE_LETTER)
+
+
+def _first(timed: tuple[float, Longs]) -> float:
+    return timed[0]
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A search that ends at a bound, or with its effort."""
+    """A round of a search at one problem, worth some rows; it ends at a bound, or with the purse.
 
-    found: BestSoFar
+    `trail` is where it leaves orders, if they are of the problem that is searched for.
+    """
+
+    purse: Purse
+    trail: Trail | None
     lanes: Lanes
     bound: float
-    effort: Effort
+    rows: float
+
+    def guess(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
+        """Return candidates from guesses for this problem, or for one that is shorter."""
+        problem = self.lanes.problem
+        few = problem.with_microbatches(_FEW_MICROBATCHES * problem.ranks)
+        if self.orders < _FEW_ORDERS and problem.microbatches > few.microbatches:
+            return self.try_out(_learn_from(few, self, random))
+        return self.screen(known, random)
 
     def screen(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
         """Return candidates from all kinds of guesses, and the best again with other policies."""
         guesser = Guesser(self.lanes, random, self.bound)
         candidates = self.try_out(_guess(self, guesser, known))
+        if self.purse.is_empty:
+            return candidates
         again = _with_other_policies(candidates[:_TRIED_AGAIN], guesser)
-        return candidates + self.try_out(again)
+        number = max(_FEWEST_TRIED, int(_SHARE_FOR_GUESSES * self.orders))
+        return candidates + self.try_out(islice(again, number))
 
     def try_out(self, guesses: Iterable[Guess]) -> list[ImprovedOrder]:
         """Return candidates from guesses, the best first, until the search is over."""
         most = max(_FEWEST_TRIED, self.orders)
         return try_out(self._builder, guesses, self._until("guesses", most))
 
-    def improve(self, candidates: Sequence[ImprovedOrder], random: Random) -> ImprovedOrder:
-        """Return the best order that comes from greedy rules or from improving candidates.
+    def improve(
+        self, candidates: Sequence[ImprovedOrder], greedy: Iterator[Guess], random: Random
+    ) -> tuple[ImprovedOrder, list[ImprovedOrder]]:
+        """Return the best order from greedy rules or from improving candidates, and the latter.
 
         Greedy orders are not improved themselves: candidates are improved as far as without them.
         """
         best = min(candidates, key=_seconds)
-        if not meets_bound(_seconds(best), self.bound):
-            guesses = greedy_guesses(Guesser(self.lanes, random, self.bound))
-            greedy = self.try_out(islice(guesses, int(_SHARE_FOR_GREEDY * self.orders)))
-            best = min((best, *greedy), key=_seconds)
-        if not meets_bound(_seconds(best), self.bound):
-            until = self._until("improvements", self.orders)
-            best = min(best, climb(self._builder, candidates, random, until), key=_seconds)
-        return best
+        if meets_bound(_seconds(best), self.bound) or self.purse.is_empty:
+            return best, list(candidates)
+        more = self.try_out(islice(greedy, int(_SHARE_FOR_GREEDY * self.orders)))
+        until = self._until("improvements", self.orders)
+        improved = climb(self._builder, candidates, random, until)
+        return min((improved[0], *more), key=_seconds), list(dict.fromkeys(improved))
+
+    def anneal(self, order: Longs, rows: float) -> tuple[float, Longs]:
+        """Return the best order that single moves lead to, with its seconds."""
+        step = MOVES * self.lanes.num_rows / _TIMED_PER_BUILT
+        best, moved = inf, -step
+
+        def gone(seconds: float, order: Longs) -> float:
+            nonlocal best, moved
+            best = seconds
+            moved += step
+            self._note(seconds, order)
+            self._report("single moves")
+            if moved >= rows or meets_bound(seconds, self.bound) or not self.purse.spend(step):
+                return 1.0
+            return moved / rows
+
+        is_compiled = should_compile(is_worth_loading=False)
+        found = anneal(self.lanes, order, is_compiled=is_compiled, progress=gone)
+        return best, found
 
     @property
     def orders(self) -> float:
         """The number of orders that are worth the effort."""
-        return self.effort.rows / self._rows_per_order
+        return self.rows / self._rows_per_order
 
     @property
     def _rows_per_order(self) -> float:
@@ -203,17 +253,24 @@ class _Search:
     def _builder(self) -> Builder:
         return Builder(self.lanes, should_compile(is_worth_loading=False))
 
+    def _note(self, seconds: float, order: Longs) -> None:
+        if self.trail is not None:
+            self.trail.record(order, seconds)
+
+    def _report(self, trying: str) -> None:
+        self.purse.found.report(trying, inf if self.trail is None else self.trail.seconds)
+
     def _until(self, trying: str, orders: float) -> Callable[[ImprovedOrder], bool]:
         left = orders
 
         def may_go_on(best: ImprovedOrder) -> bool:
             nonlocal left
             left -= 1
-            is_whole = self.lanes.problem is self.found.problem
-            self.found.report(trying, best.built.seconds if is_whole else inf)
+            self._note(best.built.seconds, best.built.order)
+            self._report(trying)
             if left < 0 or meets_bound(best.built.seconds, self.bound):
                 return False
-            return not self.found.is_over(self.effort.seconds, self._rows_per_order)
+            return self.purse.spend(self._rows_per_order)
 
         return may_go_on
 
@@ -238,9 +295,12 @@ def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iter
 def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iterator[Guess]:
     """Yield a guess that always fits, and the best for fewer microbatches, lengthened."""
     yield Guesser(search.lanes, random, search.bound).one_at_a_time()
-    effort = search.effort.part(_SHARE_FOR_FEW)
-    shorter = _Search(search.found, Lanes(few), lower_bound(few), effort)
+    shorter = _Search(
+        search.purse, None, Lanes(few), lower_bound(few), _SHARE_FOR_FEW * search.rows
+    )
     screened = shorter.screen(tuple(fixed_schedules(few)), random)
+    if search.purse.is_empty and not search.purse.is_first_round:
+        return
     for candidate in sorted(screened, key=_seconds)[:_LENGTHENED]:
         yield lengthen(candidate.guess, search.lanes.microbatches)
 

@@ -6,13 +6,14 @@ Nothing is ever worse than the best fixed family that keeps the limit, and no mo
 once a schedule is as fast as the lower bound.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import inf
 
 from penstock.checks.report import check
 from penstock.ir.clock import expect_rows
+from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.effort_clock import Effort, require_effort, require_seconds
 from penstock.planner.exact.prove import prove
@@ -80,14 +81,19 @@ def solve(
     *,
     seconds: float = 5.0,
     effort: float | None = None,
+    known: Sequence[Schedule] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """Find the fastest schedule for a problem that keeps its memory limit.
 
     `seconds` are processor seconds: they say how much work to do, and end it if it takes longer.
     `effort` is that work itself, in rows of orders that are built, and no clock ends it: the same
-    effort gives the same schedule on every machine. `progress` is called now and then with the
-    state of the search.
+    effort gives the same schedule on every machine, and more effort never gives a slower one (but
+    for exact answers that are not proven, where this is not guaranteed).
+
+    `known` are schedules to begin with: the answer is never slower than one of them that keeps the
+    limit, for example the answer for a tighter one. Those of other placements or sizes are left
+    out. `progress` is called now and then with the state of the search.
 
     >>> from penstock.costs import Costs
     >>> from penstock.ir.placement import Placement
@@ -102,7 +108,9 @@ def solve(
     load_loops(problem, wanted.effort.rows)
     found = BestSoFar(problem, lower_bound(problem), progress, wanted.floor)
     may_be_exact = _is_small(problem) and find_spec("ortools") is not None
-    _search(found, wanted.effort.part(_SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH))
+    share = _SHARE_BEFORE_EXACT if may_be_exact else _SHARE_FOR_SEARCH
+    usable = [schedule for schedule in known if _is_for(schedule, problem)]
+    _search(found, usable, wanted.effort.part(share))
     if not found.is_optimal and may_be_exact:
         _make_exact(found, wanted)
     check(found.best)
@@ -110,25 +118,32 @@ def solve(
     return Plan(problem, found.best, found.bound, is_cut_short=is_cut_short)
 
 
-def _search(found: BestSoFar, effort: Effort) -> None:
-    """Try families, then orders with whole backwards if these are cheaper, then any orders.
+def _is_for(schedule: Schedule, problem: SchedulingProblem) -> bool:
+    """Return whether a schedule solves a problem, if it keeps its limit."""
+    is_same = schedule.placement == problem.placement and schedule.dataflow == problem.dataflow
+    is_whole = bool(schedule.rows.is_compute.all()) and not schedule.is_forward_only
+    return is_same and is_whole and schedule.microbatches == problem.microbatches
+
+
+def _search(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None:
+    """Try what is known, then orders with whole backwards if these are cheaper, then any orders.
 
     Orders with whole backwards get half of the seconds, and half of the rows on top.
     """
     expect_rows(_SIMULATIONS * Lanes(found.problem).num_rows)
-    families = list(fixed_schedules(found.problem))
-    for schedule in families:
+    known = [*known, *fixed_schedules(found.problem)]
+    for schedule in known:
         found.offer(schedule, schedule.name)
     whole = with_whole_backwards(found.problem)
     if whole is not None and not found.is_optimal:
         half = Effort(effort.rows / 2, (effort.seconds - found.elapsed) / 2)
         unsplit = BestSoFar(whole, lower_bound(whole), None, found.floor)
-        search_orders(unsplit, families, half)
+        search_orders(unsplit, known, half)
         found.is_cut_short |= unsplit.is_cut_short
         if unsplit.has_best:
             found.offer(make_whole(unsplit.best), "whole backwards")
     if not found.is_optimal:
-        search_orders(found, families, effort)
+        search_orders(found, known, effort)
 
 
 def _is_small(problem: SchedulingProblem) -> bool:

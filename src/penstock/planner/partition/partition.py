@@ -105,6 +105,7 @@ class Partition:
             optimizer_bytes=self._per_stage(lambda piece: piece.optimizer_bytes),
             message_bytes=[stage[0].message_bytes for stage in self.stages],
             workspace_bytes=[max(p.workspace_bytes for p in stage) for stage in self.stages],
+            host_action=max(piece.host_action for piece in self.pieces),
         )
 
     def __repr__(self) -> str:

@@ -17,6 +17,9 @@ class Piece:
     more, until its W. `message_bytes` is what the piece takes in, which is also what is held of it
     if its stage is checkpointed and begins with it; `workspace_bytes` is needed while it runs.
 
+    `host_action` is the host's seconds for each action of a stage with this piece. They are not
+    summed: a stage costs its host as much as the piece that costs it most.
+
     >>> Piece("layers.0", forward=1.0, backward_input=1.0, backward_weight=0.5).seconds
     2.5
     """
@@ -32,6 +35,7 @@ class Piece:
     weight_stash_bytes: float = 0.0
     message_bytes: float = 0.0
     workspace_bytes: float = 0.0
+    host_action: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self)[1:]:

@@ -11,6 +11,7 @@ name = "block"
 repeat = 24                     block.0 to block.23, all alike
 forward = 0.010
 
+`host_message` is the host's seconds for each message, whatever its size.
 With several microbatch sizes, each has a table `[[sizes]]` with `microbatch_size`, `layers` and,
 if there is one, `transfer`.
 """
@@ -35,10 +36,11 @@ _MOST_LAYERS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class LayerCosts:
-    """Layers and transfer seconds, by microbatch size, as `search` takes them."""
+    """Layers and transfer seconds, by microbatch size, and the host's, as `search` takes them."""
 
     layers: Mapping[int, tuple[Piece, ...]]
     transfer: Mapping[int, PerLink]
+    host_message: float = 0.0
 
 
 def read_layers(path: Path | str) -> LayerCosts:
@@ -60,15 +62,20 @@ def write_layers(path: Path | str, costs: LayerCosts) -> None:
         }
         for size, pieces in costs.layers.items()
     ]
-    write_atomically(path, json.dumps({"sizes": sizes}, indent=1) + "\n")
+    write_atomically(
+        path, json.dumps({"host_message": costs.host_message, "sizes": sizes}, indent=1) + "\n"
+    )
 
 
 def _read(values: object) -> LayerCosts:
-    found = _table("the file", values, {"layers", "sizes", "transfer"})
+    found = _table("the file", values, {"layers", "sizes", "transfer", "host_message"})
     if ("layers" in found) == ("sizes" in found):
         raise CostsError("the file must have either layers or sizes")
+    host_message = Costs.from_mapping(
+        {"host_message": found.get("host_message", 0.0)}
+    ).host_message
     if "layers" in found:
-        return LayerCosts({1: _layers(found["layers"])}, {1: _transfer(found)})
+        return LayerCosts({1: _layers(found["layers"])}, {1: _transfer(found)}, host_message)
     layers, transfer = {}, {}
     for entry in _list("sizes", found["sizes"]):
         table = _table("a size", entry, {"microbatch_size", "layers", "transfer"})
@@ -79,7 +86,7 @@ def _read(values: object) -> LayerCosts:
             )
         layers[size] = _layers(table.get("layers"))
         transfer[size] = _transfer(found | table)
-    return LayerCosts(layers, transfer)
+    return LayerCosts(layers, transfer, host_message)
 
 
 def _layers(value: object) -> tuple[Piece, ...]:

@@ -5,7 +5,7 @@ every combination -> bounds and known families rule most out -> the few best are
     the best, with one stage more or less checkpointed  <-----------+   and the same again
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -42,6 +42,7 @@ def search(
     devices: int | None = None,
     memory: float | Sequence[float] | None = None,
     transfer: PerLink | Mapping[int, PerLink] = 0.0,
+    host_message: float = 0.0,
     rank_factors: Sequence[float] | None = None,
     reduction_bandwidth: float | None = None,
     reduction_seconds: float | Mapping[int, float] = 0.0,
@@ -49,6 +50,7 @@ def search(
     boundary: Boundary = DEFAULT_BOUNDARY,
     seconds: float = 20.0,
     effort: float | None = None,
+    known: Sequence[Plan] = (),
     progress: Callable[[Progress], None] | None = None,
 ) -> Findings:
     """Find the fastest way to train a model of these layers on these ranks.
@@ -57,6 +59,9 @@ def search(
     or a list for every microbatch size to choose from; `transfer` likewise. `batch` is the rows of
     a step, `memory` the bytes per rank. Chosen are the microbatch size, the placement, the stages
     per rank, which layers make which stage, which stages are checkpointed, and the order.
+
+    `host_message` is the host's seconds for each message, on its sender and on its receiver; those
+    for each action are those of the layers.
 
     `rank_factors` has what stages take on each rank, as a multiple of the layers' seconds.
 
@@ -70,6 +75,9 @@ def search(
     names what happens between two steps if it is something else, as in `plan`. `seconds` is how
     long to solve, in processor seconds, and `effort` how many rows of orders to build instead, for
     all candidates together.
+
+    The best is never slower than one of `known` that is possible here: plans of earlier searches,
+    with less memory for example.
     """
     require_seconds(seconds)
     require_effort(effort)
@@ -79,7 +87,7 @@ def search(
     def make_space(ranks: int, replicas: int) -> Space:
         part = batch // replicas
         space = Space.of(layers, ranks, part, memory, transfer, boundary, rank_factors)
-        return replace(space, replicas=replicas, reduction=reduction)
+        return replace(space, replicas=replicas, reduction=reduction, host_message=host_message)
 
     if (ranks is None) == (devices is None):
         raise ArgumentError(f"give either ranks or devices (got {ranks} and {devices})")
@@ -98,7 +106,8 @@ def search(
         )
     candidates = [one for space in spaces.values() for one in space.candidates()]
     refused = tuple(one for one in candidates if one.missing_bytes > 0)
-    promising = _screen(candidates, inf)
+    recalled = [one for space in spaces.values() for one in _recall(space, known)]
+    promising = [*recalled, *_screen(candidates, min(map(_step, recalled), default=inf))]
     if not promising:
         raise MemoryLimitError(_nothing_fits(refused))
     work = _Work(seconds, effort, progress)
@@ -134,6 +143,23 @@ class _Evaluated:
     def least_seconds(self) -> float:
         """What a step costs at least."""
         return self.lower_bound + self.candidate.choices.reduction_seconds
+
+
+def _recall(space: Space, known: Sequence[Plan]) -> Iterator[_Evaluated]:
+    """Yield what was chosen in known plans, with their orders, where they are possible."""
+    for plan in known:
+        choices, placement = plan.choices, plan.problem.placement
+        if choices is None or not space.has(placement, choices):
+            continue
+        candidate = space.candidate(placement, choices)
+        bound = lower_bound(candidate.problem)
+        again = Plan(candidate.problem, plan.schedule, bound, candidate.choices)
+        if plan.problem.microbatches == candidate.problem.microbatches and again.keeps_limit:
+            yield _Evaluated(candidate, bound, again)
+
+
+def _step(one: _Evaluated) -> float:
+    return one.seconds
 
 
 def _best_first(evaluated: Sequence[_Evaluated]) -> list[_Evaluated]:
@@ -194,7 +220,14 @@ class _Work:
     def _solve(self, one: _Evaluated, seconds: float, effort: float | None) -> _Evaluated:
         """Return the better of what the solver finds and of what is known."""
         candidate = one.candidate
-        found = solve(candidate.problem, seconds=seconds, effort=effort, progress=self.progress)
+        orders = [] if one.known is None else [one.known.schedule]
+        found = solve(
+            candidate.problem,
+            seconds=seconds,
+            effort=effort,
+            known=orders,
+            progress=self.progress,
+        )
         bound = max(found.lower_bound, one.lower_bound)
         plans = [replace(found, choices=candidate.choices)]
         plans += [] if one.known is None else [one.known]

@@ -69,6 +69,7 @@ class Space:
     factors: tuple[float, ...]
     replicas: int = 1
     reduction: Reduction = _NO_REDUCTION
+    host_message: float = 0.0
 
     @classmethod
     def of(
@@ -105,6 +106,14 @@ class Space:
                 if self.batch % size == 0:
                     yield from _Subspace(self, size, placement).candidates()
 
+    def has(self, placement: Placement, choices: Choices) -> bool:
+        """Return whether choices, such as those of a plan, are possible here."""
+        size = choices.microbatch_size
+        is_size = size in self.layers and self.batch % size == 0
+        is_cut = is_size and sum(choices.sizes) == len(self.layers[size])
+        fits = placement.num_ranks == self.ranks and placement.num_stages == len(choices.sizes)
+        return is_cut and fits and choices.replicas == self.replicas
+
     def candidate(self, placement: Placement, choices: Choices) -> Candidate:
         """Return the problem that choices lead to, whether or not it fits."""
         size, stages = choices.microbatch_size, placement.num_stages
@@ -116,7 +125,9 @@ class Space:
             memory=None,
             is_best=False,
         )
-        plain = replace(cut.to_costs(), transfer=self.transfer[size])
+        plain = replace(
+            cut.to_costs(), transfer=self.transfer[size], host_message=self.host_message
+        )
         plain = self.reduction.shard(self._slow_down(plain, placement), stages, self.replicas)
         costs = checkpoint(plain, choices.checkpointed, stages)
         seconds = self.reduction.of(plain, placement, self.replicas)
