@@ -124,7 +124,10 @@ def test_measuring_leaves_no_hooks_on_the_layers() -> None:
         example=example,
         loss=square,
     )
-    ps.measure_layers(model, layers="layers", example=example, loss=square)
+    pieces = ps.measure_layers(model, layers="layers", example=example, loss=square)
+    # The host needs as long for every stage.
+    assert len({piece.host_action for piece in pieces}) == 1
+    assert pieces[0].host_action > 0
     assert count_hooks(model) == 0
     pipe = ps.split(model, layers="layers", stages=2, example=example)
     ps.measure(pipe, example=example, loss=square, repeats=1)

@@ -5,7 +5,12 @@ import warnings
 import numpy as np
 import pytest
 
-from penstock.measuring.stability import MeasurementWarning, is_stable, warn_if_unstable
+from penstock.measuring.stability import (
+    MeasurementWarning,
+    is_stable,
+    warn_if_links_vary,
+    warn_if_unstable,
+)
 
 
 def test_seconds_are_stable_if_the_middle_half_is_within_a_tenth() -> None:
@@ -27,3 +32,11 @@ def test_seconds_that_vary_little_give_no_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_unstable({"forward": (0.1, 0.5)})
+
+
+def test_links_that_vary_are_named() -> None:
+    with pytest.warns(MeasurementWarning, match=r"between ranks 1 and 2 varied by 157% of their"):
+        warn_if_links_vary({(0, 1): 0.2, (1, 2): 1.57})
+    # Half of a median is still trusted, and one rank has no links.
+    warn_if_links_vary({(0, 1): 0.5})
+    warn_if_links_vary({})

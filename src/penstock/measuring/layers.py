@@ -88,6 +88,10 @@ def measure_pieces(
     costs, count = found.costs, len(names)
     columns = {name: costs.per_stage(name, count) for name in _COLUMNS}
     return [
-        Piece(name, **{column: float(values[number]) for column, values in columns.items()})
+        Piece(
+            name,
+            **{column: float(values[number]) for column, values in columns.items()},
+            host_action=costs.host_action,
+        )
         for number, name in enumerate(names)
     ]

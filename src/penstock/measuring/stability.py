@@ -7,7 +7,13 @@ import numpy as np
 
 from penstock.ir.rows import Floats
 
-__all__ = ["MeasurementWarning", "is_stable", "spread_of", "warn_if_unstable"]
+__all__ = [
+    "MeasurementWarning",
+    "is_stable",
+    "spread_of",
+    "warn_if_links_vary",
+    "warn_if_unstable",
+]
 
 # Seconds are measured again until half of the samples are within this share of their median, and
 # cannot be trusted if they are not within the second one.
@@ -46,4 +52,19 @@ def warn_if_unstable(spread: Mapping[str, Sequence[float]]) -> None:
             "with a larger microbatch or more repeats",
             MeasurementWarning,
             stacklevel=3,
+        )
+
+
+def warn_if_links_vary(spread: Mapping[tuple[int, int], float]) -> None:
+    """Warn once, with the worst link, if messages between ranks vary too much to be trusted."""
+    if not spread:
+        return
+    one, other = worst = max(spread, key=lambda pair: spread[pair])
+    if spread[worst] > _TRUSTED:
+        warnings.warn(
+            f"the measured links cannot be trusted: messages between ranks {one} and {other} "
+            f"varied by {spread[worst]:.0%} of their median; measure again while the machines are "
+            "idle, or with more repeats",
+            MeasurementWarning,
+            stacklevel=4,
         )
