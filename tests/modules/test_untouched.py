@@ -12,7 +12,7 @@ from torch import nn
 import penstock as ps
 from penstock.measuring.balance import balance
 from penstock.measuring.stages import measure
-from penstock.modules.untouched import same_random_numbers, untouched
+from penstock.modules.untouched import same_attributes, same_random_numbers, untouched
 
 # The machine of the tests may be busy.
 pytestmark = pytest.mark.filterwarnings("ignore::penstock.measuring.MeasurementWarning")
@@ -149,3 +149,23 @@ def test_the_generators_of_devices_are_reset() -> None:
     with same_random_numbers():
         torch.rand(5, device="cuda")
     assert all(map(torch.equal, torch.cuda.get_rng_state_all(), before))
+
+
+class Frozen(dict[str, int]):
+    """A dict that refuses to be changed, as configurations of diffusers are."""
+
+    def clear(self) -> None:
+        raise AssertionError
+
+    def update(self, *_: object, **__: object) -> None:
+        raise AssertionError
+
+
+def test_a_dict_that_cannot_change_is_left_alone() -> None:
+    # Tracing once tried to restore it, which emptied it and then raised.
+    model = nn.Linear(1, 1)
+    model.settings = Frozen(width=1)  # type: ignore[assignment]  # any attribute
+    with same_attributes(model):
+        model.other = 1  # type: ignore[assignment]  # any attribute
+    assert model.settings == {"width": 1}
+    assert not hasattr(model, "other")

@@ -70,7 +70,7 @@ def test_run_detached_cuts_gradients_between_stages() -> None:
 def test_print_gives_a_line_per_stage() -> None:
     pipe = split_layers(small.Skips(), ["layers"], 4, (X,), {})
     assert str(pipe).splitlines() == [
-        "4 stages",
+        "4 stages of the layers in layers",
         "  0              42 parameters         0.0 MiB  feeds 1",
         "  1              42 parameters         0.0 MiB  feeds 2, 3",
         "  2              42 parameters         0.0 MiB  feeds 3",

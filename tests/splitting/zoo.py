@@ -349,10 +349,10 @@ def _assert_near(found: torch.Tensor, expected: torch.Tensor, limit: float) -> N
 HEADER = """\
 # Which models split, and how
 
-Small models, built from the configurations of the current `transformers` release, and what became
-of them: split in 2 and in 4 stages by layers, with an example of the inputs; in 4 without one; and
-in 2 by tracing. "yes" says that outputs, gradients (1F1B and ZBV), names and parameters are those
-of the unsplit model; anything else is the error that the user gets. This table is written by
+Small models, built from the configurations of the current `transformers` release, split in four
+ways: into 2 and into 4 stages by layers, with an example of the inputs; into 4 without one; and
+into 2 by tracing. "yes" says that outputs, gradients (1F1B and ZBV), names and parameters are
+those of the unsplit model; anything else is the error that the user gets. This table is written by
 `python -m tests.splitting.zoo`, and a test holds it to what is found.
 
 | model | class | 2 by layers | 4 by layers | 4 without an example | traced |

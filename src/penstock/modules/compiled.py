@@ -1,5 +1,6 @@
 """Compiled modules: how to know one, what is inside of it, and how to run it uncompiled."""
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -38,8 +39,11 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
 
 
 def run_eagerly(module: nn.Module) -> AbstractContextManager[object]:
-    """Run no part of a module as compiled code; the compiler is loaded only if needed."""
-    if any(is_compiled(inner) for inner in module.modules()):
+    """Run no part of a module as compiled code; the compiler is loaded only if needed.
+
+    Functions that a module calls may be compiled too, which has loaded the compiler.
+    """
+    if "torch._dynamo" in sys.modules or any(is_compiled(inner) for inner in module.modules()):
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()

@@ -59,8 +59,17 @@ def same_attributes(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for table, before in tables:
-            table.clear()
-            table.update(before)
+            # A dict of a class of its own may refuse any change, and then has none.
+            if not _is_same(table, before):
+                table.clear()
+                table.update(before)
+
+
+def _is_same(table: dict[Any, Any], before: dict[Any, Any]) -> bool:
+    """Return whether a dict has the same objects in the same order."""
+    return [(key, id(value)) for key, value in table.items()] == [
+        (key, id(value)) for key, value in before.items()
+    ]
 
 
 def _copy_tables(module: nn.Module) -> Iterator[tuple[dict[Any, Any], dict[Any, Any]]]:

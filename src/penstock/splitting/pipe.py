@@ -52,6 +52,8 @@ class Pipe:
     dataflow: Dataflow
     # The values behind the dataflow, by which stages that share a rank share what it has.
     routes: ValueRoutes | None = field(default=None, repr=False)
+    # The lists of layers that it was cut between, if it was split by layers.
+    layers: tuple[str, ...] = ()
     # Every parameter that has several names, found before anything replaces it.
     shared: tuple[Tie, ...] = field(init=False)
     # The signatures when the model was split, by which ranks check that they split alike.
@@ -93,7 +95,7 @@ class Pipe:
     def with_stages(self, wrapped: Mapping[int, nn.Module]) -> "Pipe":
         """Return this pipe with some stages replaced, for example by DDP wrappers."""
         stages = [wrapped.get(index, stage) for index, stage in enumerate(self.stages)]
-        pipe = Pipe(tuple(stages), self.dataflow, self.routes)
+        pipe = Pipe(tuple(stages), self.dataflow, self.routes, self.layers)
         object.__setattr__(pipe, "shared", self.shared)
         object.__setattr__(pipe, "signatures", self.signatures)
         object.__setattr__(pipe, "original", self.original)
@@ -182,7 +184,8 @@ class Pipe:
                     setattr(stage.get_submodule(path), attribute, parameter)
 
     def __str__(self) -> str:
-        lines = [f"{self.num_stages} stages"]
+        lists = ", ".join(name or "the model itself" for name in self.layers)
+        lines = [f"{self.num_stages} stages{f' of the layers in {lists}' if lists else ''}"]
         for index, stage in enumerate(self.stages):
             parameters = list(stage.parameters())
             count = sum(parameter.numel() for parameter in parameters)

@@ -2,18 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
+from logging import getLogger
 from typing import Any, Literal
 
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from penstock.errors import ArgumentError, ModelError
+from penstock.splitting.by_layers.example.called_towers import find_called_towers
 from penstock.splitting.by_layers.layers import split_layers
+from penstock.splitting.by_layers.towers import find_towers
 from penstock.splitting.by_tracing.traced import Policy, split_traced
 from penstock.splitting.marks import SplitPoint
 from penstock.splitting.pipe import Pipe
 
 __all__ = ["split"]
+
+_LOGGER = getLogger(__name__)
+# What `layers` is to find the lists of layers though there is an example.
+_AUTO = "auto"
 
 
 def split(
@@ -29,9 +36,11 @@ def split(
     """Cut a model into stages.
 
     By layers, without tracing: `layers` names one or several lists of modules, and `stages` is
-    how many stages to make, or how many layers each of them gets. An example of the model's
-    arguments is needed only if layers take more than inputs and what the layer before returned.
-    `at` with numbers cuts an `nn.Sequential` before these positions.
+    how many stages to make, or how many layers each of them gets. With `stages` alone, or with
+    `layers="auto"`, the lists are found: where most of the parameters are. `print(pipe)` and the
+    log say which. An example of the model's arguments is needed only if layers take more than
+    inputs and what the layer before returned. `at` with numbers cuts an `nn.Sequential` before
+    these positions.
 
     By tracing, with an example: at calls of `pipe_split` in the model, at module paths (`at` with
     `SplitPoint`s), where a function of the traced graph puts marks (`at`), or into a number of
@@ -65,21 +74,40 @@ def _split(
         sizes = _sizes(model, at)
         _refuse("at", stages=stages, layers=layers)
         return split_layers(model, [""], sizes, args, example_kwargs)
-    if layers is not None:
+    has_example = args is not None or example_kwargs is not None
+    if layers is not None or not (has_example or at or stages is None):
         _refuse("layers", at=at)
         if stages is None:
             raise ArgumentError(
                 "stages is required with layers; give the number of stages: stages=4"
             )
-        lists = [layers] if isinstance(layers, str) else list(layers)
+        lists = _lists(model, layers, stages, args, example_kwargs)
         return split_layers(model, lists, stages, args, example_kwargs)
-    if args is None and example_kwargs is None:
+    if not has_example:
         raise ArgumentError(
-            "give layers, the path of the model's list of layers, or an example of its arguments "
-            "to trace it with: split(model, layers='model.layers', stages=4) or "
-            "split(model, stages=4, example=[batch])"
+            "give the number of stages, or an example of the model's arguments to trace it with: "
+            "split(model, stages=4) or split(model, stages=4, example=[batch])"
         )
     return split_traced(model, args or (), example_kwargs, at=at, stages=stages, shared=shared)
+
+
+def _lists(
+    model: nn.Module,
+    layers: str | Sequence[str] | None,
+    stages: int | Sequence[int],
+    args: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None,
+) -> list[str]:
+    """Return the paths of the lists of layers; find them if none are given."""
+    if layers is not None and layers != _AUTO:
+        return [layers] if isinstance(layers, str) else list(layers)
+    least = stages if isinstance(stages, int) else sum(stages)
+    if args is None and kwargs is None:
+        found = find_towers(model, least)
+    else:
+        found = find_called_towers(model, least, args or (), kwargs or {})
+    _LOGGER.info("the layers to split between are those of %s", ", ".join(map(repr, found)))
+    return found
 
 
 def _require_shapes(model: nn.Module) -> None:

@@ -127,7 +127,7 @@ def test_a_split_that_needs_an_example_says_so(
 
 
 def test_layers_that_run_in_another_order_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"order of their list \(got 'layers\.3' out of order\)"):
+    with pytest.raises(ModelError, match=r"order of their lists \(got 'layers\.3' out of order\)"):
         split_layers(small.Reversed(), ["layers"], 4, *ONE)
 
 
@@ -331,3 +331,86 @@ def _hooks_of(module: nn.Module) -> tuple[int, int]:
 def _assert_equal(found: Any, expected: Any) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+class Asking(nn.Module):
+    """Asks a module of its own for dtype and device, as towers of transformers are asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(Block(), Block())
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.tower(x)
+        for layer in self.layers:
+            x = layer(x)
+        first = next(self.tower.parameters())
+        buffers = list(self.tower.named_buffers())
+        names = [name for name, _ in self.tower.named_parameters()]
+        assert (names[0], len(names), buffers) == ("0.linear.weight", 4, [])
+        return x.to(first.dtype).to(first.device)
+
+
+@pytest.mark.parametrize("has_example", [False, True])
+def test_a_module_of_another_stage_has_dtypes_and_devices(has_example: bool) -> None:
+    # It once had no parameters, and the whole message was "StopIteration:".
+    torch.manual_seed(0)
+    model, x = Asking(), numbers(8, WIDTH)
+    pipe = split_layers(model, ["layers"], 4, (x,) if has_example else None)
+    assert_same_names(model, pipe)
+    assert_same_gradients(model, pipe, (x,))
+
+
+class Converting(Block):
+    """A layer that converts what it gets to what it is already."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor, *_: object) -> Any:  # type: ignore[override]  # more arguments
+        mask = nn.functional.dropout(mask.to(x.dtype).contiguous().type_as(x), 0.0)
+        return super().forward(x) * mask
+
+
+class Masked(nn.Module):
+    """A model that uses a mask after its layers have converted it to what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Converting() for _ in range(4))
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x, mask)
+        return x * mask
+
+
+@pytest.mark.parametrize("has_example", [False, True])
+def test_functions_that_return_what_they_got_make_nothing(has_example: bool) -> None:
+    # The mask once counted as made in a layer, and was refused after it.
+    torch.manual_seed(0)
+    model, given = Masked(), (numbers(8, WIDTH), numbers(8, 1))
+    pipe = split_layers(model, ["layers"], 4, given if has_example else None)
+    assert_same_gradients(model, pipe, given)
+
+
+class WithOwnExample(small.Everywhere):
+    """A model that needs an example, and brings one."""
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        return {"x": numbers(2, WIDTH)}
+
+
+def test_a_model_with_an_example_of_its_own_needs_no_other() -> None:
+    torch.manual_seed(0)
+    model, x = WithOwnExample(), numbers(8, WIDTH)
+    pipe = split_layers(model, ["layers"], 4)
+    assert_same_gradients(model, pipe, (x,))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+
+
+def test_an_example_of_its_own_that_does_not_fit_is_left_out() -> None:
+    class Unfit(Chain):
+        dummy_inputs = {"words": torch.ones(2)}  # noqa: RUF012  # as a property would return it
+
+    model = Unfit()
+    assert_same_gradients(model, split_layers(model, ["layers"], 4), (numbers(8, 3),))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.call_records import Value
+from penstock.splitting.by_layers.records.call_records import Value
 from penstock.splitting.by_layers.replay import EndOfStage, Replay
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stand_ins import StandIn
@@ -22,7 +22,7 @@ def run_first(replay: Replay) -> dict[str, object]:
     with replay.running(CPU):
         replay.record_inputs((torch.ones(2),), {"flag": True})
         for path, size in [("embed", 3), ("layers.0", 4)]:
-            replay.enter(path, ())
+            replay.enter(path, ((), {}))
             replay.leave(path, torch.full((size,), float(size)))
         with pytest.raises(EndOfStage):
             replay.remote_output("layers.1")
@@ -57,8 +57,8 @@ def test_calls_inside_of_a_unit_are_not_recorded() -> None:
     replay = make(0)
     with replay.running(CPU):
         replay.record_inputs((), {})
-        replay.enter("layers.0", ())
-        replay.enter("head", ())
+        replay.enter("layers.0", ((), {}))
+        replay.enter("head", ((), {}))
         replay.leave("head", torch.ones(1))
         replay.leave("layers.0", torch.ones(2))
         assert [len(value) for value in replay.messages().values[1]["values"]] == [2]
@@ -70,11 +70,11 @@ def test_a_call_that_belongs_to_a_later_stage_ends_the_run() -> None:
     with replay.running(CPU):
         replay.record_inputs((), {})
         assert replay.is_own_call("layers.0")
-        replay.enter("layers.0", ())
+        replay.enter("layers.0", ((), {}))
         replay.leave("layers.0", torch.ones(1))
         assert not replay.is_own_call("layers.0")
         with pytest.raises(EndOfStage):
-            replay.enter("layers.0", ())
+            replay.enter("layers.0", ((), {}))
 
 
 def test_layers_that_were_not_called_are_refused() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.splitting.by_layers.call_records import INPUTS, Value
+from penstock.splitting.by_layers.records.call_records import INPUTS, Value
 from penstock.splitting.by_layers.routes import LayerRoutes
 
 

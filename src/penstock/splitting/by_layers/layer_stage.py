@@ -23,6 +23,8 @@ from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 
 __all__ = ["FirstLayerStage", "LayerStage"]
 
+RunModel = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+
 
 class _StageBase(nn.Module):
     """All that the first and the other stages have in common, which is all but their inputs.
@@ -39,6 +41,7 @@ class _StageBase(nn.Module):
     _registrations: Registrations
     _tables: tuple[HookTables, ...]
     _configs: tuple[Any, ...]
+    _run_by: RunModel | None
     _first: tuple[dict[str, nn.Parameter | None], str] | None
     _built_as: torch.dtype | None
     _now: tuple[torch.device, torch.dtype | None]
@@ -55,6 +58,7 @@ class _StageBase(nn.Module):
         # As a child, the copy of the model would change all names. It shares its dicts instead.
         share_state(self, root)
         vars(self).update(_root=root, _replay=replay, _units=tuple(units), _unit_calls=None)
+        vars(self).update(_run_by=None)
         vars(self).update(_named=tuple(named), _listeners=[], _registrations=registrations)
         vars(self).update(_tables=(), _configs=find_configs(root))
         vars(self).update(
@@ -77,8 +81,12 @@ class _StageBase(nn.Module):
         self._root.training = self.training
         try:
             eagerly = run_eagerly(self) if self._replay.is_observed else nullcontext()
-            with self._own_hooks(), eagerly, without_cache(self._configs):
-                output = self._root(*args, **kwargs)
+            if self._run_by is not None:
+                with self._own_hooks(), eagerly:
+                    output = self._run_by(self._root, args, kwargs)
+            else:
+                with self._own_hooks(), eagerly, without_cache(self._configs):
+                    output = self._root(*args, **kwargs)
         except EndOfStage:
             return self._replay.messages()
         return self._replay.check_output(output)
@@ -112,6 +120,13 @@ class _StageBase(nn.Module):
             hooks.restore()
             if next_number() != start:
                 self._registrations.record(self._replay.index, start, self._tables, hooks.copies)
+
+    def run_model_by(self, run: RunModel | None) -> None:
+        """Have the model run by a function, which may add arguments that only this stage has.
+
+        It is called with the model and its arguments. Caches are left to it.
+        """
+        vars(self).update(_run_by=run)
 
     def announce_layers(self, enter: Callable[[str], None], leave: Callable[[str], None]) -> None:
         """Call `enter` before and `leave` after every module that is assigned as a whole.

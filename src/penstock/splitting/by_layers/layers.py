@@ -6,7 +6,7 @@ output of the layer before (masks, rotary tables) is computed again on each stag
 inputs, which is cheaper than sending it. What other layers return is sent.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import nn
 
 from penstock.errors import ModelError, SizeError
 from penstock.modules.compiled import is_compiler_wrapper
-from penstock.splitting.by_layers.call_records import INPUTS, Value
 from penstock.splitting.by_layers.example.dependencies import find_dependencies
+from penstock.splitting.by_layers.example.own_example import find_own_dependencies
 from penstock.splitting.by_layers.example.value_tracker import Dependencies
+from penstock.splitting.by_layers.records.call_records import INPUTS, Value
 from penstock.splitting.by_layers.rerouting import LayerValues
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stage_builder import build_layer_stages
@@ -51,7 +52,7 @@ def split_layers(
 
     With an example, given by `args` and `kwargs`, the model is run once to find what each stage
     needs. Without one, each stage is assumed to need the model's inputs and what the last layer of
-    the stage before returns.
+    the stage before returns, unless the model has `dummy_inputs` that show more.
     """
     if is_compiler_wrapper(model):
         raise ModelError(
@@ -68,13 +69,13 @@ def split_layers(
     log_ignored_cache(model)
     plain = _plan(units, counts)
     if args is None and kwargs is None:
-        routes = plain
+        routes = _plan_by_own_example(model, lists, units, plain)
     else:
         dependencies = find_dependencies(model, units, args or (), kwargs or {})
         routes = _plan_by_dependencies(units, plain, dependencies)
     stages = build_layer_stages(model, units, routes)
     check_complete(model, stages)
-    return Pipe(tuple(stages), routes.dataflow(), LayerValues(routes))
+    return Pipe(tuple(stages), routes.dataflow(), LayerValues(routes), tuple(lists))
 
 
 def _plan(units: Units, counts: Sequence[int]) -> LayerRoutes:
@@ -95,6 +96,34 @@ def _plan(units: Units, counts: Sequence[int]) -> LayerRoutes:
         unit.path for unit in units.units if {units.layers[e - 1] for e in ends} & set(unit.paths)
     )
     return LayerRoutes(len(counts), stages, last_layers, repeated)
+
+
+def _plan_by_own_example(
+    model: nn.Module, lists: Sequence[str], units: Units, plain: LayerRoutes
+) -> LayerRoutes:
+    """Return the plain plan, or what the model's own example shows to be needed beyond it."""
+    dependencies = find_own_dependencies(model, lists)
+    if dependencies is None:
+        return plain
+    try:
+        routes = _plan_by_dependencies(units, plain, dependencies)
+    except ModelError:
+        return plain
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return plain if _is_enough(plain, routes, parameters) else routes
+
+
+def _is_enough(plain: LayerRoutes, routes: LayerRoutes, parameters: Collection[str]) -> bool:
+    """Return whether stages get all that they need by what is assumed without an example."""
+    for (path, call), stage in routes.stage_of_call.items():
+        if path not in plain.stage_of_path or plain.stage(path, call) != stage:
+            return False
+    for value, stages in routes.needed_by.items():
+        later = {stage for stage in stages if stage > routes.origin(value)}
+        is_near = value.path in plain.last_layers and later <= {routes.origin(value) + 1}
+        if later and value.path != INPUTS and not is_near:
+            return False
+    return all(held <= {0} for name, held in routes.holders.items() if name in parameters)
 
 
 def _plan_by_dependencies(
@@ -198,8 +227,8 @@ def _stages_of_calls(
         wish = plain.stage(call.path, call.number)
         if call.path in layers and not reached <= wish <= limit:
             raise ModelError(
-                f"layers must run in the order of their list (got {call.path!r} out of order); "
-                "split the model by tracing"
+                f"layers must run in the order of their lists (got {call.path!r} out of order); "
+                "give several lists in the order in which they run, or split the model by tracing"
             )
         reached = min(max(wish, reached), limit)
         stages[call.path, call.number] = reached

@@ -22,13 +22,14 @@ _WAYS_TO_RUN = frozenset({"forward", COMPILED_CALL})
 class ModuleDescription:
     """A module without its state: its class, its plain attributes, and descriptions of its parts.
 
-    Tensors are stand-ins. The tables of hooks are the module's own, so that stages find hooks that
-    are registered later.
+    Tensors are stand-ins, the parameters before the buffers. The tables of hooks are the module's
+    own, so that stages find hooks that are registered later.
     """
 
     kind: type[nn.Module]
     attributes: Mapping[str, Any]
     tensors: Mapping[str, StandIn | None]
+    buffer_names: frozenset[str]
     parts: Mapping[str, "ModuleDescription"]
     is_training: bool
     hooks: HookTables
@@ -56,6 +57,7 @@ def describe_module(
         type(module),
         attributes,
         {name: stand_in_for(tensor, path) for name, tensor in state},
+        frozenset(module._buffers),
         {
             name: describe_module(child, f"{path}.{name}", constants)
             for name, child in module._modules.items()

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.call_records import INPUTS, Value
 from penstock.splitting.by_layers.hooks.inner_values import version_of
+from penstock.splitting.by_layers.records.call_records import INPUTS, Value
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.by_layers.stand_ins import ADVICE
 

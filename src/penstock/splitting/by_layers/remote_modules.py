@@ -134,6 +134,34 @@ class RemoteModule(nn.Module):
             self._make_parts()
         return super().named_children()
 
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return those that this stage has; while the model's code runs, stand-ins for others."""
+        if not self._replay.is_running:
+            return super().named_parameters(prefix, recurse, remove_duplicate)
+        # The model's code asks for dtypes and devices, which stand-ins have.
+        return self._stand_ins(prefix, recurse, of_buffers=False)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return those that this stage has; while the model's code runs, stand-ins for others."""
+        if not self._replay.is_running:
+            return super().named_buffers(prefix, recurse, remove_duplicate)
+        return self._stand_ins(prefix, recurse, of_buffers=True)
+
+    def _stand_ins(self, prefix: str, recurse: bool, *, of_buffers: bool) -> Iterator[Any]:
+        for name in self._description.tensors:
+            tensor = getattr(self, name)
+            if tensor is not None and (name in self._description.buffer_names) == of_buffers:
+                yield f"{prefix}.{name}".lstrip("."), tensor
+        for name in self._description.parts if recurse else ():
+            part = self._make_part(name, {})
+            if isinstance(part, RemoteModule):
+                inner = f"{prefix}.{name}".lstrip(".")
+                yield from part._stand_ins(inner, recurse, of_buffers=of_buffers)
+
     def __getattr__(self, name: str) -> Any:
         for state in ("_modules", "_parameters", "_buffers"):
             if name in self.__dict__.get(state, ()):
@@ -233,7 +261,7 @@ def call_remote(
     called for their side effects. A hook that changes the output gets what it got on the other
     stage.
     """
-    returned, hook_calls = replay.remote_output_with_hooks(path)
+    returned, hook_calls = replay.remote_output_with_hooks(path, given)
     if path in replay.changed and isinstance(module, RemoteModule):
         module.forget(replay.changed[path])
     tables = [table for table in module.hook_tables() if table.before or table.after]

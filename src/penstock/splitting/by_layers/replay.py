@@ -16,7 +16,13 @@ import torch
 
 from penstock.errors import ModelError
 from penstock.ir.dataflow import Routed
-from penstock.splitting.by_layers.call_records import (
+from penstock.splitting.by_layers.example.changed_attributes import changed_names
+from penstock.splitting.by_layers.example.side_outputs import SideOutputMode, SideOutputs
+from penstock.splitting.by_layers.hooks.hooks import Given
+from penstock.splitting.by_layers.hooks.inner_values import Observed, observe, seen_by_hooks
+from penstock.splitting.by_layers.hooks.rebinding import StageHooks
+from penstock.splitting.by_layers.outgoing import Outgoing
+from penstock.splitting.by_layers.records.call_records import (
     INPUTS,
     CallRecord,
     HookRecord,
@@ -27,16 +33,18 @@ from penstock.splitting.by_layers.call_records import (
     rebuild,
     rebuild_hook_call,
 )
-from penstock.splitting.by_layers.example.changed_attributes import changed_names
-from penstock.splitting.by_layers.example.side_outputs import SideOutputMode, SideOutputs
-from penstock.splitting.by_layers.hooks.hooks import Given
-from penstock.splitting.by_layers.hooks.inner_values import Observed, observe, seen_by_hooks
-from penstock.splitting.by_layers.hooks.rebinding import StageHooks
-from penstock.splitting.by_layers.outgoing import Outgoing
-from penstock.splitting.by_layers.record_text import (
+from penstock.splitting.by_layers.records.record_text import (
     read_hook_records,
     read_records,
     write_records,
+)
+from penstock.splitting.by_layers.records.shared_containers import (
+    Contents,
+    Returned,
+    contents_of,
+    look_into,
+    returned_by,
+    write_entries,
 )
 from penstock.splitting.by_layers.reentrant import is_in_reentrant_checkpoint, refuse_reentrant
 from penstock.splitting.by_layers.routes import LayerRoutes
@@ -87,6 +95,8 @@ class Replay:
         self._calls: Counter[str] = Counter()
         self._depth = 0
         self._unit: str | None = None
+        self._given: Given = ((), {})
+        self._contents_before: Contents = {}
         self._observed: list[Observed] = []
         self._attributes_before: dict[str, Any] = {}
         self._hook_calls: Counter[str] = Counter()
@@ -149,36 +159,45 @@ class Replay:
 
     def remote_output(self, path: str) -> Any:
         """Return what a unit that this stage does not hold returned."""
-        return self.remote_output_with_hooks(path)[0]
+        return self.remote_output_with_hooks(path, ((), {}))[0]
 
-    def remote_output_with_hooks(self, path: str) -> tuple[Any, list[tuple[str, Any]]]:
-        """Return the output of a unit of another stage, and what hooks inside got, by module."""
+    def remote_output_with_hooks(
+        self, path: str, given: Given
+    ) -> tuple[Any, list[tuple[str, Any]]]:
+        """Return the output of a unit of another stage, and what hooks inside got, by module.
+
+        What the call wrote to its arguments is written to those that are given here.
+        """
         call = self._count(path)
         if self._routes.stage(path, call) > self.index:
             raise EndOfStage
         if self._is_without_history():
             raise refuse_reentrant(path)
+        output = self._rebuild(path, call)
+        if isinstance(output, Returned):
+            output = write_entries(output, given)
         records = self._hook_records.get((path, call), ())
         if not records:
-            return self._rebuild(path, call), []
+            return output, []
         self._hook_calls.update(record.module for record in records)
         seen = [(r.module, rebuild_hook_call(r, self._received, self._device)) for r in records]
-        return self._rebuild(path, call), seen
+        return output, seen
 
     def is_own_call(self, path: str) -> bool:
         """Return whether this stage makes the next call of a unit that several stages hold."""
         return bool(self._depth) or self._routes.stage(path, self._calls[path]) == self.index
 
-    def enter(self, path: str, given: Any) -> None:
+    def enter(self, path: str, given: Given) -> None:
         """Begin a call of a unit of this stage; calls inside of it are not recorded."""
         if not self._depth and self._routes.stage(path, self._calls[path]) > self.index:
             raise EndOfStage
         if not self._depth:
             self._unit = path
+            self._given, self._contents_before = given, contents_of(given)
             if self._outgoing.consumers:
                 self.prepare_hooks(path)
             if self._side_outputs is not None:
-                self._side_outputs.enter(given)
+                self._side_outputs.enter(look_into(given))
                 self._attributes_before = self.read_attributes(path)
         self._depth += 1
 
@@ -196,14 +215,16 @@ class Replay:
         self._depth -= 1
         if not self._depth:
             self._unit = None
+            returned = returned_by(output, self._contents_before, self._given)
             observed, self._observed = seen_by_hooks(path, self._observed, output), []
             if self._side_outputs is not None:
                 self._record_changes(path)
-                self._side_outputs.allow((output, [o.tree for o in observed if not o.is_written]))
+                seen = [o.tree for o in observed if not o.is_written]
+                self._side_outputs.allow((output, returned.entries, seen))
             if self._is_without_history():
                 self._without_history.add(path)
             call = self._count(path)
-            record, tensors = describe(path, call, output)
+            record, tensors = describe(path, call, returned)
             self._add_record(record, tensors)
             if observed:
                 self._record_hook_calls((path, call), observed, tensors)

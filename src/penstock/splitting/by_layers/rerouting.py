@@ -7,8 +7,12 @@ from typing import Any, TypeAlias
 
 from penstock.ir.dataflow import Dataflow, Routed
 from penstock.ir.relays import relay_sources
-from penstock.splitting.by_layers.call_records import Value
-from penstock.splitting.by_layers.record_text import read_records, replace_sent, write_records
+from penstock.splitting.by_layers.records.call_records import Value
+from penstock.splitting.by_layers.records.record_text import (
+    read_records,
+    replace_sent,
+    write_records,
+)
 from penstock.splitting.by_layers.routes import LayerRoutes
 from penstock.splitting.placed_routes import PlacedRoutes
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from penstock.ir.dataflow import Dataflow
-from penstock.splitting.by_layers.call_records import INPUTS, Value
+from penstock.splitting.by_layers.records.call_records import INPUTS, Value
 
 __all__ = ["LayerRoutes"]
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from penstock.modules.compiled import COMPILED_CALL
-from penstock.splitting.by_layers.call_records import parameter_names
 from penstock.splitting.by_layers.hooks.hooks import keeping_hooks, tables_of
 from penstock.splitting.by_layers.hooks.rebinding import StageHooks
 from penstock.splitting.by_layers.hooks.registrations import Registrations
@@ -19,6 +18,7 @@ from penstock.splitting.by_layers.module_description import (
     describe_module,
     stand_in_for,
 )
+from penstock.splitting.by_layers.records.call_records import parameter_names
 from penstock.splitting.by_layers.remote_modules import (
     HeldTensor,
     PartlyRemoteModule,

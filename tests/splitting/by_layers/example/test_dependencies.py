@@ -1,13 +1,15 @@
 """One run on an example shows what every call of a unit depends on."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.call_records import INPUTS, Value
 from penstock.splitting.by_layers.example.dependencies import find_dependencies
 from penstock.splitting.by_layers.example.value_tracker import Call, Dependencies
+from penstock.splitting.by_layers.records.call_records import INPUTS, Value
 from penstock.splitting.by_layers.units import find_units
 from tests.splitting import small
 from tests.splitting.small import WIDTH, numbers
@@ -124,10 +126,93 @@ def test_a_model_on_the_meta_device_is_run_there() -> None:
     with torch.device("meta"):
         model = small.Skips()
     assert find(model).calls == find(small.Skips()).calls
+
+
+class Looking(nn.Module):
+    """Looks at the values of its mask, in a layer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Counting(), small.Block()])
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        result: torch.Tensor = self.layers[1](x, mask) if mask.any() else x
+        return result
+
+
+class Counting(small.Block):
+    """A layer that looks at the values of its input."""
+
+    def forward(self, x: torch.Tensor, *_: object) -> torch.Tensor:
+        return super().forward(x) + int((x > 0).sum().item())
+
+
+def test_a_model_on_the_meta_device_may_look_at_the_values_of_its_inputs() -> None:
+    # Tensor.item() has no answer on the meta device, so the example was once refused.
     with torch.device("meta"):
-        deciding = small.Deciding()
-    with pytest.raises(ModelError, match=r"cannot be run with the example on the meta device"):
-        find(deciding, X, torch.ones(4))
+        model = Looking()
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    found, expected = find(model, X, mask), find(Looking(), X, mask)
+    assert found.calls == expected.calls
+    assert found.decisions == expected.decisions == {given("mask")}
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+def test_a_decision_by_what_a_unit_returns_is_refused_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = small.Deciding()
+    with pytest.raises(ModelError, match=r"depends on values \(of what 'layers.1' returns"):
+        find(model, X, torch.ones(4, dtype=torch.bool))
+
+
+class Twice(nn.Module):
+    """Its first layer returns one tensor under two names, its second what it got."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Pair(), Same(), small.Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = self.layers[0](x)
+        self.layers[1](second)
+        result: torch.Tensor = self.layers[2](first)
+        return result
+
+
+class Pair(small.Block):
+    def forward(self, x: torch.Tensor, *_: object) -> Any:
+        y = super().forward(x)
+        return y, y
+
+
+class Same(small.Block):
+    def forward(self, x: torch.Tensor, *_: object) -> torch.Tensor:
+        return x
+
+
+def test_a_tensor_with_several_names_is_known_by_all_of_them() -> None:
+    # The last name alone was once recorded, and the first was then missing where it was used.
+    names = {Value("layers.0", 0, "[0]"), Value("layers.0", 0, "[1]"), layer(1)}
+    assert find(Twice()).calls[2].uses == names
+
+
+class Mapped(nn.Module):
+    """Adds a mask that is computed under `torch.vmap`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([small.Block(), small.Block()])
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        x = self.layers[0](x)
+        rows = torch.vmap(lambda row: keep[row] * 2.0)(torch.arange(len(x)))
+        result: torch.Tensor = self.layers[1](x * rows[:, None])
+        return result
+
+
+def test_values_are_followed_through_vmap() -> None:
+    assert find(Mapped(), X, torch.ones(4)).calls[1].uses == {layer(0), given("keep")}
 
 
 def test_outputs_of_the_example_are_not_kept_alive() -> None:

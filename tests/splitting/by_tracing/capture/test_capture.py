@@ -140,6 +140,20 @@ def test_a_size_that_would_take_another_path_is_refused() -> None:
     )
 
 
+def branch_on_roots(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] ** 0.5 < 3 else x
+
+
+def test_a_rule_with_roots_of_sizes_is_checked() -> None:
+    # Torch prints these with `math` and `torch`, which once were unknown names.
+    entry = trace(branch_on_roots, X).entry
+    assert len(entry.take((X[:3],), {})) == 1
+    with pytest.raises(
+        BatchError, match=r"the model was traced where .* but args\[0\].shape\[0\]"
+    ):
+        entry.take((X.repeat(3, 1),), {})
+
+
 def test_sizes_that_must_agree_are_checked() -> None:
     entry = trace(lambda x, y: x + y, X, X.clone()).entry
     assert len(entry.take((X[:3], X[:3]), {})) == 2

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,12 +11,11 @@ from torch import nn
 from penstock.errors import ModelError
 from penstock.modules.compiled import run_eagerly
 from penstock.modules.untouched import untouched
-from penstock.splitting.by_layers.call_records import (
-    parameter_names,
-)
 from penstock.splitting.by_layers.example.changed_attributes import changed_names, read_attributes
 from penstock.splitting.by_layers.example.unit_calls import UnitCalls
 from penstock.splitting.by_layers.example.value_tracker import Dependencies, ValueTracker
+from penstock.splitting.by_layers.example.without_values import units_without_values
+from penstock.splitting.by_layers.records.call_records import INPUTS, parameter_names
 from penstock.splitting.by_layers.units import Units
 from penstock.splitting.caches import find_configs, refuse_cache, without_cache
 from penstock.torch_private import tree_map_only
@@ -28,20 +27,55 @@ def find_dependencies(
     model: nn.Module, units: Units, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Dependencies:
     """Run the model once without a graph and without a trace, and return what it depends on."""
-    tracker = ValueTracker(dict(_named_tensors(model, units)))
-    is_meta = any(parameter.is_meta for parameter in model.parameters())
+    refuse_cache(find_configs(model), kwargs)
     inputs = (args, dict(kwargs))
-    configs = find_configs(model)
-    refuse_cache(configs, kwargs)
-    if is_meta:
-        inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), inputs)
-    tracker.add_inputs(parameter_names(model), *inputs)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return _observe(model, units, inputs, nullcontext())
+    try:
+        hidden = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), inputs)
+        return _observe(model, units, hidden, nullcontext())
+    except (NotImplementedError, RuntimeError):
+        return _observe_on_meta(model, units, inputs)
+
+
+def _observe_on_meta(
+    model: nn.Module, units: Units, inputs: tuple[tuple[Any, ...], dict[str, Any]]
+) -> Dependencies:
+    """Run a model on the meta device whose code looks at values."""
+    try:
+        found = _observe(model, units, inputs, units_without_values(model, units, inputs))
+    except (NotImplementedError, RuntimeError) as error:
+        raise _no_values(str(error)) from error
+    if unknown := sorted(value.path for value in found.decisions if value.path != INPUTS):
+        raise _no_values(f"of what {unknown[0]!r} returns or holds")
+    return found
+
+
+def _no_values(why: str) -> ModelError:
+    return ModelError(
+        "the model cannot be run with the example on the meta device, because it depends on "
+        f"values ({why}); leave out the example, or the inputs whose values it uses"
+    )
+
+
+def _observe(
+    model: nn.Module,
+    units: Units,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    prepared: AbstractContextManager[None],
+) -> Dependencies:
     with ExitStack() as stack:
-        stack.enter_context(untouched([model]))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_without_gradient_warnings())
-        stack.enter_context(without_cache(configs))
-        stack.enter_context(run_eagerly(model))
+        for context in (
+            untouched([model]),
+            prepared,
+            torch.no_grad(),
+            _without_gradient_warnings(),
+            without_cache(find_configs(model)),
+            run_eagerly(model),
+        ):
+            stack.enter_context(context)
+        tracker = ValueTracker(dict(_named_tensors(model, units)))
+        tracker.add_inputs(parameter_names(model), *inputs)
         calls = UnitCalls(tracker)
         stack.callback(calls.stop)
         for unit in units.units:
@@ -49,8 +83,7 @@ def find_dependencies(
         tracker.prepare_hooks = calls.prepare_hooks
         before = {unit.path: read_attributes(unit.module) for unit in units.units}
         stack.enter_context(tracker)
-        output = _call_on_meta(model, *inputs) if is_meta else model(*inputs[0], **inputs[1])
-    tracker.finish(output)
+        tracker.finish(model(*inputs[0], **inputs[1]))
     _record_attributes(tracker.dependencies, units, before)
     return tracker.dependencies
 
@@ -66,16 +99,6 @@ def _record_attributes(
             dependencies.changed[unit.path] = changed
         same = (f"{unit.path}.{name}" for name in after if name not in changed)
         dependencies.constants |= frozenset(same)
-
-
-def _call_on_meta(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    try:
-        return model(*args, **kwargs)
-    except (NotImplementedError, RuntimeError) as error:
-        raise ModelError(
-            "the model cannot be run with the example on the meta device, because it depends on "
-            f"values ({error}); leave out the example, or the inputs whose values it uses"
-        ) from error
 
 
 def _named_tensors(model: nn.Module, units: Units) -> Iterator[tuple[str, torch.Tensor]]:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from penstock.errors import ModelError
+from penstock.splitting.by_layers.hooks.inner_values import version_of
 from penstock.torch_private import tree_leaves
 
 __all__ = ["SideOutputMode", "SideOutputs", "tensors_in", "written_by"]
@@ -29,14 +30,15 @@ class SideOutputs:
     def __init__(self) -> None:
         self.inner_uses: set[tuple[str, str]] = set()
         self._makers: MutableMapping[torch.Tensor, str] = WeakTensorKeyDictionary()
-        self._given: MutableMapping[torch.Tensor, None] = WeakTensorKeyDictionary()
+        # The arguments of the unit that runs, with their versions when it began.
+        self._given: MutableMapping[torch.Tensor, int] = WeakTensorKeyDictionary()
 
     def enter(self, given: Any) -> None:
         """Begin a call of a unit with these arguments."""
         self._given.clear()
         for tensor in tensors_in(given):
             if tensor.is_floating_point():
-                self._given[tensor] = None
+                self._given[tensor] = version_of(tensor)
 
     def record_inside(self, path: str, func: Any, given: tuple[Any, ...], result: Any) -> None:
         """Record a computation inside of a unit."""
@@ -44,8 +46,14 @@ class SideOutputs:
         makers = {self._makers[tensor] for tensor in used if tensor in self._makers}
         self.inner_uses.update((maker, path) for maker in makers if maker != path)
         if makers or any(isinstance(t, nn.Parameter) or t in self._given for t in used):
-            for tensor in (*written_by(func, given), *tensors_in(result)):
+            # A function with nothing to do, such as `.to` or a dropout of 0, returns what it got.
+            known = {id(tensor) for tensor in used if not self._is_written(tensor)}
+            made = (tensor for tensor in tensors_in(result) if id(tensor) not in known)
+            for tensor in (*written_by(func, given), *made):
                 self._makers[tensor] = path
+
+    def _is_written(self, tensor: torch.Tensor) -> bool:
+        return self._given.get(tensor, version_of(tensor)) != version_of(tensor)
 
     def record_outside(self, given: Any, result: Any) -> None:
         """Record a computation between units."""

@@ -6,7 +6,7 @@ to what units returned.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from penstock.splitting.by_layers.call_records import (
-    Value,
-    describe,
-    describe_hook_call,
-    describe_inputs,
-    hook_path,
-)
 from penstock.splitting.by_layers.example.side_outputs import SideOutputs, tensors_in, written_by
 from penstock.splitting.by_layers.hooks.hooks import Given
 from penstock.splitting.by_layers.hooks.inner_values import (
@@ -29,7 +22,25 @@ from penstock.splitting.by_layers.hooks.inner_values import (
     seen_by_hooks,
     version_of,
 )
-from penstock.torch_private import TorchDispatchMode, tree_leaves
+from penstock.splitting.by_layers.records.call_records import (
+    Value,
+    describe,
+    describe_hook_call,
+    describe_inputs,
+    hook_path,
+)
+from penstock.splitting.by_layers.records.shared_containers import (
+    Contents,
+    contents_of,
+    look_into,
+    returned_by,
+)
+from penstock.torch_private import (
+    TorchDispatchMode,
+    get_functorch_unwrapped,
+    is_functorch_wrapped_tensor,
+    tree_leaves,
+)
 
 __all__ = ["Call", "Dependencies", "ValueTracker"]
 
@@ -94,6 +105,19 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped
         return func(*args, **(kwargs or {}))
 
 
+def _unwrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield a tensor and, inside of `torch.vmap` and its like, the tensors that it is made of."""
+    yield tensor
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_functorch_unwrapped(tensor)
+        yield tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    memory: int = tensor.untyped_storage()._cdata
+    return memory
+
+
 def _has_mask(indices: Any) -> bool:
     return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
 
@@ -110,10 +134,12 @@ class ValueTracker(TorchFunctionMode):
         self.prepare_hooks: Callable[[str], None] = lambda _path: None
         self.dependencies = Dependencies()
         self._sources: MutableMapping[torch.Tensor, Sources] = WeakTensorKeyDictionary()
-        # Tensors that are values themselves.
-        self._values: MutableMapping[torch.Tensor, Value] = WeakTensorKeyDictionary()
+        # Tensors that are values themselves, some by several names, with their versions.
+        self._values: MutableMapping[torch.Tensor, tuple[Sources, int]] = WeakTensorKeyDictionary()
         self._counts: Counter[str] = Counter()
         self._units: list[str] = []
+        self._given: Given = ((), {})
+        self._contents_before: Contents = {}
         self._observed: list[Observed] = []
         self._decisions = _Decisions()
         self._side_outputs = SideOutputs()
@@ -151,15 +177,17 @@ class ValueTracker(TorchFunctionMode):
                 written[name] = written.get(name, _NOTHING) | found
             self._mark_written(tensor, found)
         for tensor in tensors_in(result):
-            self._sources[tensor] = found | self.sources(tensor)
+            for inner in _unwrapped(tensor):
+                self._sources[inner] = found | self.sources(inner)
 
     def sources(self, tree: Any) -> Sources:
         """Return the values that anything in a tree depends on."""
         found = _NOTHING
         for tensor in tensors_in(tree):
-            found |= self._sources.get(tensor, _NOTHING)
-            if tensor._base is not None:
-                found |= self._sources.get(tensor._base, _NOTHING)
+            for inner in _unwrapped(tensor):
+                found |= self._sources.get(inner, _NOTHING)
+                if inner._base is not None:
+                    found |= self._sources.get(inner._base, _NOTHING)
         return found
 
     def _mark_written(self, tensor: torch.Tensor, sources: Sources) -> None:
@@ -170,22 +198,23 @@ class ValueTracker(TorchFunctionMode):
 
     def _written_values(self, given: list[tuple[torch.Tensor, int]]) -> Sources:
         """Return the values that share memory with those of these tensors that were written to."""
-        written = {
-            tensor.untyped_storage()._cdata
-            for tensor, version in given
-            if version_of(tensor) != version
-        }
+        written = {_memory(tensor) for tensor, version in given if version_of(tensor) != version}
         if not written:
             return _NOTHING
-        return frozenset(
-            value for t, value in self._values.items() if t.untyped_storage()._cdata in written
-        )
+        found = (v for t, (v, _) in self._values.items() if _memory(t) in written)
+        return frozenset().union(*found)
 
     def _add_values(self, tensors: list[tuple[Value, torch.Tensor]]) -> None:
-        """Make every tensor a value."""
+        """Make every tensor a value.
+
+        One that is a value already and unchanged, since a unit returned it twice or returned what
+        it got, is known by all its names, because the model may use it by any of them.
+        """
         for value, tensor in tensors:
-            self._sources[tensor] = frozenset([value])
-            self._values[tensor] = value
+            names, version = self._values.get(tensor, (_NOTHING, -1))
+            now = version_of(tensor)
+            self._sources[tensor] = frozenset([value]) | (names if version == now else _NOTHING)
+            self._values[tensor] = self._sources[tensor], now
 
     def add_inputs(self, names: list[str], args: Any, kwargs: Any) -> None:
         """Make the inputs of the model values."""
@@ -197,10 +226,12 @@ class ValueTracker(TorchFunctionMode):
     def enter(self, path: str, given: Given) -> None:
         """Begin a call of a unit, and record what its arguments depend on."""
         if not self._units:
+            self._given, self._contents_before = given, contents_of(given)
+            seen = look_into(given)
             self.prepare_hooks(path)
-            self._side_outputs.refuse(given, f"{path!r} gets")
-            self._side_outputs.enter(given)
-            self.dependencies.calls.append(Call(path, self._counts[path], self.sources(given)))
+            self._side_outputs.refuse(seen, f"{path!r} gets")
+            self._side_outputs.enter(seen)
+            self.dependencies.calls.append(Call(path, self._counts[path], self.sources(seen)))
         self._units.append(path)
 
     def observe(self, path: str, given: Given, output: Any) -> None:
@@ -212,9 +243,11 @@ class ValueTracker(TorchFunctionMode):
         """End a call of a unit."""
         self._units.pop()
         if not self._units:
+            returned = returned_by(output, self._contents_before, self._given)
+            self._given, self._contents_before = ((), {}), {}
             observed, self._observed = seen_by_hooks(path, self._observed, output), []
-            self._side_outputs.allow(output)
-            self._add_values(describe(path, self._counts[path], output)[1])
+            self._side_outputs.allow((output, returned.entries))
+            self._add_values(describe(path, self._counts[path], returned)[1])
             for one in observed:
                 self._add_hook_call((path, self._counts[path]), one)
             self._counts[path] += 1

@@ -6,6 +6,7 @@ another path is refused.
 """
 
 import inspect
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -228,7 +229,9 @@ def _explain(rule: Rule, traced: Sequence[TracedInput], symbols: Mapping[str, in
 
 
 def _evaluate(expression: str, symbols: Mapping[str, int]) -> Any:
-    names = {"min": min, "max": max, "__builtins__": {}}
+    # The functions that torch prints in expressions of sizes.
+    functions = {"min": min, "max": max, "abs": abs, "round": round, "int": int}
+    names = {**functions, "math": math, "torch": torch, "__builtins__": {}}
     return eval(_compile(expression), names, dict(symbols))
 
 

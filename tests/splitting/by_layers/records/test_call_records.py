@@ -9,13 +9,13 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from penstock.errors import ModelError
-from penstock.splitting.by_layers.call_records import (
+from penstock.splitting.by_layers.records.call_records import (
     Value,
     describe,
     describe_inputs,
     rebuild,
 )
-from penstock.splitting.by_layers.record_text import read_records, write_records
+from penstock.splitting.by_layers.records.record_text import read_records, write_records
 from penstock.splitting.by_layers.stand_ins import StandIn
 from penstock.torch_private import tree_leaves
 from tests.splitting.small import Pair

@@ -11,7 +11,7 @@ the call of the path "".
 import json
 from functools import lru_cache
 
-from penstock.splitting.by_layers.call_records import CallRecord, HookRecord, Value
+from penstock.splitting.by_layers.records.call_records import CallRecord, HookRecord, Value
 
 __all__ = ["read_hook_records", "read_records", "replace_sent", "write_records"]
 

@@ -8,7 +8,7 @@ The values of tensors are sent separately, to those stages that need them.
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from penstock.errors import ModelError
+from penstock.splitting.by_layers.records.shared_containers import Returned
 from penstock.splitting.by_layers.stand_ins import Absent, stand_in
 from penstock.torch_private import (
     TreeSpec,
@@ -44,6 +45,8 @@ __all__ = [
 INPUTS = ""
 _ONE_TENSOR = "*"
 _ONE_LEAF = ("",)
+# Begins the tree of a call that wrote to its arguments.
+_WRITES = "+"
 _OPAQUE = "?"
 
 
@@ -51,7 +54,8 @@ _OPAQUE = "?"
 class CallRecord:
     """One call of a module: its path, the number of the call, and the form of what it returned.
 
-    `names` has the position of each leaf in the tree; an input has the name of its parameter.
+    The tree of a call that wrote to its arguments has these entries beside the output. `names`
+    has the position of each leaf in the tree; an input has the name of its parameter.
     """
 
     path: str
@@ -95,6 +99,12 @@ def describe(
     path: str, call: int, output: Any
 ) -> tuple[CallRecord, list[tuple[Value, torch.Tensor]]]:
     """Return the record of what a module returned, and the tensors in it."""
+    if isinstance(output, Returned):
+        if output.entries:
+            leaves, spec = tree_flatten((output.output, output.entries))
+            record, tensors = _describe(path, call, leaves, spec, _leaf_names(spec))
+            return replace(record, tree=_WRITES + record.tree), tensors
+        output = output.output
     if isinstance(output, torch.Tensor):
         record = CallRecord(path, call, _ONE_TENSOR, (_tensor_text(output),), _ONE_LEAF)
         return record, [(Value(path, call, ""), output)]
@@ -175,13 +185,19 @@ def _input_names(spec: TreeSpec, parameters: tuple[str, ...]) -> tuple[str, ...]
 
 
 def rebuild(record: CallRecord, values: dict[Value, torch.Tensor], device: torch.device) -> Any:
-    """Return what a module on another stage returned, with stand-ins for what was not sent."""
+    """Return what a module on another stage returned, with stand-ins for what was not sent.
+
+    It is a `Returned` if the call wrote to its arguments too.
+    """
     source = record.path or "the model's inputs"
     leaves = [
         _rebuild_leaf(Value(record.path, record.call, name), text, values, device, source)
         for name, text in zip(record.names, record.leaves, strict=True)
     ]
-    return leaves[0] if record.tree == _ONE_TENSOR else tree_unflatten(leaves, _spec(record.tree))
+    if record.tree == _ONE_TENSOR:
+        return leaves[0]
+    tree = tree_unflatten(leaves, _spec(record.tree.removeprefix(_WRITES)))
+    return Returned(*tree) if record.tree.startswith(_WRITES) else tree
 
 
 def _rebuild_leaf(

@@ -1,0 +1,116 @@
+"""The lists of layers of a model are found: where most of its parameters are."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import penstock as ps
+from penstock.errors import ModelError
+from penstock.splitting.by_layers.towers import find_towers
+from tests.splitting.checking import assert_same_gradients
+from tests.splitting.small import WIDTH, Block, Chain, numbers
+
+
+def tower(layers: int) -> nn.ModuleDict:
+    return nn.ModuleDict({"layers": nn.ModuleList(Block() for _ in range(layers))})
+
+
+class Two(nn.Module):
+    """Two towers, and short lists that are not where the layers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.ModuleList(nn.Linear(1, 1) for _ in range(5))
+        self.encoder, self.decoder = tower(3), tower(2)
+
+
+class Experts(nn.Module):
+    """Layers that have lists of modules themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.ModuleList(nn.Linear(9, 9) for _ in range(8)), nn.Linear(9, 9))
+            for _ in range(4)
+        )
+
+
+class Grouped(nn.Module):
+    """Few groups of several layers each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.groups = nn.ModuleList(tower(3) for _ in range(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "stages", "expected"),
+    [
+        (Chain, 4, ["layers"]),
+        (Two, 5, ["encoder.layers", "decoder.layers"]),
+        (Experts, 4, ["layers"]),
+        (Grouped, 2, ["groups"]),
+        (Grouped, 4, ["groups.0.layers", "groups.1.layers"]),
+    ],
+)
+def test_lists_of_layers_are_found(
+    make: type[nn.Module], stages: int, expected: list[str]
+) -> None:
+    assert find_towers(make(), stages) == expected
+
+
+def test_a_model_without_enough_layers_says_what_it_has() -> None:
+    with pytest.raises(ModelError) as caught:
+        find_towers(Chain(3), 4)
+    assert str(caught.value) == (
+        "the model has no list of 4 layers or more ('layers' has 3); name the layers to cut "
+        "between (layers='path.of.the.list'), use fewer stages, or give an example to split it by "
+        "tracing"
+    )
+
+
+def test_a_number_of_stages_alone_splits_between_the_layers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    model = Chain()
+    with caplog.at_level(logging.INFO, "penstock"):
+        pipe = ps.split(model, stages=4)
+    assert caplog.messages == ["the layers to split between are those of 'layers'"]
+    assert str(pipe).startswith("4 stages of the layers in layers\n")
+    assert_same_gradients(model, pipe, (numbers(8, 3),))
+
+
+def test_auto_finds_the_lists_although_there_is_an_example() -> None:
+    torch.manual_seed(0)
+    model, x = Chain(), numbers(8, 3)
+    pipe = ps.split(model, layers="auto", stages=2, example=[x])
+    assert pipe.layers == ("layers",)
+    first = next(name for name, _ in pipe.stages[1].named_parameters())
+    assert first == "layers.2.linear.weight"
+
+
+class Late(nn.Module):
+    """Runs its second tower before its first, and never its third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late, self.early, self.unused = tower(2), tower(2), tower(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for module in (self.early, self.late):
+            layers: Any = module["layers"]
+            for layer in layers:
+                x = layer(x)
+        return x
+
+
+def test_an_example_shows_which_towers_run_and_in_which_order() -> None:
+    torch.manual_seed(0)
+    model, x = Late(), numbers(8, WIDTH)
+    pipe = ps.split(model, layers="auto", stages=4, example=[x])
+    assert pipe.layers == ("early.layers", "late.layers")
+    assert_same_gradients(model, pipe, (x,))

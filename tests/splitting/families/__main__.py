@@ -1,0 +1,50 @@
+"""Measures a part of the families, one line of JSON each, or writes the page about all lines.
+
+python -m tests.splitting.families --part 0/5 > families.jsonl
+python -m tests.splitting.families --part 0/5 --table families.jsonl > docs/families.md
+"""
+
+import argparse
+import json
+import logging
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+from tests.splitting.families.building import families
+from tests.splitting.families.measuring import measure
+from tests.splitting.families.table import write_table
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--only", nargs="*")
+    parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--table", type=Path)
+    chosen = parser.parse_args()
+    if chosen.table is not None:
+        rows = [json.loads(line) for line in chosen.table.read_text().splitlines()]
+        sys.stdout.write(write_table(rows, chosen.part))
+        return
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    start, step = map(int, chosen.part.split("/"))
+    end = time.monotonic() + chosen.seconds
+    for kind in chosen.only or families()[start::step]:
+        if time.monotonic() > end:
+            sys.stderr.write(f"left out from {kind}\n")
+            break
+        began = time.monotonic()
+        row = measure(kind)
+        row["seconds"] = round(time.monotonic() - began, 1)
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+
+
+main()
