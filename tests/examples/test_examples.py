@@ -1,5 +1,6 @@
 """The scripts of `examples/`, run with the very commands that they name."""
 
+import json
 import os
 import re
 import shlex
@@ -140,6 +141,39 @@ def test_two_ranks_save_the_hugging_face_model_that_one_process_trains(tmp_path:
     assert set(saved) == set(alone)
     for name, value in alone.items():
         torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-5)
+
+
+def history_of(folder: Path) -> list[dict[str, float]]:
+    state = json.loads((folder / "trained" / "checkpoint-20" / "trainer_state.json").read_text())
+    timed = ("runtime", "per_second")
+    return [
+        {name: value for name, value in entry.items() if not any(word in name for word in timed)}
+        for entry in state["log_history"]
+    ]
+
+
+@pytest.mark.slow
+def test_trainer_over_two_ranks_logs_what_the_library_does_in_one_process(tmp_path: Path) -> None:
+    script = SCRIPTS["hugging_face_trainer"]
+    assert len([line for line in script.code.splitlines() if line.strip()]) <= 30
+    plain = script.code.replace("PipelineTrainer(", "Trainer(").replace(", pipeline=pipeline", "")
+    folders = [tmp_path / "alone", tmp_path / "launched"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[0] / "plain.py").write_text(f"from transformers import Trainer\n{plain}")
+    run_all([[sys.executable, "plain.py"]], folders[0])
+    run_all([command_of(script)], folders[1])
+    alone, launched = map(history_of, folders)
+    for found, expected in zip(launched, alone, strict=True):
+        assert found == pytest.approx(expected, rel=0, abs=1e-5 if "loss" in found else 1e-4)
+    whole, *shards = (
+        sorted((folder / "trained" / "final").glob("*.safetensors")) for folder in folders
+    )
+    saved = {name: value for file in shards[0] for name, value in load_file(file).items()}
+    expected_state = load_file(whole[0])
+    assert saved.keys() == expected_state.keys()
+    for name, value in expected_state.items():
+        torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-4)
 
 
 @pytest.mark.slow

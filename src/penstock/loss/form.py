@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import torch
@@ -159,14 +160,12 @@ def sign_graph(loss: torch.Tensor, output: Any) -> str:
     names: list[str] = []
     nodes = [loss.grad_fn]
     # The list grows meanwhile, by what lies below each node.
-    for node in nodes:
+    for node in islice(nodes, _SIGNED):
         if node is None or node in outputs:
             names.append(".")
         else:
             names.append(_name(node))
-            nodes.extend([inner for inner, _ in node.next_functions])
-        if len(names) == _SIGNED:
-            break
+            nodes += [inner for inner, _ in node.next_functions]
     return " ".join(names)
 
 

@@ -11,8 +11,9 @@ The calls are observed while the loss is computed, until it is known to be the r
 From then on it is observed in steps 2, 4, 8 and so on, but its count is checked in every step.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,10 +29,21 @@ from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, rea
 from penstock.loss.weigher import Share, make_parts
 from penstock.modules.compiled import is_compiled
 
-__all__ = ["FoundWeights"]
+__all__ = ["FoundWeights", "KnownLoss"]
 
 # Last operations that do not show how a loss was computed.
 _OPAQUE = ("CompiledFunction", "_Replay")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLoss:
+    """A loss that is known: the signature and last operation of its graph, and its weights."""
+
+    signature: str
+    top: str
+    shares: Sequence[Share]
+    term: Term
+    weights: Sequence[float]
 
 
 class FoundWeights:
@@ -83,14 +95,18 @@ class FoundWeights:
             loss = self._observe(self._call)
         else:
             loss = function(output, target)
+        return self.settle(LossMade(function, output, target, versions), loss)
+
+    def settle(self, made: LossMade, loss: Any) -> Any:
+        """Return a loss that was computed; one that is not computed as before, made again."""
         is_first, self._has_begun = not self._has_begun, True
-        if not isinstance(loss, torch.Tensor) or self._is_usual(loss, output):
+        if not isinstance(loss, torch.Tensor) or self._is_usual(loss, made.output):
             return loss
         if is_first:
             self.habit = self._memory.switch(self._key, self._signature)
         if self.habit.is_observed or not is_first:
-            self._call = LossMade(function, output, target, versions)
-            return self._observe_again(self._call)
+            self._call = made
+            return self._observe_again(made)
         self._outside = None
         return loss
 
@@ -119,6 +135,38 @@ class FoundWeights:
         known = self.habit.signatures
         return not known or self._signature in known or self._is_hidden(loss)
 
+    def find_known(self) -> KnownLoss | None:
+        """Return what is known of the losses of this step, if that is all there is to know."""
+        habit = self.habit
+        if self.is_alone or self._given.makes_own or not self._given.is_training:
+            return None
+        if habit.is_observed or habit.is_opaque or len(habit.signatures) != 1:
+            return None
+        (signature,) = habit.signatures
+        if habit.top.startswith(_OPAQUE) or not signature.startswith(habit.top):
+            return None
+        if habit.single is None:
+            return None
+        try:
+            weights = self._weights.of_all(habit.single)
+        except BatchError:
+            # Where the labels of a batch count nothing, the loss may be another one.
+            return None
+        if weights is None:
+            return None
+        return KnownLoss(signature, habit.top, [Share(w) for w in weights], habit.single, weights)
+
+    def note_repeated(self, known: KnownLoss, microbatches: Sequence[int]) -> None:
+        """Note the microbatches whose losses were computed as before, and weighed elsewhere."""
+        self._has_begun = bool(microbatches)
+        for microbatch in microbatches:
+            self._weights.begin_microbatch(microbatch)
+            self._weights.repeat(known.term, known.weights[microbatch])
+
+    def expect_counts(self, term: Term, found: Mapping[int, torch.Tensor | float]) -> None:
+        """Check what losses counted that were weighed elsewhere."""
+        self._weights.expect(term, found)
+
     def check(self) -> None:
         """Raise if a loss counted something else than the labels of the step."""
         self._weights.check()
@@ -131,7 +179,10 @@ class FoundWeights:
         labels are spread unevenly over the microbatches.
         """
         habit = self.habit
-        return habit.is_due or not habit.is_tried or self.find_doubt() is not None
+        if habit.is_due or not habit.is_tried:
+            return True
+        is_known = habit.is_counted or habit.is_confirmed
+        return not is_known and self._weights.find_uneven() is not None
 
     def find_doubt(self) -> str | None:
         """Find labels that contradict a mean over rows, unless all of the loss is known."""
@@ -210,7 +261,7 @@ class FoundWeights:
         assert habit.single is not None, "weights are those of a call"
         found = read_count(loss, top)
         if found is not None:
-            self._weights.expect(habit.single, microbatch, found)
+            self._weights.expect(habit.single, {microbatch: found})
         self._weights.repeat(habit.single, weights[microbatch])
         return weights[microbatch]
 

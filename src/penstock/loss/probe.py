@@ -29,10 +29,10 @@ from penstock.loss.comparing import (
     find_gradients,
 )
 from penstock.loss.contract import require_number
-from penstock.loss.found_weights import FoundWeights
+from penstock.loss.found_weights import FoundWeights, KnownLoss
 from penstock.loss.joined import Merge, join_values
 from penstock.loss.memory import LossMemory
-from penstock.loss.rerun import as_leaves, copy_tensors, run_again
+from penstock.loss.rerun import LossMade, as_leaves, copy_tensors, run_again
 from penstock.loss.term_weights import ADVICE, Given, uneven_error
 from penstock.loss.weigher import Share
 from penstock.tensors.output_tree import fill, tensors_of
@@ -70,7 +70,7 @@ class _Incomparable(Exception):  # noqa: N818  # not an error, but a reason
 
 
 class ComparedWeights:
-    """Found weights that are checked, in some steps, with the loss of a larger batch."""
+    """Found weights (`found`) that are checked, in some steps, with the loss of a larger batch."""
 
     def __init__(
         self, memory: LossMemory, given: Given, *, dims: Sequence[int], merge: Merge | None
@@ -79,7 +79,7 @@ class ComparedWeights:
         self._given = given
         self._dims = dims
         self._merge = merge
-        self._weights = FoundWeights(memory, given, is_compared=True)
+        self.found = FoundWeights(memory, given, is_compared=True)
         self._function: Callable[..., Any] | None = None
         self._kept: dict[int, _Kept] = {}
         self._values: dict[int, torch.Tensor] = {}
@@ -90,30 +90,44 @@ class ComparedWeights:
 
     def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
         """Observe the calls of loss functions in a last stage, unless its loss is known."""
-        return self._weights.observe_stage(module)
+        return self.found.observe_stage(module)
 
     def make_loss(
         self, function: Callable[..., Any], microbatch: int, output: Any, target: Any
     ) -> Any:
         """Call the loss function, and keep its arguments if it will be called again."""
-        if self._weights.is_alone:
+        if self.found.is_alone:
             return function(output, target)
         is_first, self._function = self._function is None, function
         # Before the call, since a loss may write to its arguments.
-        is_asked = self._weights.is_due if is_first else self._is_due
+        is_asked = self.found.is_due if is_first else self._is_due
         is_kept = is_asked and self._keep(microbatch, output, target)
-        loss = self._weights.make_loss(function, microbatch, output, target)
+        loss = self.found.make_loss(function, microbatch, output, target)
         if is_first:
-            self._is_due = self._weights.is_due
+            self._is_due = self.found.is_due
             if self._is_due and not is_asked:
                 self._keep(microbatch, output, target)
             elif is_kept and not self._is_due:
                 self._kept.clear()
         return loss
 
+    def find_known(self) -> KnownLoss | None:
+        """Return what is known of the losses of this step, if there is nothing to compare."""
+        known = self.found.find_known()
+        return None if known is None or self.found.is_due else known
+
+    def settle(self, made: LossMade, microbatch: int, loss: Any) -> Any:
+        """Return a loss that was computed elsewhere, but not as before."""
+        self._function = made.function
+        loss = self.found.settle(made, loss)
+        self._is_due = self.found.is_due
+        if self._is_due:
+            self._keep(microbatch, made.output, made.target)
+        return loss
+
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
         """Return the weight of a loss."""
-        share = self._weights.weigh(microbatch, loss)
+        share = self.found.weigh(microbatch, loss)
         if self._is_due:
             self._shares[microbatch] = share
         if microbatch in self._kept and share.weight:
@@ -122,10 +136,10 @@ class ComparedWeights:
 
     def check(self) -> None:
         """Raise if a loss counted something else, or does not add up with these weights."""
-        self._weights.check()
+        self.found.check()
         if not self._is_due or self._function is None:
             return
-        habit = self._weights.habit
+        habit = self.found.habit
         try:
             is_compared = self._compare(self._function)
             kept = sorted(self._kept)
@@ -140,7 +154,7 @@ class ComparedWeights:
             self._kept.clear()
             self._shares.clear()
             self._copies.clear()
-        doubt = self._weights.find_doubt()
+        doubt = self.found.find_doubt()
         if doubt is not None:
             raise uneven_error(doubt)
 
@@ -162,8 +176,8 @@ class ComparedWeights:
 
     def _warn(self, reason: str) -> None:
         """Warn once that a loss is assumed to be a mean over rows without a comparison."""
-        is_known = self._weights.habit.is_counted or self._given.makes_own
-        if is_known or self._memory.has_warned or self._weights.find_doubt() is not None:
+        is_known = self.found.habit.is_counted or self._given.makes_own
+        if is_known or self._memory.has_warned or self.found.find_doubt() is not None:
             return
         self._memory.has_warned = True
         warnings.warn(
@@ -229,7 +243,7 @@ class ComparedWeights:
     def _require_same_again(self, function: Callable[..., Any]) -> None:
         """Exclude losses that depend on more than their arguments."""
         number, expected = next(iter(self._values.items()))
-        with torch.no_grad(), LossObserver(is_safe=self._weights.habit.is_mixed):
+        with torch.no_grad(), LossObserver(is_safe=self.found.habit.is_mixed):
             again = require_number(function(*self._kept[number].copy()))
         accuracy = self._find_accuracy([again])
         is_same = math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30)

@@ -22,8 +22,8 @@ from penstock.loss.reduction import share_counts, weigh_rows
 
 __all__ = ["ADVICE", "Given", "TermWeights", "is_close", "read_call", "uneven_error"]
 
-# The allowed relative difference between sums of class weights.
-_ACCURACY = 1e-4
+# The allowed relative difference between sums of class weights; less where they are doubles.
+_ACCURACY, _DOUBLE_ACCURACY = 1e-4, 1e-10
 # The argument of a source whose labels are on another rank, which has sent their counts.
 _REMOTE = "labels on another rank"
 ADVICE = (
@@ -90,7 +90,8 @@ class _Check(NamedTuple):
         """Return the check of a count, which is not fetched from a device yet."""
         # Class weights are summed in any order; counts only lose digits.
         eps = torch.finfo(found.dtype).eps if found.is_floating_point() else 0.0
-        accuracy = 2 * eps if expected.is_integer() else max(_ACCURACY, 16 * eps)
+        least = _DOUBLE_ACCURACY if found.dtype == torch.float64 else _ACCURACY
+        accuracy = 2 * eps if expected.is_integer() else max(least, 16 * eps)
         number = found.item() if found.is_cpu else found.detach()
         return cls(microbatch, expected, number, accuracy)
 
@@ -167,18 +168,19 @@ class TermWeights:
         self._known.append(_Counted(source, mean, counts, share_counts(counts)))
         return self._known[-1]
 
-    def expect(self, term: Term, microbatch: int, found: torch.Tensor | float) -> None:
-        """Check what a loss counted: now, or at the end of the step if it is on a device."""
+    def expect(self, term: Term, found: Mapping[int, torch.Tensor | float]) -> None:
+        """Check what losses counted, by microbatch: now, or in `check` if it is on a device."""
         if term.source is None or term.reading != "mean":
             return
         counted = self._find_counted(term.source, term.mean)
         if counted is None:
             return
-        expected = counted.counts[microbatch]
-        if isinstance(found, torch.Tensor):
-            self._checks.append(_Check.of(microbatch, expected, found))
-        else:
-            _require_equal(microbatch, expected, found, 0.0)
+        for microbatch, number in found.items():
+            expected = counted.counts[microbatch]
+            if isinstance(number, torch.Tensor):
+                self._checks.append(_Check.of(microbatch, expected, number))
+            elif number != expected:
+                _require_equal(microbatch, expected, number, 0.0)
 
     def begin_microbatch(self, microbatch: int) -> None:
         """Note that a microbatch has its loss on this rank."""
@@ -203,7 +205,7 @@ class TermWeights:
     def _is_complete(self, first: "_First") -> bool:
         """Whether a term got its weights in all microbatches in which it counts."""
         weights = self.of_all(first.term)
-        if weights is None or first.term.reading != "mean":
+        if weights is None or first.term.reading == "rest":
             return True
         expected = math.fsum(weights[microbatch] for microbatch in self._weighed)
         return math.isclose(math.fsum(first.given), expected, rel_tol=1e-9)
@@ -216,7 +218,7 @@ class TermWeights:
         first = self._find_first(number, term, call)
         weights = self.of_all(first.term)
         if weights is not None:
-            self.expect(first.term, microbatch, call.mean.count(call.target))
+            self.expect(first.term, {microbatch: call.mean.count(call.target)})
             first.given.append(weights[microbatch])
             return weights[microbatch]
         first.seen.append((self._rows[microbatch], call.count()))
@@ -229,6 +231,7 @@ class TermWeights:
             if first.term.source == term.source and first.term.mean.is_like(term.mean):
                 first.given.append(weight)
                 return
+        self._first.append(_First(-1, term, [], [weight]))
 
     def _find_first(self, number: int, term: Term, call: LossCall) -> "_First":
         for first in self._first:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from penstock.errors import ModelError
 from penstock.training.batch.batch import unwrap
 
-__all__ = ["HeldModel"]
+__all__ = ["HeldModel", "fit_value"]
 
 # How many names an error shows.
 _MOST_NAMES = 3
@@ -64,7 +64,7 @@ class HeldModel:
             full = self._name(stage, name)
             known = full if full in state else self.shared_names.get(full, full)
             if known in state:
-                part[name] = _fit(full, held, state[known])
+                part[name] = fit_value(full, held, state[known])
             else:
                 missing.append(full)
         if missing and strict:
@@ -77,7 +77,7 @@ class HeldModel:
         return part
 
 
-def _fit(name: str, held: Any, value: Any) -> Any:
+def fit_value(name: str, held: Any, value: Any) -> Any:
     """Return a value in the form that a module takes it; a whole tensor is sharded if need be."""
     if not isinstance(held, torch.Tensor) or not isinstance(value, torch.Tensor):
         return value

@@ -221,10 +221,7 @@ class Pipeline:
 
     @property
     def routes(self) -> dict[tuple[int, int], str]:
-        """What carries messages from this rank to others and back: (source, destination) to name.
-
-        "peer memory", "nccl" or "gloo"; nothing where this process runs all ranks.
-        """
+        """What carries messages, "peer memory", "nccl" or "gloo", by (source, destination)."""
         return self._routes
 
     @property
@@ -241,8 +238,7 @@ class Pipeline:
     def undeferred_weights(self) -> dict[int, list[str]]:
         """The weights of each stage here whose gradients I has finished, leaving nothing for W.
 
-        In a schedule that splits the backward, these are weights with hooks, in checkpointed
-        blocks, or used otherwise than in a product. Their gradients are correct, but W is shorter.
+        These have hooks, are in checkpointed blocks, or are used otherwise than in a product.
         """
         found = {index: stage.undeferred_weights() for index, stage in self._stages.items()}
         return {index: names for index, names in found.items() if names}
@@ -290,11 +286,11 @@ class Pipeline:
         """
         self._model.load_state_dict(state, strict=strict)
 
-    def full_state_dict(self) -> dict[str, Any]:
-        """Return the whole model's parameters and buffers, copied to the first rank's host memory.
+    def full_state_dict(self, *, ranks: Sequence[int] = (0,)) -> dict[str, Any]:
+        """Return the whole model's parameters and buffers, copied to the host memory of `ranks`.
 
-        Every rank calls it, those of every replica too, and all but the first get nothing. Names
-        are those of `state_dict`; those of one parameter have one tensor.
+        Every rank calls it, those of every replica too; all other ranks get nothing. Names are
+        those of `state_dict`; those of one parameter have one tensor.
         """
         own, runner = self.state_dict(), self._running()
         if self._group is None:
@@ -302,8 +298,19 @@ class Pipeline:
         connections = Connections()
         with runner.guard.call(connections.abort), runner.guard.tracking():
             return gather_state(
-                own, self._model.shared_names, runner.control, self._group, connections
+                own, self._model.shared_names, runner.control, self._group, connections, ranks
             )
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the plain values that all ranks give, in the order of ranks."""
+        runner = self._running()
+        with runner.guard.call():
+            return runner.control.gather(value)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those of the pipeline; 0 if it runs all ranks."""
+        return 0 if self._group is None else dist.get_rank(self._group)
 
     @property
     def shared_names(self) -> dict[str, str]:

@@ -347,4 +347,4 @@ class StepRunner:
         if len(self.transport.ranks) == self.transport.num_ranks:
             return order_for_one_process(lowered)
         (rank,) = self.transport.ranks
-        return range(int(lowered.rows.first[rank]), int(lowered.rows.first[rank + 1]))
+        return lowered.rows.of_rank(rank)

@@ -15,6 +15,7 @@ from penstock.loss.labels import LABELS, BatchLabels, Relation, derive
 from penstock.loss.memory import LossMemory
 from penstock.loss.probe import ComparedWeights
 from penstock.loss.reduction import Reduction, share_counts, weigh_rows
+from penstock.loss.steady_weights import weigh_steadily
 from penstock.loss.term_weights import Given
 from penstock.loss.weigher import KnownWeights, Weigher
 from penstock.ranks.control import Control
@@ -108,7 +109,8 @@ class Weighing:
                     is_training=is_training,
                     names=tuple(sorted(agreed.keywords)),
                 )
-                return ComparedWeights(self._memory, given, dims=dims, merge=self._merge)
+                careful = ComparedWeights(self._memory, given, dims=dims, merge=self._merge)
+                return weigh_steadily(careful)
             case count:
                 labels = columns.get("target", columns.get(LABELS))
                 if labels is not None:

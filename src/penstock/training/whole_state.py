@@ -1,7 +1,7 @@
-"""The state of the whole model, gathered from all ranks on the first, a tensor at a time."""
+"""The state of the whole model, gathered from all ranks on some, a tensor at a time."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import finalize, ref
 
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from penstock.errors import PipelineError
+from penstock.errors import ArgumentError, PipelineError
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.control import Control, cannot
 from penstock.ranks.faults import LinkLostError
@@ -17,12 +17,12 @@ from penstock.ranks.private_groups import PrivateGroup, open_gloo
 from penstock.splitting.original import refuse_state
 from penstock.splitting.pipe import Pipe
 
-__all__ = ["copy_state", "gather_state", "guard_original"]
+__all__ = ["copy_state", "gather_state", "guard_original", "to_host"]
 
 
 def copy_state(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict[str, Any]:
     """Copy the state of all stages to host memory; names of one parameter have one copy."""
-    copies = {n: _copy(value) for n, value in state.items() if n not in shared_names}
+    copies = {n: to_host(value) for n, value in state.items() if n not in shared_names}
     return {name: copies[shared_names.get(name, name)] for name in state}
 
 
@@ -32,26 +32,31 @@ def gather_state(
     control: Control,
     group: dist.ProcessGroup,
     connections: Connections,
+    takers: Sequence[int] = (0,),
 ) -> dict[str, Any]:
-    """Return every rank's state on the first rank, and nothing on the others.
+    """Return every rank's state on the ranks that are its `takers`, and nothing on the others.
 
     All ranks call this. `shared_names` has the first name of every parameter with several: it
-    is sent once. Other ranks hold one more tensor than before, the first holds them all.
+    is sent once. Other ranks hold one more tensor than before, the takers hold them all.
     """
     with control.together(cannot("give its part of the model")):
         table = _describe(state, shared_names)
+        table["takers"] = _check_takers(takers, control.size)
     everyone = control.gather(table)
+    if any(other["takers"] != table["takers"] for other in everyone):
+        raise PipelineError("every rank must name the same ranks to gather on")
     gloo = open_gloo(group, connections)
     mine = control.rank
     gathered: dict[str, Any] = {}
     try:
         for rank, name, (shape, dtype) in _once_each(everyone):
             if rank == mine:
-                value = _copy(state[name])
-                gathered |= {name: value} if mine == 0 else {}
-                if mine != 0:
-                    _exchange(gloo, 0, value, is_sent=True)
-            elif mine == 0:
+                value = to_host(state[name])
+                gathered |= {name: value} if mine in takers else {}
+                for taker in takers:
+                    if taker != mine:
+                        _exchange(gloo, taker, value, is_sent=True)
+            elif mine in takers:
                 gathered[name] = torch.empty(shape, dtype=getattr(torch, dtype))
                 _exchange(gloo, rank, gathered[name], is_sent=False)
     except Exception:
@@ -60,7 +65,17 @@ def gather_state(
         raise
     # Connections stay open until everything has arrived.
     control.gather_bytes(b"-")
-    return _complete(gathered, everyone, shared_names) if mine == 0 else {}
+    return _complete(gathered, everyone, shared_names) if mine in takers else {}
+
+
+def _check_takers(takers: Sequence[int], ranks: int) -> list[int]:
+    found = sorted(set(takers))
+    if not found or not all(0 <= taker < ranks for taker in found):
+        raise ArgumentError(
+            f"ranks must name some of the ranks 0 to {ranks - 1} (got {list(takers)}); the whole "
+            "model is gathered on them"
+        )
+    return found
 
 
 def _describe(state: Mapping[str, Any], shared_names: Mapping[str, str]) -> dict[str, Any]:
@@ -110,12 +125,12 @@ def _complete(
     return whole
 
 
-def _copy(value: Any) -> Any:
+def to_host(value: Any, *, always_copy: bool = True) -> Any:
     """Copy a tensor to host memory, a sharded one as a whole; its ranks do this together."""
     if not isinstance(value, torch.Tensor):
         return value
     whole: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
-    return whole.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    return whole.detach().to("cpu", copy=always_copy, memory_format=torch.contiguous_format)
 
 
 def _exchange(gloo: PrivateGroup, peer: int, tensor: torch.Tensor, *, is_sent: bool) -> None:

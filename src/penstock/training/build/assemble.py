@@ -13,7 +13,7 @@ from torch import nn
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
 from penstock.alive.timeouts import Timeouts
-from penstock.errors import SizeError
+from penstock.errors import ArgumentError, SizeError
 from penstock.ir.actions import Kind
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
@@ -313,6 +313,11 @@ def _set_up(
         stages[index].checkpoint()
     if schedule.rows.has_kind(Kind.BACKWARD_INPUT):
         _prepare_split([stage for index, stage in stages.items() if index not in checkpointed])
+    if cuda_graphs and schedule.rows.has_memory_actions:
+        raise ArgumentError(
+            "a captured stage keeps its memory, so it cannot be recomputed or offloaded; leave "
+            "cuda_graphs out, or RECOMPUTE, OFFLOAD and RELOAD"
+        )
     for stage in stages.values() if cuda_graphs else ():
         stage.capture_graphs()
 

@@ -1,0 +1,23 @@
+"""Pipelines in the Trainer of Hugging Face: `PipelineTrainer` and its `PipelineConfig`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from penstock.integrations.requirements import needs
+
+if TYPE_CHECKING:
+    from penstock.integrations.hugging_face.layout import PipelineConfig
+    from penstock.integrations.hugging_face.trainer import PipelineTrainer
+
+__all__ = ["PipelineConfig", "PipelineTrainer"]
+
+_MODULES = {"PipelineConfig": "layout", "PipelineTrainer": "trainer"}
+_LIBRARIES = ("accelerate", "safetensors", "transformers")
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name when it is first used, and say what to install if a library is missing."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with needs(*_LIBRARIES, by=__name__):
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,0 +1,303 @@
+"""The Trainer of transformers, with a pipeline in place of a model that every process has.
+
+    trainer = PipelineTrainer(model, args, train_dataset=data, pipeline=PipelineConfig("ZBV"))
+
+Arguments, callbacks, logging, evaluation, schedulers, accumulation, clipping, bf16, checkpoints
+and resuming are the Trainer's own.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from transformers import Trainer
+from transformers.trainer_pt_utils import find_batch_size, nested_detach
+
+from penstock.checkpoint.checkpoints import Checkpoints
+from penstock.errors import ArgumentError
+from penstock.integrations.hugging_face.data import gather_over_replicas, loading_by_replica
+from penstock.integrations.hugging_face.facade import PipelineModule
+from penstock.integrations.hugging_face.layout import (
+    PipelineConfig,
+    build_pipeline,
+    find_layout,
+)
+from penstock.integrations.pretrained import load_pretrained, save_pretrained
+from penstock.training.pipeline import Pipeline
+from penstock.training.step_result import StepResult
+
+__all__ = ["PipelineTrainer"]
+
+_STATE = "pipeline"
+_SCHEDULER = "scheduler.pt"
+# Settings that this Trainer would not honour, with the values that are fine.
+_REFUSED: Mapping[str, Any] = {
+    "deepspeed": None,
+    "fp16": False,
+    "label_smoothing_factor": 0,
+    "torch_compile": False,
+    "auto_find_batch_size": False,
+    "use_liger_kernel": False,
+    "push_to_hub": False,
+}
+
+
+class PipelineTrainer(Trainer):
+    """Trains a model in pipelines, each of several processes, with replicas of them.
+
+    It takes what `Trainer` takes, and `pipeline`. The batch of a process is that of a pipeline.
+    """
+
+    def __init__(self, *args: Any, pipeline: PipelineConfig | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._require_supported()
+        self._config = PipelineConfig() if pipeline is None else pipeline
+        self._layout = find_layout(self._config, self.args.device)
+        self._wrapped: PipelineModule | None = None
+        self._whole: nn.Module | None = None
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline of this process, which is built when it is first needed."""
+        return self._module.pipeline
+
+    @property
+    def _module(self) -> PipelineModule:
+        whole: Any = self.model
+        # With model_init, every train() has a new model.
+        if self._wrapped is None or self._whole is not whole:
+            if self._wrapped is not None:
+                self._wrapped.pipeline.close()
+            # The number of labels in the whole batch divides the loss of each microbatch.
+            reduction = "sum" if self.model_accepts_loss_kwargs else "auto"
+            self._whole = whole
+            pipeline = build_pipeline(
+                whole,
+                self._config,
+                self._layout,
+                self.args.device,
+                reduction,  # type: ignore[arg-type]  # one of the two
+                self.args.seed,
+            )
+            self._wrapped = PipelineModule(pipeline, getattr(whole, "config", None))
+        return self._wrapped
+
+    def _require_supported(self) -> None:
+        for name, fine in _REFUSED.items():
+            value = getattr(self.args, name, fine)
+            if value != fine and value:
+                raise ArgumentError(
+                    f"{name} must be {fine!r} in a PipelineTrainer (got {value!r}); leave it out"
+                )
+        if self.compute_loss_func is not None or self.is_fsdp_enabled or self.args.n_gpu > 1:
+            raise ArgumentError(
+                "a PipelineTrainer takes the loss that the model computes, and one device per "
+                "process; leave out compute_loss_func and fsdp, and start one process per device"
+            )
+        if type(self).compute_loss is not Trainer.compute_loss:
+            raise ArgumentError(
+                "a PipelineTrainer does not call compute_loss; let the model compute the loss"
+            )
+
+    # ---- the model and its optimizer
+
+    def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
+        """Leave the model where it is: every process moves its own stages only."""
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
+        del model, training, dataloader
+        return self._module
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """Make the optimizer of this process's parameters."""
+        del model
+        made: torch.optim.Optimizer = super().create_optimizer(self._module)
+        return made
+
+    def get_decay_parameter_names(self, model: nn.Module, *args: Any) -> Any:
+        """Return the names of parameters with weight decay, of the whole model."""
+        del model
+        whole: Any = self.model
+        return super().get_decay_parameter_names(whole, *args)
+
+    # ---- data
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any) -> Any:
+        with loading_by_replica(self.accelerator, self._layout):
+            return super()._get_dataloader(*args, **kwargs)
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Return the rows of one optimizer step: those of every replica."""
+        rows: int = self._train_batch_size * args.gradient_accumulation_steps
+        return rows * self._layout.replicas
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        found = super()._get_num_items_in_batch(batch_samples, device)
+        is_sum = self.args.average_tokens_across_devices and self.args.world_size > 1
+        # All ranks of a pipeline have counted the same rows.
+        return found // self._layout.ranks if found is not None and is_sum else found
+
+    # ---- steps
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        """Run a batch forward and backward, and return its part of the loss of the step."""
+        model.train()
+        given = self._arguments(self._prepare_inputs(inputs), num_items_in_batch)
+        scale = self._loss_scale(num_items_in_batch)
+        with self.accelerator.autocast():
+            result = self.pipeline.step(**given, gradient_scale=scale)
+        return self._loss_of(result, scale)
+
+    def _arguments(self, inputs: Mapping[str, Any], num_items: Any) -> dict[str, Any]:
+        counted = self.model_accepts_loss_kwargs and num_items is not None
+        return {**inputs, **({"num_items_in_batch": int(num_items)} if counted else {})}
+
+    def _loss_scale(self, num_items: Any) -> float:
+        """Return what the loss of a batch is multiplied by, as part of a step over replicas."""
+        if not self.model_accepts_loss_kwargs or num_items is None:
+            return 1 / self.current_gradient_accumulation_steps
+        # Gradients are averaged over replicas, and the number of items is that of all of them.
+        is_sum = self.args.average_tokens_across_devices
+        return float(self._layout.replicas) if is_sum else 1.0
+
+    def _loss_of(self, result: StepResult, scale: float) -> torch.Tensor:
+        return torch.tensor(result.loss, device=self.args.device) * scale
+
+    def _clip_grad_norm(self, model: nn.Module) -> float:
+        del model
+        return self.pipeline.clip_grad_norm_(self.args.max_grad_norm)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: float | None = None) -> float:
+        del model
+        return self.pipeline.clip_grad_norm_(float("inf")) if grad_norm is None else grad_norm
+
+    # ---- evaluation
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate; every replica runs its part of the data."""
+        self.gather_function = partial(gather_over_replicas, self.accelerator, self._layout)
+        return super().evaluation_loop(*args, **kwargs)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Run a batch forward; every process gets the loss, and the outputs if they are used."""
+        inputs = self._prepare_inputs(inputs)
+        is_labelled = bool(self.label_names) and all(
+            inputs.get(name) is not None for name in self.label_names
+        )
+        num_items = self._get_num_items_in_batch([inputs], self.args.device)
+        model.eval()
+        with self.accelerator.autocast():
+            result = self.pipeline.evaluate(
+                **self._arguments(inputs, num_items),
+                microbatches=min(self._config.microbatches, find_batch_size(inputs)),
+                return_outputs=not prediction_loss_only,
+            )
+        counted = self.model_accepts_loss_kwargs and num_items is not None
+        scale = self._loss_scale(num_items) if counted else 1.0
+        loss = self._loss_of(result, scale) if is_labelled else None
+        if prediction_loss_only:
+            return loss, None, None
+        labels = nested_detach(tuple(inputs.get(name) for name in self.label_names))
+        logits = self._share(_logits(result.outputs, [*self._ignored(ignore_keys), "loss"]))
+        return loss, logits, (labels[0] if len(labels) == 1 else labels) if is_labelled else None
+
+    def _ignored(self, ignore_keys: list[str] | None) -> list[str]:
+        if ignore_keys is not None:
+            return ignore_keys
+        config = getattr(self.model, "config", None)
+        return list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
+
+    def _share(self, outputs: Any) -> Any:
+        """Return the outputs of the last stage's rank on every rank of the pipeline."""
+        if self._layout.mesh is None:
+            return outputs
+        placement = self.pipeline.schedule.placement
+        source = placement.rank_of_stage[placement.num_stages - 1]
+        box = [outputs]
+        group = self._layout.mesh.get_group("pipeline")
+        dist.broadcast_object_list(box, group=group, group_src=source)
+        return _to(box[0], self.args.device)
+
+    # ---- files
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the whole model; every process writes its own part of it."""
+        folder = Path(str(output_dir or self.args.output_dir))
+        if hasattr(self.model, "peft_config"):
+            state = self.pipeline.full_state_dict()
+            if self.args.should_save:
+                self._save(str(folder), state_dict=state)
+            self.pipeline.exchange(None)
+            return
+        is_writer = self._layout.replica == 0
+        save_pretrained(self.pipeline, folder, model=self.model, is_writer=is_writer)
+        if self.args.should_save:
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
+            torch.save(self.args, folder / "training_args.bin")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with Checkpoints(Path(output_dir) / _STATE) as checkpoints:
+            if self.state.global_step not in checkpoints.steps():
+                checkpoints.save(
+                    self.state.global_step, self.pipeline, self._raw_optimizer(), wait=True
+                )
+        if self.args.should_save:
+            scheduler: Any = self.lr_scheduler
+            torch.save(scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Leave the model as it is until the pipeline is there, which loads its own part."""
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is None:
+            return
+        self._load(Path(checkpoint), self._raw_optimizer())
+        scheduler: Any = self.lr_scheduler
+        saved = Path(checkpoint) / _SCHEDULER
+        if saved.is_file():
+            scheduler.load_state_dict(torch.load(saved, weights_only=True))
+
+    def _load_best_model(self) -> None:
+        self._load(Path(str(self.state.best_model_checkpoint)), None)
+
+    def _load(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> None:
+        if (folder / _STATE).is_dir():
+            Checkpoints(folder / _STATE).load(self.pipeline, optimizer)
+        else:
+            load_pretrained(self.pipeline, folder)
+
+    def _raw_optimizer(self) -> torch.optim.Optimizer:
+        made: Any = self.optimizer
+        found: torch.optim.Optimizer = getattr(made, "optimizer", made)
+        return found
+
+
+def _logits(outputs: Any, ignored: list[str]) -> Any:
+    """Return the outputs that metrics are computed from, on the rank that has them."""
+    if outputs is None:
+        return None
+    if isinstance(outputs, Mapping):
+        kept = tuple(value for key, value in outputs.items() if key not in ignored)
+    else:
+        kept = tuple(outputs[1:])
+    detached = nested_detach(kept)
+    return _to(detached[0] if len(detached) == 1 else detached, torch.device("cpu"))
+
+
+def _to(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, list | tuple):
+        return type(tree)(_to(part, device) for part in tree)
+    return tree.to(device) if isinstance(tree, torch.Tensor) else tree
