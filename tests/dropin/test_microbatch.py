@@ -7,12 +7,19 @@ from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _CustomReducer,
     _Replicate,
+    _shard_dict_of_args,
     _split_block_mask,
     _split_tensor,
     merge_chunks,
     split_args_kwargs_into_chunks,
     sum_reducer,
 )
+
+
+def test_the_values_of_a_dict_are_split_as_the_spec_of_each_says() -> None:
+    given, specs = {"x": torch.arange(4), "n": 3}, {"n": _Replicate(), "x": TensorChunkSpec(0)}
+    parts = _shard_dict_of_args(given, specs, 2)
+    assert [(part["x"].tolist(), part["n"]) for part in parts] == [([0, 1], 3), ([2, 3], 3)]
 
 
 @pytest.mark.parametrize("rows", range(1, 12))

@@ -115,8 +115,8 @@ def change_one_rank(rank: int, changed: int, values: list[int]) -> list[str]:
         except Exception as error:
             found.append(str(error).splitlines()[0].split(": ")[-1])
         else:
-            transport: Any = schedule._runner.session.transport
-            found.append("known" if transport.knows_shapes else "learned")
+            session: Any = schedule._runner.session
+            found.append("known" if session.transport.knows_shapes else "learned")
     return found
 
 

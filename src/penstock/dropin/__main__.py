@@ -5,8 +5,7 @@
     torchrun --nproc-per-node 4 -m penstock.dropin train.py
     python -m penstock.dropin -m torch.distributed.run --nproc-per-node 4 train.py
 
-Every Python process that the program starts is served in the same way: it finds `startup` on its
-path and does the same at its own start.
+Python processes that the program starts find `startup` on their path, and do the same.
 """
 
 import os

@@ -4,10 +4,9 @@
               |     |                  the cut: their edges to what leads to weights only
               w1    w2
 
-The gradient that arrives at such a node serves both ways. So `stage_backward_input` notes it, and
-`stage_backward_weight` continues from there. Nodes that lead to a common weight form one group:
-their part of the graph is run in one pass. Stages in our own schedules split earlier and at less
-cost (`penstock.step.backward`).
+The gradient that arrives at such a node serves both ways: `stage_backward_input` notes it, and
+`stage_backward_weight` continues from there, in one pass for nodes that lead to a common weight.
+Stages in our own schedules split earlier and at less cost (`penstock.step.backward`).
 """
 
 import operator
@@ -38,6 +37,9 @@ __all__ = [
 
 Root: TypeAlias = torch.Tensor | GradientEdge
 Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
+# Where a backward starts, and with which gradient.
+Start: TypeAlias = tuple[GradientEdge, torch.Tensor]
+Edges: TypeAlias = dict[Node, list[Node]]
 
 
 class MissingGradientError(ModelError, AssertionError):
@@ -50,16 +52,12 @@ def stage_backward(
     input_values: Sequence[Any],
     outputs_with_grads_idxs: list[int] | None = None,
 ) -> Gradients:
-    """Add to the gradients of all leaves behind an output, and return those of the inputs.
-
-    The inputs' own `.grad` is left empty. A loss needs no gradient.
-    """
+    """Add to the gradients of all leaves behind an output, and return (not keep) the inputs'."""
     if outputs_with_grads_idxs is not None:
         stage_output = [stage_output[index] for index in outputs_with_grads_idxs]
         output_grads = [output_grads[index] for index in outputs_with_grads_idxs]
     try:
-        pairs = list(_pair_up(stage_output, output_grads))
-        if pairs:
+        if pairs := list(_pair_up(stage_output, output_grads)):
             roots, gradients = zip(*pairs, strict=True)
             torch.autograd.backward(roots, gradients)
     except Exception as error:
@@ -73,11 +71,7 @@ def stage_backward_input(
     input_values: Sequence[Any],
     weights: Iterable[Parameter],
 ) -> tuple[Gradients, list[dict[str, Any]]]:
-    """Return the gradients of the inputs, and what `stage_backward_weight` needs for the rest.
-
-    Each group holds "params" and "intermediates", nodes of the graph, and "grads": what arrived
-    at each output of each intermediate.
-    """
+    """Return the gradients of the inputs, and where `stage_backward_weight` continues."""
     grads = [None] * len(stage_outputs_or_loss) if output_grads is None else output_grads
     roots = [
         (_edge(output), _start(output, grad))
@@ -103,9 +97,7 @@ def stage_backward_input(
 
 
 def stage_backward_weight(
-    weights: Iterable[Parameter],
-    param_groups: list[dict[str, Any]],
-    retain_graph: bool = False,
+    weights: Iterable[Parameter], param_groups: list[dict[str, Any]], retain_graph: bool = False
 ) -> Gradients:
     """Add to the gradients of the weights what is left of them; return the weights' gradients."""
     for group in param_groups:
@@ -116,23 +108,21 @@ def stage_backward_weight(
             for number, gradient in enumerate(gradients)
             if gradient is not None
         ]
-        if pairs:
+        if not pairs:
+            continue
+        trained = [node.variable for node in group["params"]]
+        with ExitStack() as hooks:
+            # What comes down from one intermediate to another has been counted there already.
+            for node, saved in noted:
+                hooks.enter_context(node.register_prehook(lambda _, saved=saved: saved))
             edges, gradients = zip(*pairs, strict=True)
-            weights_of_group = [node.variable for node in group["params"]]
-            with ExitStack() as hooks:
-                # What comes down from one intermediate to another has been counted there already.
-                for node, saved in noted:
-                    hooks.enter_context(node.register_prehook(lambda _, saved=saved: saved))
-                torch.autograd.backward(
-                    edges, gradients, retain_graph=retain_graph, inputs=weights_of_group
-                )
+            torch.autograd.backward(edges, gradients, retain_graph, inputs=trained)
     return tuple(weight.grad for weight in weights)
 
 
 def _null_coalesce_accumulate(
     lhs: torch.Tensor | None, rhs: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the sum of two gradients, of which either may be missing."""
     if lhs is None or rhs is None:
         return rhs if lhs is None else lhs
     return lhs + rhs
@@ -149,14 +139,13 @@ def _autograd_grad_for_inputs(
     wanted = [value for value in inputs if _requires_gradient(value)]
     grads = [None] * len(outputs) if grad_outputs is None else grad_outputs
     pairs = [pair for pair in zip(outputs, grads, strict=True) if _requires_gradient(pair[0])]
-    found: Iterable[torch.Tensor | None] = [None] * len(wanted)
-    if wanted and pairs:
-        roots, starts = zip(*pairs, strict=True)
-        found = torch.autograd.grad(
-            roots, wanted, starts, retain_graph=retain_graph, allow_unused=allow_unused
-        )
-    rest = iter(found)
-    return tuple(next(rest) if _requires_gradient(value) else None for value in inputs)
+    if not (wanted and pairs):
+        return (None,) * len(inputs)
+    roots, starts = zip(*pairs, strict=True)
+    found = iter(
+        torch.autograd.grad(roots, wanted, starts, retain_graph, allow_unused=allow_unused)
+    )
+    return tuple(next(found) if _requires_gradient(value) else None for value in inputs)
 
 
 def _get_grad_fn_or_grad_acc(t: torch.Tensor) -> Node | None:
@@ -165,14 +154,9 @@ def _get_grad_fn_or_grad_acc(t: torch.Tensor) -> Node | None:
 
 
 def _find_groups(
-    roots: Sequence[tuple[GradientEdge, torch.Tensor]],
-    inputs: Sequence[Node],
-    weights: Sequence[Node],
+    roots: Sequence[Start], inputs: Sequence[Node], weights: Sequence[Node]
 ) -> list[dict[str, Any]]:
-    """Return where to cut the graph behind these roots, and what is known to arrive there.
-
-    The second half also continues from a root that leads to no input, with its own gradient.
-    """
+    """Return where to cut the graph behind these roots, and what is known to arrive there."""
     nodes = [edge.node for edge, _ in roots]
     before = construct_reverse_graph(nodes)
     if inputs:
@@ -180,25 +164,23 @@ def _find_groups(
     else:
         reached = {weight for weight in weights if weight in before or weight in nodes}
         groups = [(reached, list(dict.fromkeys(nodes)))] if reached else []
-    found = []
+    found: list[dict[str, Any]] = []
     for params, intermediates in groups:
-        # A node of a Python function does not keep itself alive; what leads to it does.
-        is_python = any(isinstance(node, FunctionBase) for node in intermediates)
-        owners = [edge for edge, _ in roots] if is_python else []
         grads = [_given_to(node, roots) for node in intermediates]
-        group = {"params": params, "intermediates": intermediates, "grads": grads}
-        found.append({**group, "owners": owners})
+        found.append({"params": params, "intermediates": intermediates, "grads": grads})
+        if any(isinstance(node, FunctionBase) for node in intermediates):
+            # A node of a Python function does not keep itself alive; what leads to it does.
+            found[-1]["owners"] = [edge for edge, _ in roots]
     return found
 
 
-def _given_to(node: Node, roots: Sequence[tuple[GradientEdge, torch.Tensor]]) -> Gradients:
-    """Return the gradients that the backward starts from at a node."""
+def _given_to(node: Node, roots: Sequence[Start]) -> Gradients:
     given = {edge.output_nr: grad for edge, grad in roots if edge.node is node}
     return tuple(given.get(number) for number in range(max(given, default=-1) + 1))
 
 
 def get_param_groups(
-    inputs: list[Node], params: list[Node], reverse_edges_dict: dict[Node, list[Node]]
+    inputs: list[Node], params: list[Node], reverse_edges_dict: Edges
 ) -> list[dict[str, Any]]:
     """Return parameters together with the nodes where their ways part from those of the inputs."""
     groups = _group(inputs, params, reverse_edges_dict, set())
@@ -206,15 +188,9 @@ def get_param_groups(
 
 
 def _group(
-    inputs: Sequence[Node],
-    weights: Sequence[Node],
-    before: dict[Node, list[Node]],
-    roots: set[Node],
+    inputs: Sequence[Node], weights: Sequence[Node], before: Edges, roots: set[Node]
 ) -> list[tuple[set[Node], list[Node]]]:
-    """Return weights, and the nodes from which all of their gradients come.
-
-    Nodes with a weight in common, however indirectly, are together.
-    """
+    """Return weights, by common ones, and the nodes from which all of their gradients come."""
     on_the_way, _ = reverse_closure(list(inputs), set(), before)
     starts: dict[Node, set[Node]] = {}
     for weight in weights:
@@ -230,23 +206,22 @@ def _group(
     return list({id(group): group for group in group_of.values()}.values())
 
 
-def construct_reverse_graph(roots: list[Node]) -> dict[Node, list[Node]]:
+def construct_reverse_graph(roots: list[Node]) -> Edges:
     """Return, for every node behind the roots, the nodes that lead to it."""
-    reverse: dict[Node, list[Node]] = {}
+    reverse: Edges = {}
     waiting, seen = list(roots), set(roots)
     while waiting:
         node = waiting.pop()
-        for after, _ in node.next_functions:
-            if after is not None:
-                reverse.setdefault(after, []).append(node)
-                if after not in seen:
-                    seen.add(after)
-                    waiting.append(after)
+        for after in (after for after, _ in node.next_functions if after is not None):
+            reverse.setdefault(after, []).append(node)
+            if after not in seen:
+                seen.add(after)
+                waiting.append(after)
     return reverse
 
 
 def reverse_closure(
-    roots: list[Node], target_nodes: set[Node], reverse_edges_dict: dict[Node, list[Node]]
+    roots: list[Node], target_nodes: set[Node], reverse_edges_dict: Edges
 ) -> tuple[set[Node], set[Node]]:
     """Return all nodes that lead to the roots, up to target nodes, and the target nodes met."""
     found, met = set(roots), set()
@@ -279,16 +254,15 @@ def _pair_up(output: Any, grad: Any) -> Iterable[tuple[Root, torch.Tensor | None
 
 
 def _items(tree: Any) -> dict[Any, Any]:
-    """Return what a dict, a tuple or a list holds, by key or place; nothing for anything else."""
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
     return tree if isinstance(tree, dict) else {}
 
 
 def _requires_gradient(value: object) -> bool:
-    return isinstance(value, GradientEdge) or (
-        isinstance(value, torch.Tensor) and value.requires_grad
-    )
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    return isinstance(value, GradientEdge)
 
 
 def _edge(value: Root) -> GradientEdge:
@@ -296,7 +270,6 @@ def _edge(value: Root) -> GradientEdge:
 
 
 def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:
-    """Return the gradient to start from: the one given, or ones for a loss."""
     if grad is not None:
         return grad
     if not isinstance(output, torch.Tensor):
@@ -305,17 +278,15 @@ def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:
 
 
 def _differentiate(
-    roots: Sequence[tuple[GradientEdge, torch.Tensor]],
-    inputs: Sequence[Any],
-    param_groups: Sequence[dict[str, Any]],
+    roots: Sequence[Start], inputs: Sequence[Any], param_groups: Sequence[dict[str, Any]]
 ) -> Gradients:
     """Return the gradients of the inputs, and note what arrives at the intermediates."""
-    edges, gradients = [edge for edge, _ in roots], [gradient for _, gradient in roots]
     with ExitStack() as hooks:
         for group in param_groups:
             for number, node in enumerate(group["intermediates"]):
                 note = partial(operator.setitem, group["grads"], number)
                 hooks.enter_context(node.register_prehook(note))
+        edges, gradients = [edge for edge, _ in roots], [gradient for _, gradient in roots]
         return _autograd_grad_for_inputs(edges, inputs, gradients, True, True)
 
 

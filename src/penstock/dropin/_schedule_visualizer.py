@@ -3,8 +3,7 @@
     ops = get_schedule_ops("ZBVZeroBubble", 4, 8, add_spacing=True)
     visualize_schedule(ops, "zbv.png")
 
-A list per rank; an action appears once and takes as many slots as its kind is wide, `None` is one
-idle slot. Torch is not needed.
+An action takes as many slots as its kind is wide, `None` is one. Torch is not needed.
 """
 
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from penstock.assembly import build, lower
-from penstock.dropin.names.actions import _Action, _ComputationType, to_works
-from penstock.dropin.names.lists import Order, Slots, list_actions
+from penstock.dropin.names.actions import _ComputationType, to_works
+from penstock.dropin.names.lists import AnySlots, Order, Slots, list_actions
 from penstock.dropin.names.passes import _defer_recv_ops
 from penstock.dropin.orders.slots import (
     _ComputationTypeVisual,
@@ -65,11 +64,7 @@ def get_schedule_ops(
     with_comms: bool = False,
     defer_pp_recv: bool = False,
 ) -> list[Slots]:
-    """Return every rank's actions for a schedule, by its name or its class, without stages.
-
-    Schedules of one stage per rank take no other number; the others take two by default, and at
-    least two. `defer_pp_recv` puts receives late by torch's rule, where there are any.
-    """
+    """Return every rank's actions for a schedule, by its name or its class, without stages."""
     if add_spacing and with_comms:
         raise ArgumentError("spacing and communication exclude each other; ask for one of them")
     order, dataflow = _find(schedule, pp_degree, num_microbatches, num_stages_per_rank)
@@ -90,19 +85,13 @@ def _lower(order: Order, dataflow: Dataflow, defer_pp_recv: bool) -> list[Slots]
     return [[*actions] for actions in lowered.values()]
 
 
-def add_schedule_op_spacing(schedule: Sequence[Sequence[_Action | None]]) -> list[Slots]:
-    """Put in idle slots so that every action starts after what it depends on.
-
-    Idle slots that are already there are dropped first. Afterwards every rank fills the same
-    number of slots. The stages form a chain.
-    """
+def add_schedule_op_spacing(schedule: Sequence[AnySlots]) -> list[Slots]:
+    """Put in idle slots (dropping others) so that every action starts after what it depends on."""
     works = [to_works(rank) for rank in schedule]
     return space(Schedule.from_orders(works)) if any(works) else [[] for _ in schedule]
 
 
-def visualize_schedule(
-    schedule: Sequence[Sequence[_Action | None]], filename: str | None = None
-) -> None:
+def visualize_schedule(schedule: Sequence[AnySlots], filename: str | None = None) -> None:
     """Draw every rank's slots as they are listed; save the picture, or show it without a name."""
     figure = draw(read_timeline(schedule), title="", kinds=tuple(Kind))
     if filename is None:
@@ -137,15 +126,12 @@ def _find_by_class(
     stages = [SimpleNamespace(**known, group=None, submod=None) for _ in range(per_rank)]
     made = schedule(stages[0] if is_single else stages, microbatches)
     if not made.pipeline_order:
-        raise ArgumentError(
-            f"{schedule.__name__} sets no pipeline_order, so there is none to show"
-        )
+        raise ArgumentError(f"{schedule.__name__} sets no pipeline_order to show")
     order = {rank: list(made.pipeline_order[rank]) for rank in range(ranks)}
     return order, Dataflow.chain(ranks * per_rank)
 
 
 def _choose_stages_per_rank(name: str, usual: int, wanted: int | None) -> int:
-    """Return the number of stages per rank, if torch allows it for this schedule."""
     if wanted is not None and (wanted < usual or usual == 1 != wanted):
         bound = "exactly" if usual == 1 else "at least"
         raise StagesPerRankError(

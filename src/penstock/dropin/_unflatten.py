@@ -11,11 +11,7 @@ __all__ = ["_outline_submodules"]
 
 
 def _outline_submodules(orig_graph: fx.Graph) -> fx.GraphModule:
-    """Return a graph module with a nested one for each module that the graph was traced through.
-
-    Modules keep their names; one that is entered again is `name@1`, `name@2` and so on. Parameters
-    and buffers stay at their names too, in the graph's own module.
-    """
+    """Return a graph module with one for each module it was traced through; again is `name@1`."""
     held = {}
     owner = orig_graph.owning_module
     for node in orig_graph.find_nodes(op="get_attr"):

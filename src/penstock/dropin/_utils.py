@@ -2,6 +2,5 @@
 
 from penstock.dropin.names.lists import *
 from penstock.dropin.stages.kinds import *
-from penstock.dropin.stages.meshes import *
 from penstock.dropin.stages.metadata import *
 from penstock.dropin.stages.values import *

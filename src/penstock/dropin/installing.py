@@ -25,7 +25,6 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module of this package, or None for any other."""
         return ModuleSpec(name, self) if _is_theirs(name) else None
 
     def exec_module(self, module: ModuleType) -> None:
@@ -42,10 +41,7 @@ _FINDER = _Finder()
 
 
 def install() -> None:
-    """Replace `torch.distributed.pipelining` in this process by ours.
-
-    Call it before anything imports that package, because imported names would remain torch's.
-    """
+    """Replace `torch.distributed.pipelining` by ours, before anything in this process has it."""
     loaded = sys.modules.get(THEIRS)
     if loaded is not None and loaded.__name__ != _OURS:
         raise PenstockError(

@@ -1,13 +1,11 @@
 """A batch into microbatches and back, leaf by leaf, as its chunk specs say.
 
-A spec is a tree like the arguments: `TensorChunkSpec(dim)` splits a leaf along a dimension,
-`_Replicate()` gives it whole to every microbatch, `_CustomReducer` says how outputs are merged.
-Without specs, tensors and block masks are split along dimension 0 and the rest is replicated.
+Without specs, tensors and block masks are split along dimension 0, and the rest is replicated.
 """
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -44,8 +42,6 @@ class MixedChunksError(BatchError, AssertionError):
 class TensorChunkSpec:
     """Split along this dimension."""
 
-    split_dim: int
-
     def __init__(self, split_dim: int) -> None:
         self.split_dim = split_dim
 
@@ -54,11 +50,7 @@ class TensorChunkSpec:
 
     @staticmethod
     def from_tuple(chunk_dims: tuple[int, ...]) -> Any:
-        """Return specs for positional arguments, from their dimensions.
-
-        >>> TensorChunkSpec.from_tuple((0, 1))
-        (TensorChunkSpec(0), TensorChunkSpec(1))
-        """
+        """Return specs for positional arguments, from their dimensions."""
         return tree_map(TensorChunkSpec, chunk_dims)
 
     @staticmethod
@@ -92,36 +84,23 @@ def split_args_kwargs_into_chunks(
     args_chunk_spec: tuple[Any, ...] | None = None,
     kwargs_chunk_spec: dict[str, Any] | None = None,
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """Split arguments into `chunks` microbatches, or fewer where a tensor has too few rows.
-
-    >>> split_args_kwargs_into_chunks((torch.arange(3), "a"), {}, 2)
-    ([(tensor([0, 1]), 'a'), (tensor([2]), 'a')], [{}, {}])
-    """
+    """Split arguments into `chunks` microbatches, or fewer where a tensor has too few rows."""
     tree = tuple(args), kwargs or {}
     pairs = [*_pair_up(tree[0], args_chunk_spec), *_pair_up(tree[1], kwargs_chunk_spec)]
     num_chunks = min([chunks, *(_most_chunks(value, spec, chunks) for value, spec in pairs)])
-    columns = [
-        [value] * num_chunks
-        if _is_replicated(spec)
-        else _split_block_mask(value, num_chunks)
-        if _is_mask(value)
-        else _split_tensor(value, spec, num_chunks)
-        for value, spec in pairs
-    ]
+    columns = [_split_leaf(value, spec, num_chunks) for value, spec in pairs]
     structure = tree_flatten(tree, is_leaf=_is_mask)[1]
-    rows = [[column[number] for column in columns] for number in range(num_chunks)]
-    parts = [tree_unflatten(row, structure) for row in rows]
+    parts = [
+        tree_unflatten([column[n] for column in columns], structure) for n in range(num_chunks)
+    ]
     return [positional for positional, _ in parts], [named for _, named in parts]
 
 
 def _shard_dict_of_args(
     args_dict: Mapping[Any, Any], args_chunk_spec: Mapping[Any, Any], num_chunks: int
 ) -> list[dict[Any, Any]]:
-    """Split the values of a dict, as many times as asked for or as rows allow."""
-    chunks = split_args_kwargs_into_chunks(
-        (), dict(args_dict), num_chunks, None, dict(args_chunk_spec)
-    )
-    return chunks[1]
+    specs = None, dict(args_chunk_spec)
+    return split_args_kwargs_into_chunks((), dict(args_dict), num_chunks, *specs)[1]
 
 
 def _is_mask(value: object) -> bool:
@@ -132,17 +111,16 @@ def _pair_up(tree: Any, spec: Any) -> list[tuple[Any, Any]]:
     """Return each leaf of the arguments with its spec."""
     leaves = tree_flatten(tree, is_leaf=_is_mask)[0]
     if spec is None:
-        split, whole = TensorChunkSpec(DEFAULT_CHUNK_DIM), _Replicate()
-        are_split = (v.dim() > 0 if isinstance(v, torch.Tensor) else _is_mask(v) for v in leaves)
-        return [(v, split if yes else whole) for v, yes in zip(leaves, are_split, strict=True)]
-    if isinstance(tree, Mapping) and set(tree) != set(spec):
-        raise MixedChunksError(
-            f"keyword arguments {sorted(tree)} and their chunk specs {sorted(spec)} differ; give "
-            "a spec for each, _Replicate() for what is not split"
-        )
-    # The order of a spec's names need not be that of the arguments.
-    ordered = {name: spec[name] for name in tree} if isinstance(tree, Mapping) else tuple(spec)
-    specs = tree_flatten(ordered)[0]
+        return [(leaf, _default_spec(leaf)) for leaf in leaves]
+    if isinstance(tree, Mapping):
+        if set(tree) != set(spec):
+            raise MixedChunksError(
+                f"keyword arguments {sorted(tree)} and their chunk specs {sorted(spec)} differ; "
+                "give a spec for each, _Replicate() for what is not split"
+            )
+        # The order of a spec's names need not be that of the arguments.
+        spec = {name: spec[name] for name in tree}
+    specs = tree_flatten(spec if isinstance(spec, Mapping) else tuple(spec))[0]
     if len(specs) != len(leaves):
         raise MixedChunksError(
             f"{len(leaves)} values have {len(specs)} chunk specs; give one for each"
@@ -150,47 +128,53 @@ def _pair_up(tree: Any, spec: Any) -> list[tuple[Any, Any]]:
     return list(zip(leaves, specs, strict=True))
 
 
-def _is_replicated(spec: object) -> bool:
-    return spec is _Replicate or isinstance(spec, _Replicate)
+def _default_spec(leaf: Any) -> Any:
+    is_split = leaf.dim() > 0 if isinstance(leaf, torch.Tensor) else _is_mask(leaf)
+    return TensorChunkSpec(DEFAULT_CHUNK_DIM) if is_split else _Replicate()
 
 
 def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
     """Return the largest number of chunks that a value can be split into."""
-    if _is_replicated(spec):
+    if spec is _Replicate or isinstance(spec, _Replicate):
         return chunks
-    if isinstance(spec, TensorChunkSpec) and isinstance(value, torch.Tensor):
-        return value.size(spec.split_dim)
-    if isinstance(spec, TensorChunkSpec) and isinstance(value, BlockMask):
-        if spec.split_dim != 0:
-            raise MixedChunksError(
-                f"a block mask is split along dimension 0 (spec: {spec.split_dim})"
-            )
-        rows = value.kv_num_blocks.size(0)
-        return chunks if rows == 1 else rows
+    match value, spec:
+        case torch.Tensor(), TensorChunkSpec():
+            return value.size(spec.split_dim)
+        case BlockMask(), TensorChunkSpec(split_dim=0):
+            rows = value.kv_num_blocks.size(0)
+            return chunks if rows == 1 else rows
+        case BlockMask(), TensorChunkSpec(split_dim=dim):
+            raise MixedChunksError(f"a block mask is split along dimension 0 (spec: {dim})")
     raise BatchError(
         f"a value of type {type(value).__name__} has the chunk spec {spec!r}; tensors and block "
         "masks take TensorChunkSpec, everything takes _Replicate()"
     )
 
 
+def _split_leaf(value: Any, spec: Any, num_chunks: int) -> Sequence[Any]:
+    if not isinstance(spec, TensorChunkSpec):
+        return [value] * num_chunks
+    if _is_mask(value):
+        return _split_block_mask(value, num_chunks)
+    return _split_tensor(value, spec, num_chunks)
+
+
 def _split_tensor(
     tensor: torch.Tensor, spec: TensorChunkSpec, num_chunks: int
 ) -> Sequence[torch.Tensor]:
     """Split a tensor into nearly equal views; one over a mesh keeps mesh and placements."""
-    rows = tensor.size(spec.split_dim)
+    dim, rows = spec.split_dim, tensor.size(spec.split_dim)
     if rows < num_chunks:
         raise MixedChunksError(
             f"a tensor of shape {tuple(tensor.shape)} has {rows} rows for {num_chunks} "
             f"microbatches; use at most {rows}"
         )
-    dim = spec.split_dim
+    # Each rank of a mesh splits its own part, without talking to the others.
+    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    chunks: Sequence[torch.Tensor] = own.tensor_split(num_chunks, dim)
     if isinstance(tensor, DTensor):
-        # Each rank splits its own part, without talking to the others.
-        parts = tensor.to_local().tensor_split(num_chunks, dim)
-        pairs = zip(parts, share_out(rows, num_chunks), strict=True)
-        chunks = [_spread(part, tensor, dim, count) for part, count in pairs]
-    else:
-        chunks = list(tensor.tensor_split(num_chunks, dim))
+        counts = share_out(rows, num_chunks)
+        chunks = [_spread(*pair, tensor, dim) for pair in zip(chunks, counts, strict=True)]
     # A view of a leaf keeps its gradient only on request.
     if tensor.requires_grad and tensor.is_leaf and torch.is_grad_enabled():
         for chunk in chunks:
@@ -198,7 +182,7 @@ def _split_tensor(
     return chunks
 
 
-def _spread(part: torch.Tensor, like: DTensor, dim: int, rows: int) -> torch.Tensor:
+def _spread(part: torch.Tensor, rows: int, like: DTensor, dim: int) -> torch.Tensor:
     """Return the tensor that is placed like another one, with this number of rows in all."""
     sizes = list(like.shape)
     sizes[dim] = rows
@@ -208,37 +192,31 @@ def _spread(part: torch.Tensor, like: DTensor, dim: int, rows: int) -> torch.Ten
 
 def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
     """Split a block mask along its batch dimension; one that is broadcast is replicated."""
-    rows = block_mask.kv_num_blocks.size(0)
+    rows, mask = block_mask.kv_num_blocks.size(0), block_mask
     if rows == 1:
-        return [block_mask] * num_chunks
+        return [mask] * num_chunks
     if rows < num_chunks:
         raise MixedChunksError(f"a block mask has {rows} rows for {num_chunks} microbatches")
-    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
-    given: list[Any] = [getattr(block_mask, name) for name in names]
+    blocks: Any = (mask.kv_num_blocks, mask.kv_indices)
+    blocks += (mask.full_kv_num_blocks, mask.full_kv_indices)
     counts = share_out(rows, num_chunks)
-    columns = [[None] * num_chunks if one is None else one.split(counts) for one in given]
+    columns = [[None] * num_chunks if one is None else one.split(counts) for one in blocks]
 
     def shifted(start: int, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return block_mask.mask_mod(b + torch.full_like(b, start), *rest)
+        return mask.mask_mod(b + torch.full_like(b, start), *rest)
 
-    form: Any = {"BLOCK_SIZE": block_mask.BLOCK_SIZE, "seq_lengths": block_mask.seq_lengths}
+    form: Any = {"BLOCK_SIZE": mask.BLOCK_SIZE, "seq_lengths": mask.seq_lengths}
     return [
-        BlockMask.from_kv_blocks(*blocks, **form, mask_mod=partial(shifted, start))  # type: ignore[misc]  # four blocks come first
-        for start, *blocks in zip(accumulate(counts[:-1], initial=0), *columns, strict=True)
+        BlockMask.from_kv_blocks(*parts, **form, mask_mod=partial(shifted, start))  # type: ignore[misc]  # four blocks come first
+        for start, *parts in zip(accumulate(counts[:-1], initial=0), *columns, strict=True)
     ]
 
 
 def merge_chunks(chunks: list[Any], chunk_spec: Any) -> Any:
-    """Put the outputs of all microbatches together; without a spec, along dimension 0.
-
-    >>> merge_chunks([(torch.ones(2),), (torch.zeros(1),)], (TensorChunkSpec(0),))
-    (tensor([1., 1., 0.]),)
-    """
+    """Put the outputs of all microbatches together; without a spec, along dimension 0."""
     if chunk_spec is None:
-        leaves, structure = tree_flatten(chunks[0])
-        specs: list[Any] = [TensorChunkSpec(DEFAULT_CHUNK_DIM)] * len(leaves)
-    else:
-        specs, structure = tree_flatten(chunk_spec)
+        chunk_spec = tree_map(lambda _: TensorChunkSpec(DEFAULT_CHUNK_DIM), chunks[0])
+    specs, structure = tree_flatten(chunk_spec)
     rows = [tree_flatten(chunk)[0] for chunk in chunks]
     for number, row in enumerate(rows):
         if len(row) != len(specs):
@@ -246,36 +224,27 @@ def merge_chunks(chunks: list[Any], chunk_spec: Any) -> Any:
                 f"the output of microbatch {number} has {len(row)} values for {len(specs)} chunk "
                 "specs; give a spec for each"
             )
-    columns = zip(*rows, strict=True)
-    return tree_unflatten(
-        [_merge_column(list(column), spec) for column, spec in zip(columns, specs, strict=True)],
-        structure,
-    )
+    return tree_unflatten(list(map(_merge_column, zip(*rows, strict=True), specs)), structure)
 
 
-def _merge_column(values: list[Any], spec: Any) -> Any:
-    match spec:
-        case TensorChunkSpec():
-            return _concatenate(values, spec.split_dim)
-        case _CustomReducer():
-            total = spec.init_value
-            for value in values:
-                total = spec.reduce_fn(total, value)
-            return total
-        case _:
-            different = [value for value in values[1:] if value != values[0]]
-            if different:
-                raise MixedChunksError(
-                    f"an output that is not merged has the values {values[0]} and {different[0]}; "
-                    "give it a TensorChunkSpec or a _CustomReducer"
-                )
-            return values[0]
+def _merge_column(values: Sequence[Any], spec: Any) -> Any:
+    if isinstance(spec, TensorChunkSpec):
+        return _concatenate(values, spec.split_dim)
+    if isinstance(spec, _CustomReducer):
+        return reduce(spec.reduce_fn, values, spec.init_value)
+    for value in values[1:]:
+        if value != values[0]:
+            raise MixedChunksError(
+                f"an output that is not merged has the values {values[0]} and {value}; give it a "
+                "TensorChunkSpec or a _CustomReducer"
+            )
+    return values[0]
 
 
-def _concatenate(values: list[Any], dim: int) -> torch.Tensor:
+def _concatenate(values: Sequence[Any], dim: int) -> torch.Tensor:
     spread = [value for value in values if isinstance(value, DTensor)]
     if not spread:
-        return torch.cat(values, dim=dim)
+        return torch.cat(tuple(values), dim=dim)
     if len(spread) < len(values):
         raise MixedChunksError("chunks to merge are a mix of DTensors and plain tensors")
     first = spread[0]
@@ -286,4 +255,4 @@ def _concatenate(values: list[Any], dim: int) -> torch.Tensor:
                 f"{value.placements}"
             )
     whole = torch.cat([value.to_local() for value in spread], dim=dim)
-    return _spread(whole, first, dim, sum(value.size(dim) for value in spread))
+    return _spread(whole, sum(value.size(dim) for value in spread), first, dim)

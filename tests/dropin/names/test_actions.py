@@ -8,6 +8,7 @@ from penstock.dropin.names.actions import (
     OVERLAP_F_B,
     RESHARD,
     SEND_B,
+    TYPE_OF_KIND,
     UNSHARD,
     ActionTextError,
     B,
@@ -28,7 +29,7 @@ from tests.dropin.incumbent import needs, pipelining
 
 PLAIN = [
     f"{stage}{kind.text}{microbatch if kind.has_microbatch else ''}"
-    for kind, stage, microbatch in product(Kind, (0, 3, 17), (0, 12))
+    for kind, stage, microbatch in product(TYPE_OF_KIND, (0, 3, 17), (0, 12))
 ]
 OVERLAPS = ["(1F1;2B0)OVERLAP_F_B", "(0F3;7I1)OVERLAP_F_B", "(3F10;4F11;2B9)OVERLAP_F_B"]
 
@@ -47,6 +48,12 @@ def test_text_goes_both_ways_and_means_what_it_means_in_torch(text: str) -> None
     assert str(tuple(action)) == str(tuple(expected))
     assert action.is_compute_op == expected.is_compute_op
     assert from_work(to_work(action)) == action
+
+
+@pytest.mark.parametrize("text", ["0RECOMPUTE1", "0OFFLOAD1", "0RELOAD1"])
+def test_actions_that_torch_does_not_have_are_refused(text: str) -> None:
+    with pytest.raises(ActionTextError, match="torch does not have"):
+        _Action.from_str(text)
 
 
 def test_fields_are_those_of_torch() -> None:

@@ -1,14 +1,13 @@
 """What all schedules do around their actions: split a batch, prepare stages, losses, outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS
-from penstock.dropin.classes.checks import check_counts, check_rows, count_rows
 from penstock.dropin.microbatch import (
     TensorChunkSpec,
     _split_tensor,
@@ -21,23 +20,27 @@ from penstock.dropin.run.step_actions import _PipelineContext
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.dropin.stages.kinds import PipelineStage, _PipelineStage
 from penstock.dropin.stages.replaced import find_replaced
-from penstock.dropin.stages.values import put_in_place
+from penstock.dropin.stages.values import Named, put_in_place
 from penstock.errors import BatchError, PipelineError
-from penstock.torch_private import get_default_group
+from penstock.step.microbatches import Along, count_rows
+from penstock.torch_private import get_default_group, tree_flatten
 from penstock.training.step_schedules import Receives, receives_for
 
 __all__ = ["_TARGET_CHUNK_SPEC", "_PipelineSchedule"]
+
+# One item per microbatch.
+Parts: TypeAlias = list[Any] | None
 
 # Targets are split by rows.
 _TARGET_CHUNK_SPEC = TensorChunkSpec(0)
 
 
-class _PipelineSchedule(ABC):
-    """A schedule bound to the stages of this rank.
+class LossesTypeError(BatchError, TypeError):
+    """Microbatches or losses come in a list; also a `TypeError`, which torch's users expect."""
 
-    `timeouts` says how long the ranks wait for one that does not answer. It is read in the first
-    step.
-    """
+
+class _PipelineSchedule(ABC):
+    """A schedule bound to the stages of this rank; `timeouts` is read in the first step."""
 
     # What torch's names of it have for the stages of a rank: `_initialize_stages` and so on.
     _held: ClassVar = "stages"
@@ -66,25 +69,19 @@ class _PipelineSchedule(ABC):
         for flag in self._flags:
             setattr(self, flag, False)
 
-    # ------------------------------------------------------------------ what users call
-
     def step(
         self,
         *args: Any,
         target: Any = None,
-        losses: list[Any] | None = None,
+        losses: Parts = None,
         return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
+        loss_kwargs: Named = None,
+        arg_mbs: Parts = None,
+        kwarg_mbs: Parts = None,
+        target_mbs: Parts = None,
         **kwargs: Any,
     ) -> Any:
-        """Run one step on a whole batch, or on microbatches; return outputs on the last rank.
-
-        Only the first stage takes `args`, only the last one `target`; `kwargs` are each stage's
-        own. `losses` is filled on the rank of the last stage, one per microbatch.
-        """
+        """Run one step on a whole batch, or on microbatches; return outputs on the last rank."""
         for stage in self._stages:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
@@ -94,10 +91,7 @@ class _PipelineSchedule(ABC):
                 arg_mbs, kwarg_mbs = self._split_inputs(args, kwargs)
                 target_mbs = None if target is None else self._split_target(target)
             elif args or kwargs or target is not None:
-                raise BatchError(
-                    "a step takes a whole batch or microbatches, not both; leave out arg_mbs, "
-                    "kwarg_mbs and target_mbs, or everything else"
-                )
+                raise BatchError("a step takes a whole batch or microbatches, not both")
             # A subclass may leave out what it does not use.
             extra: Any = {} if loss_kwargs is None else {"loss_kwargs": loss_kwargs}
             parts = (arg_mbs, kwarg_mbs, target_mbs)
@@ -107,9 +101,7 @@ class _PipelineSchedule(ABC):
                     return self._merge_outputs(stage.output_chunks)
         return None
 
-    def eval(
-        self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any
-    ) -> Any:
+    def eval(self, *args: Any, target: Any = None, losses: Parts = None, **kwargs: Any) -> Any:
         """Run a batch forward only; no gradient is computed or changed, and no graph kept."""
         trained = self._has_backward
         self._has_backward = False
@@ -121,14 +113,13 @@ class _PipelineSchedule(ABC):
 
     def _step_microbatches(
         self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Any] | None = None,
+        arg_mbs: Parts = None,
+        kwarg_mbs: Parts = None,
+        target_mbs: Parts = None,
+        losses: Parts = None,
         return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
+        loss_kwargs: Named = None,
     ) -> None:
-        """Run one step on microbatches."""
         with self._call():
             args, kwargs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
             target = None if target_mbs is None else target_mbs[0]
@@ -136,14 +127,10 @@ class _PipelineSchedule(ABC):
             prepare(args[0], kwargs[0], target, loss_kwargs)
             if real := self._find_real():
                 is_first = any(stage.is_first for stage in real)
-                self._runner.run(
-                    real,
-                    _PipelineContext(self, args, kwargs, target_mbs, losses),
-                    count_rows(args, self._args_chunk_spec) if is_first else None,
-                    has_backward=self._has_backward,
-                    return_outputs=return_outputs,
-                    loss_kwargs=loss_kwargs,
-                )
+                rows = _count_rows(args, self._args_chunk_spec) if is_first else None
+                context = _PipelineContext(self, args, kwargs, target_mbs, losses)
+                rest = self._has_backward, return_outputs, loss_kwargs
+                self._runner.run(real, context, rows, *rest)
             self._update_losses(self._stages, losses)
 
     @abstractmethod
@@ -168,7 +155,7 @@ class _PipelineSchedule(ABC):
         is_guarded = not (is_prepared and all(stage._runtime_validate for stage in real))
         self._is_inside = True
         try:
-            with self._runner.call(self._find_lowered, real, self.timeouts, is_guarded=is_guarded):
+            with self._runner.call(self._find_lowered, real, self.timeouts, is_guarded):
                 yield
         finally:
             self._is_inside = False
@@ -180,69 +167,47 @@ class _PipelineSchedule(ABC):
 
     def _check_grad_mode(self) -> None:
         if self._has_backward and not torch.is_grad_enabled():
-            raise PipelineError(
-                "step() runs backwards, but gradients are disabled here (torch.no_grad); call "
-                "eval() to run forward only"
-            )
-
-    # ------------------------------------------------------------------ a batch, and its parts
+            raise PipelineError("step() runs backwards; under torch.no_grad, call eval()")
 
     def _split_inputs(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+        self, args: tuple[Any, ...], kwargs: Named = None
     ) -> tuple[list[Any], list[Any]]:
         """Return a batch as microbatches; ranks that are given nothing have empty ones."""
         if not args and not kwargs:
             return [()] * self._n_microbatches, [{}] * self._n_microbatches
-        split = find_replaced(
-            "schedules", "split_args_kwargs_into_chunks", split_args_kwargs_into_chunks
-        )
-        return split(
-            args, kwargs, self._n_microbatches, self._args_chunk_spec, self._kwargs_chunk_spec
-        )
+        specs = self._args_chunk_spec, self._kwargs_chunk_spec
+        split = find_replaced("schedules", split_args_kwargs_into_chunks)
+        return split(args, kwargs, self._n_microbatches, *specs)
 
     def _split_target(self, target: Any) -> list[Any]:
         if isinstance(target, torch.Tensor):
-            split = find_replaced("schedules", "_split_tensor", _split_tensor)
+            split = find_replaced("schedules", _split_tensor)
             return list(split(target, _TARGET_CHUNK_SPEC, self._n_microbatches))
         chunks, _ = split_args_kwargs_into_chunks((target,), None, self._n_microbatches)
         return [chunk for (chunk,) in chunks]
 
     def _merge_outputs(self, output_chunks: list[Any]) -> Any:
-        """Return the outputs of all microbatches together."""
-        merge = find_replaced("schedules", "merge_chunks", merge_chunks)
-        return merge(output_chunks, self._output_merge_spec)
+        return find_replaced("schedules", merge_chunks)(output_chunks, self._output_merge_spec)
 
     def _check_inputs(
         self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Any] | None = None,
+        arg_mbs: Parts = None,
+        kwarg_mbs: Parts = None,
+        target_mbs: Parts = None,
+        losses: Parts = None,
     ) -> tuple[list[Any], list[Any]]:
-        """Refuse what is not one item per microbatch."""
+        count = self._n_microbatches
         given = {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
-        check_counts(given, losses, self._n_microbatches)
-        args = [()] * self._n_microbatches if arg_mbs is None else arg_mbs
-        kwargs = [{}] * self._n_microbatches if kwarg_mbs is None else kwarg_mbs
-        return args, kwargs
+        _check_counts(given, losses, count)
+        return arg_mbs or [()] * count, kwarg_mbs or [{}] * count
 
-    # ------------------------------------------------------------------ losses
-
-    def _compute_loss(
-        self, output: Any, target: Any, loss_kwargs: dict[str, Any] | None = None
-    ) -> torch.Tensor:
+    def _compute_loss(self, output: Any, target: Any, loss_kwargs: Named = None) -> torch.Tensor:
         assert self._loss_fn is not None, "a loss is asked for where there is a function for it"
         return self._loss_fn(output, target, **(loss_kwargs or {}))
 
     def _maybe_compute_loss(
-        self,
-        stage: Any,
-        output: Any,
-        target_mbs: Sequence[Any] | None,
-        mb_index: int,
-        loss_kwargs: dict[str, Any] | None = None,
+        self, stage: Any, output: Any, target_mbs: Parts, mb_index: int, loss_kwargs: Named = None
     ) -> None:
-        """Compute the loss of a microbatch, if this is the last stage and there is one."""
         if not stage.is_last or self._loss_fn is None:
             return
         if target_mbs is None:
@@ -250,39 +215,35 @@ class _PipelineSchedule(ABC):
                 raise BatchError("the rank of the last stage got no target; pass step(target=...)")
             return
         if not self._internal_losses:
-            check_rows(self._runner.rows, target_mbs)
+            session = self._runner.session
+            _check_rows(None if session is None else session.rows, target_mbs)
         loss = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
         put_in_place(self._internal_losses, mb_index, loss)
 
     def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
-        """Return the loss of a microbatch on the last stage, for its backward."""
         if not stage.is_last or self._loss_fn is None or not self._internal_losses:
             return None
         losses = self._internal_losses
-        if not 0 <= mb_index < len(losses) or losses[mb_index] is None:
-            have = [number for number, loss in enumerate(losses) if loss is not None]
+        loss: torch.Tensor | None = losses[mb_index] if 0 <= mb_index < len(losses) else None
+        if loss is None:
+            have = [number for number, known in enumerate(losses) if known is not None]
             raise PipelineError(
                 f"the loss of microbatch {mb_index} is missing; there are those of {have}"
             )
-        loss: torch.Tensor = losses[mb_index]
         return loss
 
-    def _update_losses(self, stages: Any, losses: list[Any] | None) -> None:
+    def _update_losses(self, stages: Any, losses: Parts) -> None:
         """Give the losses of a step to the caller, and let go of them."""
         held = stages if isinstance(stages, list) else [stages]
         if losses is not None and any(stage.is_last for stage in held):
-            found = self._internal_losses
-            if len(found) != self._n_microbatches and (found or self._has_backward):
-                raise PipelineError(
-                    f"Expecting {self._n_microbatches} losses but got {len(found)}"
-                )
+            found, count = self._internal_losses, self._n_microbatches
+            if len(found) != count and (found or self._has_backward):
+                raise PipelineError(f"Expecting {count} losses but got {len(found)}")
             losses[:] = found
         self._internal_losses.clear()
 
-    # ------------------------------------------------------------------ stages
-
     def _initialize_stages(
-        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Named = None
     ) -> None:
         forward, backward = (getattr(self, flag) for flag in self._flags)
         given = (self._stages, args, kwargs, target)
@@ -298,21 +259,18 @@ class _PipelineSchedule(ABC):
         target: Any,
         fwd_initialized: bool,
         bwd_initialized: bool,
-        loss_kwargs: dict[str, Any] | None = None,
+        loss_kwargs: Named = None,
     ) -> tuple[bool, bool]:
-        """Prepare the stages for the first step, and for the first one of another mode."""
-        mode = self._has_backward
+        mode, count, loss_fn = self._has_backward, self._n_microbatches, self._loss_fn
         if not (fwd_initialized and bwd_initialized == mode):
             self._warmup_p2p(stages, mode, self._p2p_done)
-            count, passed = self._n_microbatches, args
+            found = args
             for stage in stages:
-                own = args if stage.is_first else passed
-                passed = stage._prepare_forward_infra(count, own, kwargs, has_backward=mode)
-            passed = None
+                own = args if stage.is_first else found
+                found = stage._prepare_forward_infra(count, own, kwargs, has_backward=mode)
+            found = None
             for stage in reversed(stages if mode else []):
-                passed = stage._prepare_backward_infra(
-                    count, self._loss_fn, target, passed, loss_kwargs
-                )
+                found = stage._prepare_backward_infra(count, loss_fn, target, found, loss_kwargs)
         return True, mode
 
     def _warmup_p2p(
@@ -321,3 +279,37 @@ class _PipelineSchedule(ABC):
         """Do nothing but note it: the ranks are connected before their first step."""
         del stages, has_backward, p2p_done
         self._p2p_done = True
+
+
+def _check_counts(given: Mapping[str, Any], losses: Any, microbatches: int) -> None:
+    """Refuse what is not one item per microbatch, in a list."""
+    for name, items in {**given, "losses": losses}.items():
+        if items is not None and not isinstance(items, list):
+            raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
+    for name, items in given.items():
+        if items is not None and len(items) != microbatches:
+            text = f"Expecting {microbatches} {name} but got {len(items)}"
+            raise BatchError(f"{text}; a batch has at least one row per microbatch")
+
+
+def _count_rows(arg_mbs: Sequence[Any], spec: tuple[Any, ...] | None) -> int | None:
+    """Return how many rows the first tensor that is split has in all microbatches together."""
+    specs = None if spec is None else tree_flatten(spec)[0]
+    counts = []
+    for args in arg_mbs:
+        leaves = tree_flatten(tuple(args))[0]
+        pairs = zip(leaves, specs or [_TARGET_CHUNK_SPEC] * len(leaves), strict=False)
+        split = [(leaf, one.split_dim) for leaf, one in pairs if isinstance(one, TensorChunkSpec)]
+        counts.append(count_rows([Along(leaf, dim) for leaf, dim in split]))
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _check_rows(rows: int | None, target_mbs: Sequence[Any]) -> None:
+    """Refuse a target whose rows are neither those of the batch nor a multiple of them."""
+    if rows is not None and all(isinstance(t, torch.Tensor) and t.dim() > 0 for t in target_mbs):
+        found = sum(target.shape[0] for target in target_mbs)
+        if found % rows:
+            raise BatchError(
+                f"the target has {found} rows for a batch of {rows}, so that microbatches of "
+                "outputs and targets would not belong together"
+            )

@@ -8,13 +8,13 @@ import torch
 from penstock.dropin.classes.base import _PipelineSchedule
 from penstock.dropin.classes.multi import PipelineScheduleMulti, _PipelineScheduleRuntime
 from penstock.dropin.microbatch import TensorChunkSpec
-from penstock.dropin.names.actions import FORWARD, _Action
 from penstock.dropin.names.lists import Order, Slots
 from penstock.dropin.names.passes import lower_order
 from penstock.dropin.orders.tables import add_bubbles, build_order, order_of_rank
 from penstock.dropin.run.session import Lowered
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.errors import ModelError, PipelineError, ScheduleNameError, SizeError
+from penstock.dropin.stages.values import Named
+from penstock.errors import PipelineError, ScheduleNameError, SizeError
 from penstock.torch_private import OptimizedModule
 
 __all__ = [
@@ -32,16 +32,8 @@ __all__ = [
 ]
 
 
-class CompiledStageError(ModelError, RuntimeError):
-    """A schedule splits backwards, but a stage is compiled."""
-
-
 class PipelineScheduleSingle(_PipelineSchedule):
-    """A schedule with one stage per rank.
-
-    Gradients are divided by the number of microbatches, for losses that are means; for losses
-    that are sums, set `scale_grads=False`.
-    """
+    """One stage per rank; `scale_grads` divides gradients, for losses that are means."""
 
     _held = "stage"
 
@@ -63,52 +55,41 @@ class PipelineScheduleSingle(_PipelineSchedule):
         self._lowered: Lowered | None = None
 
     def _initialize_stage(
-        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Named = None
     ) -> None:
         self._initialize_stages(args, kwargs, target, loss_kwargs)
 
     def _get_pipeline_order(self) -> Order | None:
-        """Return every rank's order, where there is one."""
         return None
 
     def _find_lowered(self) -> Lowered:
         if self._lowered is None:
-            order = self._get_pipeline_order() or self._forward_order()
+            sizes = self._num_stages, self._n_microbatches
+            order = self._get_pipeline_order() or build_order("ForwardOnly", *sizes)
             compute = {
                 rank: [action for action in actions if action and action.is_compute_op]
                 for rank, actions in order.items()
             }
-            holder = {stage: stage for stage in range(self._num_stages)}
-            edges, count = self._stage.find_edges(), self._n_microbatches
-            schedule = lower_order(compute, holder, count, edges=edges, receives=self._receives)
+            holder, edges = {rank: rank for rank in range(sizes[0])}, self._stage.find_edges()
+            receives = self._receives
+            schedule = lower_order(compute, holder, sizes[1], edges=edges, receives=receives)
             self._lowered = Lowered(schedule, sends_may_wait=True)
         return self._lowered
-
-    def _forward_order(self) -> Order:
-        return {
-            stage: [_Action(stage, FORWARD, number) for number in range(self._n_microbatches)]
-            for stage in range(self._num_stages)
-        }
 
 
 class _ScheduleForwardOnly(PipelineScheduleSingle):
     """All microbatches forward, and nothing else."""
 
-    def _step_microbatches(
+    def _check_inputs(
         self,
-        arg_mbs: list[Any] | None = None,
-        kwarg_mbs: list[Any] | None = None,
-        target_mbs: list[Any] | None = None,
-        losses: list[Any] | None = None,
-        return_outputs: bool = True,
-        loss_kwargs: dict[str, Any] | None = None,
-    ) -> None:
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        losses: Any = None,
+    ) -> tuple[list[Any], list[Any]]:
         if target_mbs is not None or losses is not None:
-            raise PipelineError(
-                "a forward-only schedule computes no losses; leave out target and losses, or use "
-                "eval() of another schedule"
-            )
-        super()._step_microbatches(arg_mbs, kwarg_mbs, None, None, return_outputs, loss_kwargs)
+            raise PipelineError("a forward-only schedule computes no losses; give none")
+        return super()._check_inputs(arg_mbs, kwarg_mbs)
 
 
 class ScheduleGPipe(PipelineScheduleSingle):
@@ -168,13 +149,10 @@ class _Family(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(self.pipeline_order)
 
     def _build_order(self) -> Order:
-        return {
-            rank: self._calculate_single_rank_operations(rank)
-            for rank in range(self.pp_group_size)
-        }
+        ranks = range(self.pp_group_size)
+        return {rank: self._calculate_single_rank_operations(rank) for rank in ranks}
 
     def _calculate_single_rank_operations(self, rank: int) -> Slots:
-        """Return one rank's order."""
         sizes = (self.pp_group_size, self._n_microbatches, self.n_local_stages)
         return order_of_rank(self._family, rank, *sizes)
 
@@ -217,7 +195,6 @@ class ScheduleInterleavedZeroBubble(_Family):
         return self._add_bubbles_to_actions(self.n_local_stages * self.pp_group_size)
 
     def _add_bubbles_to_actions(self, num_stages_global: int) -> Order:
-        """Return the order with idle slots where an action would come before what it needs."""
         return add_bubbles(self.pipeline_order, num_stages_global)
 
 
@@ -238,39 +215,34 @@ class ScheduleDualPipeV(_Family):
 def _check_torch_compile_compatibility(
     stages: Sequence[_PipelineStageBase], schedule_name: str
 ) -> None:
-    """Refuse compiled stages for a schedule that splits backwards."""
-    for stage in stages:
-        # A stand-in has no module.
-        module: object = stage.submod
-        modules = module.modules() if isinstance(module, torch.nn.Module) else ()
-        if any(isinstance(part, OptimizedModule) for part in modules):
-            raise CompiledStageError(
-                f"{schedule_name} splits backwards, which a module compiled by torch.compile does "
-                "in one piece; use a schedule with whole backwards, such as Interleaved1F1B"
-            )
+    # A stand-in has no module.
+    held: list[object] = [stage.submod for stage in stages]
+    modules = [one for one in held if isinstance(one, torch.nn.Module)]
+    if any(isinstance(part, OptimizedModule) for module in modules for part in module.modules()):
+        raise PipelineError(
+            f"{schedule_name} splits backwards, which a module compiled by torch.compile does in "
+            "one piece; use a schedule with whole backwards, such as Interleaved1F1B"
+        )
 
 
-_CLASSES: dict[str, type[Any]] = {
-    schedule_class.__name__.removeprefix("Schedule"): schedule_class
-    for schedule_class in (
-        Schedule1F1B,
-        ScheduleInterleaved1F1B,
-        ScheduleGPipe,
-        ScheduleLoopedBFS,
-        ScheduleInterleavedZeroBubble,
-        PipelineScheduleSingle,
-        PipelineScheduleMulti,
-        ScheduleZBVZeroBubble,
-        ScheduleDualPipeV,
-    )
-}
+_CLASSES: tuple[type[Any], ...] = (
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleGPipe,
+    ScheduleLoopedBFS,
+    ScheduleInterleavedZeroBubble,
+    PipelineScheduleSingle,
+    PipelineScheduleMulti,
+    ScheduleZBVZeroBubble,
+    ScheduleDualPipeV,
+)
 
 
 def get_schedule_class(schedule_name: str) -> type[Any]:
     """Return the class of a schedule by its name, in upper or lower case."""
-    by_name = {name.lower(): _CLASSES[name] for name in _CLASSES}
-    if schedule_name.lower() not in by_name:
-        raise ScheduleNameError(
-            f"not a schedule: {schedule_name!r} (expected one of {', '.join(_CLASSES)})"
-        )
-    return by_name[schedule_name.lower()]
+    names = {known.__name__.removeprefix("Schedule"): known for known in _CLASSES}
+    for name, known in names.items():
+        if name.lower() == schedule_name.lower():
+            return known
+    text = f"not a schedule: {schedule_name!r} (expected one of {', '.join(names)})"
+    raise ScheduleNameError(text)

@@ -25,7 +25,8 @@ from penstock.dropin.orders.slots import _simulate_comms_compute
 from penstock.dropin.run.session import Lowered
 from penstock.dropin.run.step_actions import _CustomFunctionProtocol
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.errors import ArgumentError, ScheduleError
+from penstock.dropin.stages.values import Named
+from penstock.errors import ArgumentError, PipelineError, ScheduleError
 from penstock.ir.schedule import Schedule
 
 __all__ = ["PipelineScheduleMulti", "_PipelineScheduleRuntime"]
@@ -42,16 +43,8 @@ class UnknownFormatError(ArgumentError, NotImplementedError, AssertionError):
     """An order has no such format; torch's users expect one of these errors here."""
 
 
-class SkippedStageError(ScheduleError, RuntimeError):
-    """A stage talks to one that is not next to it."""
-
-
 class PipelineScheduleMulti(_PipelineSchedule):
-    """A schedule with several stages per rank, run from `pipeline_order`.
-
-    Gradients are divided by the number of microbatches, for losses that are means; for losses
-    that are sums, set `scale_grads=False`.
-    """
+    """Several stages per rank, run from `pipeline_order`; `scale_grads` as with one stage."""
 
     _defer_pp_recv = False
     _max_active_stages = 3
@@ -75,9 +68,8 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self._stages, first = stages, stages[0]
         self.rank, self.pp_group_size = first.group_rank, first.group_size
         self._num_stages = first.num_stages
-        self._set_stage_mapping(
-            generate_stage_to_rank_mapping(self.pp_group_size, self._num_stages)
-        )
+        sizes = self.pp_group_size, self._num_stages
+        self._set_stage_mapping(generate_stage_to_rank_mapping(*sizes))
         self._backward_requires_autograd = backward_requires_autograd
         self.pipeline_order: Order = {}
         # What was last run, and the order that it was made from.
@@ -89,17 +81,13 @@ class PipelineScheduleMulti(_PipelineSchedule):
             stage.stage_index_to_group_rank = mapping
 
     def _validate_and_set_stage_mapping(self, actions: Order) -> None:
-        """Make sure that an order can be run, and read from it which rank holds which stage."""
-        self._set_stage_mapping(
-            _validate_schedule(actions, self.pp_group_size, self._num_stages, self._n_microbatches)
-        )
+        sizes = self.pp_group_size, self._num_stages, self._n_microbatches
+        self._set_stage_mapping(_validate_schedule(actions, *sizes))
 
     def _dump_csv(self, filename: Path | str) -> None:
-        """Write the order to a file, one row per rank."""
         write_order(self.pipeline_order, filename)
 
     def _load_csv(self, filename: Path | str, format: Format = "compute_only") -> None:  # noqa: A002  # torch's name
-        """Read an order of compute from a file, and check it."""
         if format != "compute_only":
             raise UnknownFormatError(f'format is "compute_only" here (got {format!r})')
         order = read_order(filename)
@@ -107,23 +95,22 @@ class PipelineScheduleMulti(_PipelineSchedule):
         self.pipeline_order = order
 
     def _initialize_stages(
-        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: dict[str, Any] | None = None
+        self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Named = None
     ) -> None:
         super()._initialize_stages(args, kwargs, target, loss_kwargs)
         self._validate_adjacent_stage_communication()
 
     def _validate_adjacent_stage_communication(self) -> None:
-        """Refuse values that skip stages."""
         for stage in self._stages:
             sources = {info.source for info in stage.args_recv_info.get(0, ())}
             destinations = {to for stages in stage.act_send_info.values() for to in stages}
             index = stage.stage_index
             skipped = (sources - {index - 1, None}) | (destinations - {index + 1, None})
             if skipped:
-                raise SkippedStageError(
-                    f"schedules of several stages per rank do adjacent-stage communication only, "
-                    f"but stage {index} talks to {sorted(map(str, skipped))}; pass the value "
-                    "through the stages between, or use a schedule of one stage per rank"
+                raise PipelineError(
+                    "schedules of several stages per rank do adjacent-stage communication only, "
+                    f"but stage {index} talks to {sorted(map(str, skipped))}; use a schedule of "
+                    "one stage per rank"
                 )
 
     def _check_grad_mode(self) -> None:
@@ -151,12 +138,7 @@ class PipelineScheduleMulti(_PipelineSchedule):
 
 
 class _PipelineScheduleRuntime(PipelineScheduleMulti):
-    """A schedule that is run from `pipeline_order_with_comms`.
-
-    Subclass it and set that, or an order of compute through `_prepare_schedule_with_comms`; or
-    load either from a file. At most `max_active_stages` of a rank are gathered at once; how far
-    ahead gathers begin follows from that, so `unshard_lookahead` changes nothing.
-    """
+    """A schedule run from `pipeline_order_with_comms`; `unshard_lookahead` changes nothing."""
 
     def __init__(
         self,
@@ -186,15 +168,10 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
     def register_custom_function(
         self, computation_type: _ComputationType, custom_function: _CustomFunctionProtocol
     ) -> None:
-        """Let a function do what a kind of action does; it gets the action and a context.
-
-        The parts of an overlap are done as usual, unless overlaps have a function themselves.
-        """
+        """Let a function do what a kind of action does; it gets the action and a context."""
         if computation_type not in _REPLACEABLE:
             known = ", ".join(kind.name for kind in _REPLACEABLE)
-            raise ArgumentError(
-                f"{computation_type} cannot be replaced; these kinds of action can: {known}"
-            )
+            raise ArgumentError(f"{computation_type} cannot be replaced; these can: {known}")
         if computation_type in self._comp_type_to_function_map:
             _logger.warning("%s had a custom function already", computation_type)
         self._comp_type_to_function_map[computation_type] = custom_function
@@ -205,76 +182,64 @@ class _PipelineScheduleRuntime(PipelineScheduleMulti):
         format: Format = "compute_only",  # noqa: A002  # torch's name
     ) -> None:
         """Take an order: of compute, which is lowered here, or with all communication in it."""
-        match format:
-            case "compute_only":
-                _check_compute_only(actions)
-                self._validate_and_set_stage_mapping(actions)
-                self._safe_order = list_actions(self._lower(actions))
-                self.pipeline_order_with_comms = self._safe_order
-            case "compute_comms":
-                self._validate_and_set_stage_mapping(actions)
-                self.pipeline_order_with_comms = _without_idle(actions)
-            case _:
-                raise UnknownFormatError(
-                    f'an order has the format "compute_only" or "compute_comms" (got {format!r})'
-                )
+        _check_format(format)
+        is_compute = format == "compute_only"
+        _check_actions(actions, is_compute=is_compute)
+        self._validate_and_set_stage_mapping(actions)
+        if is_compute:
+            self._safe_order = list_actions(self._lower(actions))
+            self.pipeline_order_with_comms = self._safe_order
+        else:
+            # There are no idle slots in it.
+            self.pipeline_order_with_comms = {
+                rank: [action for action in slots if action is not None]
+                for rank, slots in actions.items()
+            }
 
     def _load_csv(self, filename: Path | str, format: Format = "compute_only") -> None:  # noqa: A002  # torch's name
-        """Read an order from a file and take it."""
         order = read_order(filename)
         self._prepare_schedule_with_comms(order, format)
         if format == "compute_only":
             self.pipeline_order = order
 
     def _dump_csv(self, filename: Path | str, format: Format = "compute_comms") -> None:  # noqa: A002  # torch's name
-        """Write the order to a file, with its communication or without."""
-        match format:
-            case "compute_only":
-                write_order(self.pipeline_order, filename)
-            case "compute_comms":
-                write_order(self.pipeline_order_with_comms, filename)
-            case _:
-                raise UnknownFormatError(f"an order has no format {format!r}")
-
-    def _simulate(self) -> Order:
-        """Return the order as it would run in slots of one action each."""
-        holder = self.stage_index_to_group_rank
-        return _simulate_comms_compute(
-            self.pipeline_order_with_comms, holder.__getitem__, self._num_stages
+        _check_format(format)
+        is_compute = format == "compute_only"
+        write_order(
+            self.pipeline_order if is_compute else self.pipeline_order_with_comms, filename
         )
 
+    def _simulate(self) -> Order:
+        order, rank_of = self.pipeline_order_with_comms, self.stage_index_to_group_rank
+        return _simulate_comms_compute(order, rank_of.__getitem__, self._num_stages)
+
     def _assert_unsharded(self, stage: _PipelineStageBase) -> None:
-        """Wait until the parameters of a stage are gathered."""
         self._runner.actions.assert_unsharded(stage)
 
     def _find_lowered(self) -> Lowered:
         if not self.pipeline_order_with_comms:
             self._prepare_schedule_with_comms(self.pipeline_order)
-        order, holder = self.pipeline_order_with_comms, self.stage_index_to_group_rank
+        order, rank_of = self.pipeline_order_with_comms, self.stage_index_to_group_rank
         is_safe, count = order is self._safe_order, self._n_microbatches
         return self._keep(
-            order, lambda kept: Lowered(make_schedule(kept, holder, count), sends_may_wait=is_safe)
+            order, lambda kept: Lowered(make_schedule(kept, rank_of, count), is_safe)
         )
 
 
-def _check_compute_only(actions: Order) -> None:
+def _check_format(name: str) -> None:
+    if name not in ("compute_only", "compute_comms"):
+        raise UnknownFormatError(f'format is "compute_only" or "compute_comms" (got {name!r})')
+
+
+def _check_actions(actions: Order, *, is_compute: bool) -> None:
+    """Refuse anything but compute in an order of compute, and idle slots in any other."""
     for rank, order in actions.items():
         for position, action in enumerate(order):
-            if action is not None and not action.is_compute_op:
+            place = f"rank {rank}, position {position}"
+            if is_compute and action is not None and not action.is_compute_op:
                 raise ScheduleError(
-                    f"rank {rank}, position {position}: {action} is not compute; leave it out "
-                    'of an order of compute only, or give format="compute_comms"'
+                    f"{place}: {action} is not compute; leave it out of an order of compute only, "
+                    'or give format="compute_comms"'
                 )
-
-
-def _without_idle(actions: Order) -> dict[int, list[_Action]]:
-    order: dict[int, list[_Action]] = {rank: [] for rank in actions}
-    for rank, slots in actions.items():
-        for position, action in enumerate(slots):
-            if action is None:
-                raise OrderError(
-                    f"rank {rank}, position {position}: an order with communication has no idle "
-                    "slots; time is what comes out when it runs"
-                )
-            order[rank].append(action)
-    return order
+            if not is_compute and action is None:
+                raise OrderError(f"{place}: an order with communication has no idle slots")

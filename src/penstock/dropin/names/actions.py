@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.errors import ParseError, ScheduleError
-from penstock.ir.actions import Action, Kind, Overlap, Work, chain_peer
+from penstock.ir.actions import MEMORY_KINDS, Action, Kind, Overlap, Work, chain_peer
 from penstock.ir.text import parse_work
 
 __all__ = [
@@ -75,7 +75,6 @@ class _ComputationType(str, Enum):  # noqa: UP042  # as in torch, str() gives th
 
     @staticmethod
     def from_str(action: str) -> "_ComputationType":
-        """Return the type that has this text."""
         try:
             return _ComputationType(action)
         except ValueError as error:
@@ -100,27 +99,17 @@ WAIT_SEND_B = _ComputationType.WAIT_SEND_B
 
 WAITS = frozenset((WAIT_SEND_F, WAIT_SEND_B))
 _COMPUTE = frozenset((F, I, W, B, OVERLAP_F_B))
-TYPE_OF_KIND = {kind: _ComputationType[kind.name] for kind in Kind}
+TYPE_OF_KIND = {kind: _ComputationType[kind.name] for kind in Kind if kind not in MEMORY_KINDS}
 KIND_OF_TYPE = {computation_type: kind for kind, computation_type in TYPE_OF_KIND.items()}
 
 # The text of an action that is not an overlap: stage, kind, microbatch.
-_action_regex = re.compile(
-    rf"(\d+)({'|'.join(kind.value for kind in _ComputationType if kind is not OVERLAP_F_B)})(\d*)"
-)
+_KINDS = "|".join(kind.value for kind in _ComputationType if kind is not OVERLAP_F_B)
+_action_regex = re.compile(rf"(\d+)({_KINDS})(\d*)")
 _WAIT_TEXT = re.compile(r"(\d+)(WAIT_SEND_[FB])(\d+)", re.ASCII)
-
-# What the stage field of an overlap says: its stages are those of its sub-actions.
-_NO_STAGE = -1
 
 
 class _Action(NamedTuple):
-    """One piece of work: a stage, what is done, and for most kinds a microbatch.
-
-    >>> _Action(2, FORWARD, 0)
-    2F0
-    >>> _Action.from_str("(1F1;2B0)OVERLAP_F_B").sub_actions
-    (1F1, 2B0)
-    """
+    """One piece of work: a stage, what is done, and for most kinds a microbatch."""
 
     stage_index: int
     computation_type: _ComputationType
@@ -133,17 +122,12 @@ class _Action(NamedTuple):
         microbatch = "" if self.microbatch_index is None else self.microbatch_index
         return f"{self.stage_index}{self.computation_type.value}{microbatch}"
 
-    def __str__(self) -> str:
-        return repr(self)
-
     @property
     def is_compute_op(self) -> bool:
-        """Whether this runs the model."""
         return self.computation_type in _COMPUTE
 
     @staticmethod
     def from_str(action_string: str) -> "_Action | None":
-        """Read an action from its text; blank text is an idle slot, `None`."""
         text = action_string.strip()
         if not text:
             return None
@@ -157,16 +141,18 @@ class _Action(NamedTuple):
 
 @lru_cache
 def _get_profiler_function_name(action: _Action) -> str:
-    """Return the name of an action in a profile."""
     return f"PP:{action}"
 
 
 def from_work(work: Work) -> _Action:
     """Return torch's form of one of our actions or overlaps."""
     if isinstance(work, Overlap):
-        return _Action(_NO_STAGE, OVERLAP_F_B, None, tuple(map(from_work, work.actions)))
+        # Its stages are those of its sub-actions.
+        return _Action(-1, OVERLAP_F_B, None, tuple(map(from_work, work.actions)))
     if work.peer is not None and work.peer != chain_peer(work.kind, work.stage):
         raise ActionTextError(f"'{work}' skips stages, which a chain of stages does not know")
+    if work.kind.is_memory:
+        raise ActionTextError(f"'{work}' is an action that torch does not have")
     return _Action(work.stage, TYPE_OF_KIND[work.kind], work.microbatch)
 
 
@@ -177,7 +163,7 @@ def to_work(action: _Action) -> Work:
     return _to_action(action)
 
 
-def to_works(actions: "Iterable[_Action | None]") -> list[Work]:
+def to_works(actions: Iterable[_Action | None]) -> list[Work]:
     """Return our form of a rank's order, without idle slots and waits: time is a result here."""
     return [to_work(a) for a in actions if a is not None and a.computation_type not in WAITS]
 

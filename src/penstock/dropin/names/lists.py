@@ -1,8 +1,7 @@
 """Orders as torch's users hold them, a list of actions per rank, as a `Schedule` and back.
 
-Such lists may be a piece of a schedule, leave ranks without work, and hold idle slots. So every
-rank gets one stage more than the model has, which nothing flows through: `num_stages` plus the
-rank. An idle slot is a RESHARD of that stage, and is read back as `None`.
+Such lists may hold idle slots. So every rank gets one stage more than the model has, which nothing
+flows through: `num_stages` plus the rank. An idle slot is a RESHARD of that stage.
 """
 
 import csv
@@ -22,9 +21,12 @@ from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
+from penstock.ir.text import parse_cells
 from penstock.untrusted import read_text
 
 __all__ = [
+    "AnyOrder",
+    "AnySlots",
     "Order",
     "OrderError",
     "Slots",
@@ -45,6 +47,9 @@ __all__ = [
 
 Slots: TypeAlias = list[_Action | None]
 Order: TypeAlias = dict[int, Slots]
+# The same to read only, with idle slots or without.
+AnySlots: TypeAlias = Sequence[_Action | None]
+AnyOrder: TypeAlias = Mapping[int, AnySlots]
 
 
 class OrderError(ScheduleError, AssertionError):
@@ -56,7 +61,7 @@ def members(action: _Action) -> tuple[_Action, ...]:
     return (action,) if action.sub_actions is None else action.sub_actions
 
 
-def read_stage_ranks(order: Mapping[int, Sequence[_Action | None]]) -> dict[int, int]:
+def read_stage_ranks(order: AnyOrder) -> dict[int, int]:
     """Return the rank that holds each stage, as the actions of an order say."""
     holder: dict[int, int] = {}
     for rank in sorted(order):
@@ -71,14 +76,8 @@ def read_stage_ranks(order: Mapping[int, Sequence[_Action | None]]) -> dict[int,
     return dict(sorted(holder.items()))
 
 
-def to_rows(
-    lists: Sequence[Sequence[_Action | None]], idle_stages: Sequence[int] | None = None
-) -> Rows:
-    """Return the rows of every rank's list, without waits for sends: the transport has its own.
-
-    An idle slot becomes a RESHARD of the stage that `idle_stages` has for its rank, or is left
-    out where there are no such stages.
-    """
+def to_rows(lists: Sequence[AnySlots], idle_stages: Sequence[int] | None = None) -> Rows:
+    """Return the rows of every rank's list; idle slots are left out without stages for them."""
     orders: list[list[Work]] = [[] for _ in lists]
     for rank, actions in enumerate(lists):
         for action in actions:
@@ -100,7 +99,7 @@ def list_actions(schedule: Schedule) -> dict[int, list[_Action]]:
 
 
 def make_schedule(
-    order: Mapping[int, Sequence[_Action | None]],
+    order: AnyOrder,
     holder: Mapping[int, int],
     microbatches: int,
     edges: Sequence[tuple[int, int]] | None = None,
@@ -113,11 +112,7 @@ def make_schedule(
     return Schedule(rows, placement, flow, microbatches)
 
 
-def to_schedule(
-    order: Mapping[int, Sequence[_Action | None]],
-    stage_to_rank: Callable[[int], int],
-    num_stages: int,
-) -> Schedule:
+def to_schedule(order: AnyOrder, stage_to_rank: Callable[[int], int], num_stages: int) -> Schedule:
     """Return the schedule of a chain of stages with this order, the ranks in rising order."""
     number = {rank: place for place, rank in enumerate(sorted(order))}
     holder = {stage: stage_to_rank(stage) for stage in range(num_stages)}
@@ -138,32 +133,21 @@ def from_schedule(schedule: Schedule, ranks: Iterable[int]) -> dict[int, list[_A
     return order
 
 
-def apply_to_rank(
-    change: Callable[[Schedule], Schedule], actions: Sequence[_Action | None]
-) -> list[_Action]:
-    """Apply a pass to one rank's list alone; idle slots are dropped.
-
-    The stages are renumbered without gaps for the pass, since any may be missing here.
-    """
+def apply_to_rank(change: Callable[[Schedule], Schedule], actions: AnySlots) -> list[_Action]:
+    """Apply a pass to one rank's list alone; idle slots are dropped."""
     rows = to_rows([actions])
     if not len(rows):
         return []
+    # Any stage may be missing here, but a schedule counts them without gaps.
     stages, number = np.unique(rows.stage, return_inverse=True)
-    schedule = Schedule(
-        replace(rows, stage=number.astype(np.int32)),
-        Placement((0,) * len(stages)),
-        Dataflow(len(stages), ()),
-        int(rows.microbatch.max()) + 1,
-    )
+    numbered = replace(rows, stage=number.astype(np.int32))
+    place, flow = Placement((0,) * len(stages)), Dataflow(len(stages), ())
+    schedule = Schedule(numbered, place, flow, int(rows.microbatch.max()) + 1)
     changed = change(schedule).rows
-    named = replace(changed, stage=stages[changed.stage])
-    return list(to_actions(named, 0))
+    return list(to_actions(replace(changed, stage=stages[changed.stage]), 0))
 
 
-def _check_places(
-    order: Mapping[int, Sequence[_Action | None]], holder: Mapping[int, int]
-) -> None:
-    """Refuse unknown stages, and stages that run on another rank than their own."""
+def _check_places(order: AnyOrder, holder: Mapping[int, int]) -> None:
     for stage, rank in read_stage_ranks(order).items():
         if stage not in holder:
             raise OrderError(f"stage {stage} on rank {rank} must be below {len(holder)}")
@@ -178,19 +162,16 @@ def generate_stage_to_rank_mapping(
     pp_size: int, num_stages: int, style: str = "loop"
 ) -> dict[int, int]:
     """Return the rank of each stage: round-robin ("loop"), or down the ranks and back ("v")."""
-    match style:
-        case "loop":
-            holders = [stage % pp_size for stage in range(num_stages)]
-        case "v" if num_stages % pp_size:
-            raise ArgumentError(
-                f"a v places the same number of stages on every rank (stages: {num_stages}, "
-                f"ranks: {pp_size}); use a multiple of {pp_size} stages"
-            )
-        case "v":
-            holders = list(Placement.v(pp_size, num_stages // pp_size).rank_of_stage)
-        case _:
-            raise ArgumentError(f'stages are placed in style "loop" or "v" (got {style!r})')
-    return dict(enumerate(holders))
+    if style == "loop":
+        return {stage: stage % pp_size for stage in range(num_stages)}
+    if style != "v":
+        raise ArgumentError(f'stages are placed in style "loop" or "v" (got {style!r})')
+    if num_stages % pp_size:
+        raise ArgumentError(
+            f"a v places the same number of stages on every rank (stages: {num_stages}, "
+            f"ranks: {pp_size}); use a multiple of {pp_size} stages"
+        )
+    return dict(enumerate(Placement.v(pp_size, num_stages // pp_size).rank_of_stage))
 
 
 def generate_rank_to_stage_mapping(
@@ -203,7 +184,7 @@ def generate_rank_to_stage_mapping(
     return stages
 
 
-def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | str) -> None:
+def write_order(order: AnyOrder, filename: Path | str) -> None:
     """Write a CSV file: a row per rank, a cell per action, and an empty cell for an idle slot."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(order.values())
@@ -212,18 +193,8 @@ def write_order(order: Mapping[int, Sequence[_Action | None]], filename: Path | 
 
 def read_order(filename: Path | str) -> Order:
     """Read an order, one row per rank from rank 0; empty lines at the end are ignored."""
-    file = Path(filename)
     try:
-        table = list(csv.reader(io.StringIO(read_text(file), newline="")))
-        while table and not table[-1]:
-            table.pop()
-    except (ParseError, csv.Error) as error:
-        raise ActionTextError(f"{file}: {error}") from error
-    order: Order = {rank: [] for rank in range(len(table))}
-    for rank, row in enumerate(table):
-        for at, cell in enumerate(row):
-            try:
-                order[rank].append(_Action.from_str(cell))
-            except ActionTextError as error:
-                raise ActionTextError(f"{file}: rank {rank}, cell {at}: {error}") from error
-    return order
+        rows = parse_cells(read_text(Path(filename)).rstrip("\r\n"), _Action.from_str)
+    except ParseError as error:
+        raise ActionTextError(f"{filename}: {error}") from error
+    return dict(enumerate(rows))

@@ -1,13 +1,13 @@
 """Is an order complete and sure to finish, and which rank holds which stage?"""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from penstock.checks.complete import find_incomplete, find_misplaced
 from penstock.checks.deadlock import find_deadlock
 from penstock.checks.lowered import find_message_problems
 from penstock.checks.problem import Problem
 from penstock.dropin.names.actions import _Action
-from penstock.dropin.names.lists import OrderError, make_schedule, read_stage_ranks
+from penstock.dropin.names.lists import AnyOrder, OrderError, make_schedule, read_stage_ranks
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
@@ -16,24 +16,16 @@ __all__ = ["_validate_schedule"]
 
 
 def _validate_schedule(
-    actions: Mapping[int, Sequence[_Action | None]],
-    pp_group_size: int,
-    num_stages: int,
-    num_microbatches: int,
+    actions: AnyOrder, pp_group_size: int, num_stages: int, num_microbatches: int
 ) -> dict[int, int]:
-    """Check that an order can be run, and return the rank of every stage.
-
-    Every stage runs every microbatch forward and backward once, in an order that finishes if
-    sends do not wait for their receives. What is wrong is an `AssertionError`.
-    """
+    """Check that an order is complete and finishes, and return the rank of every stage."""
     _check_ranks(actions, pp_group_size)
-    holder = read_stage_ranks(actions)
-    if list(holder) != list(range(num_stages)):
-        missing = sorted(set(range(num_stages)) - set(holder))
-        surplus = sorted(set(holder) - set(range(num_stages)))
+    holder, stages = read_stage_ranks(actions), range(num_stages)
+    if list(holder) != list(stages):
+        missing, surplus = set(stages) - set(holder), set(holder) - set(stages)
         raise OrderError(
             f"the order names other stages than the {num_stages} that there are "
-            f"(missing: {missing}, unknown: {surplus})"
+            f"(missing: {sorted(missing)}, unknown: {sorted(surplus)})"
         )
     try:
         schedule = make_schedule(actions, holder, num_microbatches)
@@ -47,7 +39,7 @@ def _validate_schedule(
     return holder
 
 
-def _check_ranks(actions: Mapping[int, Sequence[_Action | None]], num_ranks: int) -> None:
+def _check_ranks(actions: AnyOrder, num_ranks: int) -> None:
     if sorted(actions) != list(range(num_ranks)):
         raise OrderError(
             f"one list for each of {num_ranks} ranks, numbered from 0 (got {sorted(actions)})"
@@ -57,10 +49,7 @@ def _check_ranks(actions: Mapping[int, Sequence[_Action | None]], num_ranks: int
             raise OrderError(f"rank {rank} runs nothing; give every rank a stage")
         for position, action in enumerate(actions[rank]):
             if action is not None and not isinstance(action, _Action):
-                raise OrderError(
-                    f"rank {rank}, position {position}: {action!r} is not an action; "
-                    "_Action.from_str reads text"
-                )
+                raise OrderError(f"rank {rank}, position {position}: {action!r} is not an action")
 
 
 def _find_problems(schedule: Schedule) -> Iterator[Problem]:

@@ -1,7 +1,7 @@
 """Orders in slots: dry runs, how wide each kind of action is, and what slots look like."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -10,7 +10,15 @@ import numpy as np
 
 from penstock.atomic_files import write_atomically
 from penstock.dropin.names.actions import OVERLAP_F_B, TYPE_OF_KIND, WAITS, _Action, to_works
-from penstock.dropin.names.lists import Order, Slots, members, to_actions, to_schedule
+from penstock.dropin.names.lists import (
+    AnyOrder,
+    AnySlots,
+    Order,
+    Slots,
+    members,
+    to_actions,
+    to_schedule,
+)
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle, run_in_order
@@ -46,15 +54,15 @@ class _ComputationTypeVisual:
     width: int = 1
 
 
+def _visual(kind: Kind) -> _ComputationTypeVisual:
+    width = 2 if kind is Kind.FULL_BACKWARD else 1
+    return _ComputationTypeVisual(LOOKS[kind].colour, LOOKS[kind].label, width)
+
+
 action_type_to_color_mapping = {
-    **{
-        TYPE_OF_KIND[kind]: _ComputationTypeVisual(
-            look.colour, look.label, 1 + (kind is Kind.FULL_BACKWARD)
-        )
-        for kind, look in LOOKS.items()
-    },
+    **{TYPE_OF_KIND[kind]: _visual(kind) for kind in TYPE_OF_KIND},
+    **dict.fromkeys(WAITS, _ComputationTypeVisual(BORDER, "Wait")),
     OVERLAP_F_B: _ComputationTypeVisual(BORDER, "Overlapped", 3),
-    **{wait: _ComputationTypeVisual(BORDER, "Wait") for wait in WAITS},
 }
 
 
@@ -69,11 +77,10 @@ def _width(entry: _Action | None) -> int:
 def _take_slots(schedule: Schedule, rank: int, start: Floats, is_wide: bool) -> Slots:
     """Return one rank's actions where they start, with `None` for every idle slot before them."""
     rows = schedule.rows
-    here = slice(int(rows.first[rank]), int(rows.first[rank + 1]))
-    starts = start[here][~rows.joined[here]].astype(int).tolist()
+    begins = [int(start[row]) for row in rows.of_rank(rank) if not rows.joined[row]]
     slots: Slots = []
     clock = 0
-    for action, begin in zip(to_actions(rows, rank), starts, strict=True):
+    for action, begin in zip(to_actions(rows, rank), begins, strict=True):
         slots += [None] * (begin - clock)
         slots.append(action)
         clock = begin + (_width(action) if is_wide else 1)
@@ -92,12 +99,9 @@ def fill_slots(schedule: Schedule, start: Floats, ranks: Iterable[int]) -> Order
 
 
 def space(schedule: Schedule) -> list[Slots]:
-    """Return every rank's actions, each in a slot after those of what it depends on.
-
-    Afterwards every rank fills the same number of slots.
-    """
+    """Return every rank's actions, each in a slot after what it depends on, all of one length."""
     rows, graph = schedule.rows, build_graph(schedule)
-    widths = [action_type_to_color_mapping[TYPE_OF_KIND[kind]].width for kind in Kind]
+    widths = [action_type_to_color_mapping[TYPE_OF_KIND[kind]].width for kind in TYPE_OF_KIND]
     opening = rows.opening_row()
     # Each member of an overlap takes the slots of all.
     width = np.bincount(opening, np.array(widths)[rows.kind])[opening].astype(np.float64)
@@ -110,31 +114,24 @@ def space(schedule: Schedule) -> list[Slots]:
     return [slots + [None] * (end - sum(map(_width, slots))) for slots in spaced]
 
 
-def read_timeline(schedule: Sequence[Sequence[_Action | None]]) -> Timeline:
+def read_timeline(schedule: Sequence[AnySlots]) -> Timeline:
     """Return the times of a list of slots: each entry begins where the one before ends."""
-    starts, ends = [], []
+    times: list[tuple[int, int]] = []
     for rank in schedule:
         clock = 0
         for entry in rank:
-            drawn = () if entry is None or entry.computation_type in WAITS else members(entry)
-            for _ in drawn:
-                starts.append(clock)
-                ends.append(clock + _width(entry))
-            clock += _width(entry)
-    start, end = np.array(starts, dtype=np.float64), np.array(ends, dtype=np.float64)
-    return Timeline(Schedule.from_orders(map(to_works, schedule)), start, end, 0 * start)
+            end = clock + _width(entry)
+            if entry is not None and entry.computation_type not in WAITS:
+                times += [(clock, end)] * len(members(entry))
+            clock = end
+    starts, ends = np.array(times, dtype=np.float64).reshape(-1, 2).T
+    return Timeline(Schedule.from_orders(map(to_works, schedule)), starts, ends, 0 * starts)
 
 
 def _simulate_comms_compute(
-    pipeline_order: Mapping[int, Sequence[_Action | None]],
-    stage_to_rank: Callable[[int], int],
-    num_stages: int,
+    pipeline_order: AnyOrder, stage_to_rank: Callable[[int], int], num_stages: int
 ) -> Order:
-    """Run an order in slots: every action takes one, and a rank that waits has an idle slot.
-
-    A message can be received in the slot in which it is sent. An order that never finishes is a
-    `DeadlockError`, which is a `ValueError`.
-    """
+    """Run an order in slots of one action each; a message comes in the slot of its send."""
     order = {rank: [a for a in slots if a is not None] for rank, slots in pipeline_order.items()}
     schedule = to_schedule(order, stage_to_rank, num_stages)
     rows = schedule.rows
@@ -143,37 +140,29 @@ def _simulate_comms_compute(
     ones, lag = np.ones(len(rows)), np.where(crosses, -1.0, 0.0)
     run = run_in_order(rows, graph, duration=ones, busy=ones, lag=lag)
     if not run.is_finished:
-        waits = ", ".join(
-            f"{rows.action(int(run.stuck_at[rank]))} waits for "
-            f"{rows.action(int(run.waits_for[rank]))}"
-            for rank in find_cycle(rows, run)
-        )
-        raise DeadlockError(f"the order never finishes; {waits}")
+        pairs = [(run.stuck_at[rank], run.waits_for[rank]) for rank in find_cycle(rows, run)]
+        waits = [f"{rows.action(int(a))} waits for {rows.action(int(b))}" for a, b in pairs]
+        raise DeadlockError(f"the order never finishes; {', '.join(waits)}")
     return fill_slots(schedule, run.start, order)
 
 
 def _receives_wait(schedule: Schedule) -> list[NeedList]:
-    """Let each receive wait for its send."""
-    lookup, rank, ranks = find_rows(schedule), schedule.rows.rank_of_row(), schedule.num_ranks
-    lists = []
-    for receives, sends in (
-        (lookup.receive_forward, lookup.send_forward),
-        (lookup.receive_backward, lookup.send_backward),
-    ):
+    rows, found, lists = schedule.rows, find_rows(schedule), []
+    rank = rows.rank_of_row()
+    forward = found.receive_forward, found.send_forward
+    for receives, sends in (forward, (found.receive_backward, found.send_backward)):
         receive, send = receives[receives != ABSENT], sends[receives != ABSENT]
-        if (lonely := receive[send == ABSENT]).size:
-            at, position = schedule.rows.position(int(lonely[0]))
+        for lonely in receive[send == ABSENT].tolist():
+            at, position = rows.position(lonely)
             raise ScheduleError(
-                f"rank {at}, position {position}, {schedule.rows.action(int(lonely[0]))}: "
-                "nobody sends what it receives"
+                f"rank {at}, position {position}, {rows.action(lonely)}: nobody sends what it "
+                "receives"
             )
-        lists.append(NeedList(receive, send, rank[send] * ranks + rank[receive]))
+        lists.append(NeedList(receive, send, rank[send] * schedule.num_ranks + rank[receive]))
     return lists
 
 
-def _format_pipeline_order(
-    pipeline_order: Mapping[int, Sequence[_Action | None]], error_step_number: int | None = None
-) -> str:
+def _format_pipeline_order(pipeline_order: AnyOrder, error_step_number: int | None = None) -> str:
     """Return a table with ranks across and steps down; the step of an error is marked."""
     columns = [
         [f"Rank {place}", *("" if action is None else str(action) for action in slots)]
@@ -193,22 +182,13 @@ def _format_pipeline_order(
     return "\n".join([" " * (least + len(": ")) + head, *lines]) + "\n"
 
 
-def _dump_chrometrace(
-    schedule: Mapping[int, Sequence[_Action | None]], filename: Path | str
-) -> None:
+def _dump_chrometrace(schedule: AnyOrder, filename: Path | str) -> None:
     """Write slots as a trace that Chrome and Perfetto open, a microsecond per slot."""
-    events = [
-        {
-            "name": str(action),
-            "cat": "computation" if action.is_compute_op else "communication",
-            "ph": "X",
-            "pid": rank,
-            "tid": rank,
-            "ts": slot,
-            "dur": 1,
-        }
-        for rank in sorted(schedule)
-        for slot, action in enumerate(schedule[rank])
-        if action is not None
-    ]
+    events = []
+    for rank in sorted(schedule):
+        for slot, action in enumerate(schedule[rank]):
+            if action is not None:
+                kind = "computation" if action.is_compute_op else "communication"
+                place = {"ph": "X", "pid": rank, "tid": rank, "ts": slot, "dur": 1}
+                events.append({"name": str(action), "cat": kind, **place})
     write_atomically(filename, json.dumps({"traceEvents": events}))

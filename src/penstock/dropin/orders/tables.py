@@ -6,7 +6,7 @@ What is done, and in which order, comes from `penstock.schedules`; here it gets 
                        rank 1    .  1F0 1F1  .  3F0 3B0 3F1 3B1  .  1B0  .  1B1
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from penstock.assembly import build
 from penstock.dropin.names.actions import _Action
 from penstock.dropin.names.lists import (
+    AnyOrder,
     Order,
     Slots,
     read_stage_ranks,
@@ -51,17 +52,17 @@ def order_of_rank(
             return list(to_actions(add_reduce_grad(schedule).rows, rank))
         case "LoopedBFS":
             turn = len(actions) // 2
-            return [*_idle(rank), *actions[:turn], *_idle(2 * hops), *actions[turn:]]
+            return _insert_idle(actions, rank, ahead=turn, wait=2 * hops)
         case "Interleaved1F1B":
             ahead = _count_ahead(rank, ranks, microbatches, per_rank, 2)
             wait = _wait_for_backward(rank, ranks, per_rank, ahead)
             return _insert_idle(actions, rank, ahead=ahead, wait=wait, drain=ahead)
         case "InterleavedZeroBubble":
             ahead = _count_ahead(rank, ranks, microbatches, per_rank, 1)
-            return _insert_idle(actions, rank, ahead=ahead, wait=hops, drain=0)
+            return _insert_idle(actions, rank, ahead=ahead, wait=hops)
         case "ZBV":
             kept = (a if (a.microbatch_index or 0) < microbatches else None for a in actions)
-            return [*_idle(rank), *kept]
+            return [None] * rank + list(kept)
         case "DualPipeV" if microbatches < 2 * ranks:
             raise SizeError(
                 "DualPipeV takes at least one microbatch per stage (microbatches: "
@@ -81,13 +82,7 @@ def _count_ahead(rank: int, ranks: int, microbatches: int, per_rank: int, factor
 def build_order(
     name: str, ranks: int, microbatches: int, stages_per_rank: int | None = None
 ) -> Order:
-    """Return every rank's order, by the name of a family or of torch's class for it.
-
-    Families that torch does not have come without idle slots.
-
-    >>> build_order("ScheduleLoopedBFS", 2, 1)
-    {0: [0F0, 2F0, None, None, 2B0, 0B0], 1: [None, 1F0, 3F0, 3B0, 1B0]}
-    """
+    """Return every rank's order, by the name of a family or of torch's class for it."""
     sizes = (ranks, microbatches, stages_per_rank)
     order = {rank: order_of_rank(name, rank, *sizes) for rank in range(ranks)}
     if find_family(name).name == "InterleavedZeroBubble":
@@ -95,21 +90,17 @@ def build_order(
     return order
 
 
-def add_bubbles(order: Mapping[int, Sequence[_Action | None]], num_stages: int) -> Order:
-    """Put in idle slots so that every forward and full backward comes after what it needs.
-
-    All ranks take their slots in step. Halves of a backward are taken as they come.
-    """
-    holder = read_stage_ranks(order)
-    schedule = to_schedule(order, holder.__getitem__, num_stages)
+def add_bubbles(order: AnyOrder, num_stages: int) -> Order:
+    """Put in idle slots before forwards and full backwards that come too early."""
+    schedule = to_schedule(order, read_stage_ranks(order).__getitem__, num_stages)
+    rows, graph = schedule.rows, build_graph(schedule)
     # Halves of backwards wait for nothing.
-    graph = build_graph(schedule)
-    waits = ~schedule.rows.is_kind(Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
+    waits = ~rows.is_kind(Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
     kept = np.repeat(waits, np.diff(graph.first))
     first = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))[graph.first]
     graph = Graph(first, graph.need[kept], graph.link[kept])
-    ones, lag = np.ones(len(schedule.rows)), np.zeros(len(graph.need))
-    run = run_in_order(schedule.rows, graph, duration=ones, busy=ones, lag=lag)
+    ones, lag = np.ones(len(rows)), np.zeros(len(graph.need))
+    run = run_in_order(rows, graph, duration=ones, busy=ones, lag=lag)
     if not run.is_finished:
         raise DeadlockError("the order never finishes, so no idle slots help; check it first")
     return fill_slots(schedule, run.start, order)
@@ -123,7 +114,6 @@ def _get_warmup_ops(
     n_microbatches: int,
     multiply_factor: int = 2,
 ) -> int:
-    """Return one less than the forwards of an interleaved schedule before its first backward."""
     hops = pp_group_size - 1 - rank
     ahead = (n_local_stages - 1) * microbatches_per_round + multiply_factor * hops
     return min(ahead, n_local_stages * n_microbatches)
@@ -160,23 +150,17 @@ def _get_1f1b_rank_ops(
 
 
 def _insert_idle(
-    actions: Sequence[_Action], rank: int, *, ahead: int, wait: int, drain: int
+    actions: Sequence[_Action], rank: int, *, ahead: int, wait: int, drain: int = 0
 ) -> Slots:
-    """Insert idle slots at the start, at the wait, and before each of the last actions."""
     steady = len(actions) - drain
     last = [slot for action in actions[steady:] for slot in (None, action)]
-    between = _idle(wait if ahead else 0)
-    return [*_idle(rank), *actions[:ahead], *between, *actions[ahead:steady], *last]
+    between = [None] * (wait if ahead else 0)
+    return [*[None] * rank, *actions[:ahead], *between, *actions[ahead:steady], *last]
 
 
 def _wait_for_backward(rank: int, ranks: int, stages_per_rank: int, ahead: int) -> int:
     """Return the slots between the last forward run ahead and the first backward."""
-    first_backward = stages_per_rank * ranks + 2 * (ranks - 1 - rank)
-    return first_backward - (ahead + rank)
-
-
-def _idle(slots: int) -> Slots:
-    return [None] * slots
+    return stages_per_rank * ranks + 2 * (ranks - 1 - rank) - (ahead + rank)
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,6 @@ that makes it to each stage that uses it, and an argument of the model enters wh
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple, cast
 
@@ -30,7 +29,7 @@ from penstock.splitting.by_tracing.stage.graph_stage import GraphStage
 from penstock.splitting.by_tracing.traced import make_stage
 from penstock.torch_private import pytree
 
-__all__ = ["give_form"]
+__all__ = ["give_form", "signature_of"]
 
 
 class _Value(NamedTuple):
@@ -44,16 +43,14 @@ class _Part:
     """One stage: its graph, and the value that each of its inputs is."""
 
     def __init__(self, index: int, graph: fx.Graph) -> None:
-        self.index = index
-        self.graph = graph
+        self.index, self.graph = index, graph
         self.origins: dict[fx.Node, _Value] = {}
         self.made: list[fx.Node] = []
         self._copy_written_inputs()
 
     def _copy_written_inputs(self) -> None:
         """Write to copies: what is received is a leaf, and may be another stage's input too."""
-        written = find_storages(self.graph)
-        inputs = self.inputs
+        written, inputs = find_storages(self.graph), self.inputs
         for node in [node for node in inputs if node in written]:
             users = list(node.users)
             with self.graph.inserting_after(inputs[-1]):
@@ -67,10 +64,6 @@ class _Part:
         return [node for node in nodes if node.target != OPEN_REGIONS]
 
     @property
-    def output(self) -> fx.Node:
-        return self.graph.output_node()
-
-    @property
     def takes_arguments(self) -> bool:
         return any(self.origins[node].stage is None for node in self.inputs)
 
@@ -80,7 +73,7 @@ class _Part:
 
     def find_sent(self, consumer: int) -> tuple[Any, ...]:
         """Return what goes to another stage, or is the model's output."""
-        sent: Any = self.output.args[0]
+        sent: Any = self.graph.output_node().args[0]
         if isinstance(sent, fx.Node) and sent.target is route:
             consumers, payloads = cast(tuple[Any, Any], sent.args)
             sent = payloads[consumers.index(consumer)]
@@ -88,7 +81,7 @@ class _Part:
 
     def give_out(self, nodes: list[fx.Node]) -> None:
         """Let the graph return these nodes, and remove inputs that become unused."""
-        output, self.made = self.output, nodes
+        output, self.made = self.graph.output_node(), nodes
         (before,) = output.args
         output.args = (nodes[0] if len(nodes) == 1 else tuple(nodes),)
         if isinstance(before, fx.Node) and before.target is route:
@@ -109,16 +102,19 @@ class _Part:
 
     def name_inputs(self) -> Entry:
         """Take inputs also by their names, and of any size."""
-        inputs = self.inputs
-        names = [str(node.target) for node in inputs]
-        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-        shapes = [tuple(map(hint_of, node.meta["val"].shape)) for node in inputs]
-        free = [
-            TracedInput(name, tuple(f"{name}_{d}" for d in range(len(shape))), shape)
-            for name, shape in zip(names, shapes, strict=True)
-        ]
-        spec = pytree.tree_structure(((0,) * len(names), {}))
-        return Entry(Signature(parameters), spec, tuple(free), ())
+        free, signature = [], signature_of(self.inputs)
+        for name, node in zip(signature.parameters, self.inputs, strict=True):
+            shape = tuple(map(hint_of, node.meta["val"].shape))
+            sizes = tuple(f"{name}_{d}" for d in range(len(shape)))
+            free.append(TracedInput(name, sizes, shape))
+        spec = pytree.tree_structure(((0,) * len(free), {}))
+        return Entry(signature, spec, tuple(free), ())
+
+
+def signature_of(inputs: Sequence[fx.Node]) -> Signature:
+    """Return the signature of a graph with these inputs, taken by place or by name."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    return Signature([Parameter(str(node.target), kind) for node in inputs])
 
 
 def give_form(
@@ -132,6 +128,7 @@ def give_form(
     _go_straight(parts, results)
     entries: list[Entry | None] = [None] * len(parts)
     is_returned = any(isinstance(value, _Value) and value.stage is None for value in results)
+    graph, known, named = fx.Graph(), dict[_Value, fx.Node](), dict[str, fx.Node]()
     # Others than the first stage may use an argument of the model, or return it.
     if is_returned or any(part.takes_arguments for part in parts[1:]):
         parts[0].forget_unused()
@@ -139,12 +136,14 @@ def give_form(
             part.put_arguments_last()
             if part.takes_arguments:
                 entries[part.index] = part.name_inputs()
-        start = _take_tensors(parts[0], arguments)
+        known = {_Value(None, node): graph.placeholder(str(node.target)) for node in arguments}
+        given = tuple(known[_Value(None, node)] for node in parts[0].inputs)
     else:
         entries[0] = traced.entry
-        start = _take_arguments(traced.entry.signature, args, kwargs)
+        given, named = _take_arguments(graph, traced.entry.signature, args, kwargs)
+    _write_calls(graph, known, given, named, parts, results)
     stages = [make_stage(traced, cut, index, entry, None) for index, entry in enumerate(entries)]
-    return stages, _write_calls(start, parts, results)
+    return stages, graph
 
 
 def _find_origins(parts: Sequence[_Part], dataflow: Dataflow) -> None:
@@ -159,7 +158,6 @@ def _find_origins(parts: Sequence[_Part], dataflow: Dataflow) -> None:
 
 
 def _find_result(last: _Part, leaf: Any) -> Any:
-    """Return a leaf of the model's output: an argument, a value of the last stage, a constant."""
     if not isinstance(leaf, fx.Node):
         return leaf
     value = last.find_value(leaf)
@@ -176,28 +174,10 @@ def _go_straight(parts: Sequence[_Part], results: Sequence[Any]) -> None:
         wanted |= {part.origins[node] for node in part.inputs}
 
 
-@dataclass(frozen=True, eq=False)
-class _Start:
-    """A graph with its inputs, those of them that are tensors, and the first stage's arguments."""
-
-    graph: fx.Graph
-    known: dict[_Value, fx.Node]
-    args: tuple[fx.Node, ...]
-    kwargs: dict[str, fx.Node]
-
-
-def _take_tensors(first: _Part, arguments: Sequence[fx.Node]) -> _Start:
-    """Begin with the tensors among the arguments of the model."""
-    graph = fx.Graph()
-    known = {_Value(None, node): graph.placeholder(str(node.target)) for node in arguments}
-    return _Start(graph, known, tuple(known[_Value(None, node)] for node in first.inputs), {})
-
-
 def _take_arguments(
-    signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> _Start:
+    graph: fx.Graph, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[fx.Node, ...], dict[str, fx.Node]]:
     """Begin with the arguments of the model, in the way in which they were given."""
-    graph = fx.Graph()
     bound = signature.bind(*args, **kwargs)
     names: list[str] = []
     for parameter in signature.parameters.values():
@@ -207,18 +187,23 @@ def _take_arguments(
         elif rest:
             names.append(parameter.name)
     positional = tuple(graph.placeholder(name) for name in names)
-    return _Start(graph, {}, positional, {name: graph.placeholder(name) for name in bound.kwargs})
+    return positional, {name: graph.placeholder(name) for name in bound.kwargs}
 
 
-def _write_calls(start: _Start, parts: Sequence[_Part], results: Sequence[Any]) -> fx.Graph:
-    graph, known = start.graph, start.known
+def _write_calls(
+    graph: fx.Graph,
+    known: dict[_Value, fx.Node],
+    given: tuple[fx.Node, ...],
+    named: dict[str, Any],
+    parts: Sequence[_Part],
+    results: Sequence[Any],
+) -> None:
     for part in parts:
-        received = tuple(known[part.origins[n]] for n in part.inputs) if part.index else start.args
-        kwargs: dict[str, Any] = {} if part.index else {**start.kwargs}
+        received = tuple(known[part.origins[n]] for n in part.inputs) if part.index else given
+        kwargs = {} if part.index else named
         call = graph.call_module(get_submod_name(part.index), received, kwargs)
         for number, node in enumerate(part.made):
             is_alone = len(part.made) == 1
             item = call if is_alone else graph.call_function(operator.getitem, (call, number))
             known[_Value(part.index, node)] = item
     graph.output(tuple(known[x] if isinstance(x, _Value) else x for x in results))
-    return graph

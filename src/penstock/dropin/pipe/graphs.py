@@ -26,30 +26,20 @@ PP_SUBMOD_PREFIX = "submod_pp"
 
 
 def get_submod_name(stage_idx: int) -> str:
-    """Return the name of a stage in the graph of its pipe.
-
-    >>> get_submod_name(2)
-    'submod_pp_2'
-    """
+    """Return the name of a stage in the graph of its pipe."""
     return f"{PP_SUBMOD_PREFIX}_{stage_idx}"
 
 
 def _move_placeholders_to_front(graph: fx.Graph) -> None:
     """Put a graph's inputs before everything else, with all orders kept."""
-    inputs = list(graph.find_nodes(op="placeholder", sort=True))
-    first = next(iter(graph.nodes))
-    for node in inputs:
-        if first is node:
-            first = node.next
-        else:
-            first.prepend(node)
+    last = next(iter(graph.nodes)).prev
+    for node in list(graph.find_nodes(op="placeholder", sort=True)):
+        last.append(node)
+        last = node
 
 
 def _modify_graph_op_device(gm: fx.GraphModule, new_device: torch.device) -> None:
-    """Let every operation that makes a tensor make it on a device, in nested graphs too.
-
-    Stages of a pipe need no such thing: they see to it when they are moved.
-    """
+    """Let every operation that makes a tensor make it on a device, in nested graphs too."""
     for module in gm.modules():
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
@@ -87,18 +77,15 @@ class _LinearNodeList:
         self._data = pack_graph(nodes[0].graph)
 
     def to_graph(self) -> fx.Graph:
-        """Return a new graph with these nodes."""
         return unpack_graph(self._data)
 
 
 def _direct_serialization_deserialize(body: dict[str, Any], nodes: _LinearNodeList) -> nn.Module:
-    """Return the graph module with these attributes and nodes."""
     holder = nn.Module()
     holder.__dict__.update(body)
     return fx.GraphModule(holder, nodes.to_graph())
 
 
 def _direct_serialization_reduce(self: fx.GraphModule) -> tuple[Any, ...]:
-    """Reduce a graph module for pickling: its attributes, and its nodes."""
     body = {name: value for name, value in self.__dict__.items() if name != "_graph"}
     return _direct_serialization_deserialize, (body, _LinearNodeList(self.graph.nodes))

@@ -1,11 +1,12 @@
 """A loss inside of a model: where it is, its backwards in a pipe's graph, and how that is run."""
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.node import Argument
 
 from penstock.dropin._backward import _null_coalesce_accumulate, stage_backward
 from penstock.errors import ModelError, PipelineError
@@ -26,23 +27,16 @@ class _NoForwardError(ModelError, NotImplementedError):
 
 
 class LossWrapper(nn.Module):
-    """A model and its loss; a subclass says in `forward` how they are connected.
-
-    class WithLoss(LossWrapper):
-        def forward(self, x, target):
-            return self.loss_fn(self.module(x), target)
-    """
+    """A model and its loss; a subclass says in `forward` how they are connected."""
 
     def __init__(self, module: nn.Module, loss_fn: Callable[..., Any]) -> None:
         super().__init__()
-        self.module = module
-        self.loss_fn = loss_fn
+        self.module, self.loss_fn = module, loss_fn
 
     def forward(self, *_args: Any, **_kwargs: Any) -> Any:
         """Left to subclasses."""
-        raise _NoForwardError(
-            f"{type(self).__name__} does not say how model and loss are connected; define forward"
-        )
+        name = type(self).__name__
+        raise _NoForwardError(f"{name} must define forward, which connects model and loss")
 
 
 class TrivialLossWrapper(LossWrapper):
@@ -56,46 +50,36 @@ class TrivialLossWrapper(LossWrapper):
 
 
 def _find_loss_from_output_and_spec(output_val: Any, spec_val: Any) -> fx.Node | None:
-    """Return the node of a tree where a like tree of booleans has True, or None.
-
-    Only a spec that is a bare False may name nothing.
-    """
+    """Return the node where a like tree of booleans has True; None for a bare False."""
     if spec_val is False:
         return None
-    found = [node for node in _pick(output_val, spec_val) if node is not None]
-    if not found:
-        raise PipelineError(f"the loss spec {spec_val!r} names no output; set one of it to True")
-    return found[0]
+    for node in _pick(output_val, spec_val):
+        return node
+    raise PipelineError(f"the loss spec {spec_val!r} names no output; set one of it to True")
 
 
-def _pick(output: Any, spec: Any) -> Iterator[fx.Node | None]:
+def _pick(output: Any, spec: Any) -> list[fx.Node]:
     match spec, output:
         case False, _:
-            yield None
+            return []
         case True, fx.Node():
-            yield output
+            return [output]
         case True, _:
             raise PipelineError(f"a loss is computed by the model, but the spec names {output!r}")
         case (tuple() | list(), tuple() | list()) if len(spec) == len(output):
-            for value, inner in zip(output, spec, strict=True):
-                yield from _pick(value, inner)
+            return [node for pair in zip(output, spec, strict=True) for node in _pick(*pair)]
         case Mapping(), Mapping() if spec.keys() == output.keys():
-            for key, inner in spec.items():
-                yield from _pick(output[key], inner)
+            return [node for key in spec for node in _pick(output[key], spec[key])]
         case _:
             raise PipelineError(
-                f"the loss spec {spec!r} is not like the output {output!r}; give a tree of the "
-                "same structure, with True for the loss and False for the rest"
+                f"the loss spec {spec!r} must have the structure of the output (got {output!r})"
             )
 
 
 def _find_loss_output(
     mod: nn.Module, g: fx.Graph, output_loss_value_spec: Any
 ) -> tuple[fx.Node | None, fx.Node, Any]:
-    """Return the loss of a graph, its output node, and the spec that says where the loss is.
-
-    Without a spec, it is what is called "loss" in the output, if anything is.
-    """
+    """Return the loss of a graph (what is called so, without a spec), its output, and the spec."""
     (output_node,) = g.find_nodes(op="output")
     output: Any = output_node.args[0]
     if isinstance(mod, TrivialLossWrapper):
@@ -116,11 +100,7 @@ def _only(output: Any) -> Any:
 
 
 class DetachExecutor(fx.Interpreter):
-    """Runs the graph of a pipe with gradients cut between stages, as they are between ranks.
-
-    Each stage is given leaves, one for each value that takes a gradient, and the backwards in the
-    graph get the leaves in place of the values.
-    """
+    """Runs the graph of a pipe on leaves: gradients are cut between stages, as between ranks."""
 
     def __init__(self, module: nn.Module, garbage_collect_values: bool = True) -> None:
         super().__init__(module, garbage_collect_values)
@@ -133,9 +113,8 @@ class DetachExecutor(fx.Interpreter):
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Run a stage on leaves."""
-        return super().call_module(
-            target, *tree_map_only(torch.Tensor, self._leaf_of, (args, kwargs))
-        )
+        leaves = tree_map_only(torch.Tensor, self._leaf_of, (args, kwargs))
+        return super().call_module(target, *leaves)
 
     def _leaf_of(self, value: torch.Tensor) -> torch.Tensor:
         if not value.requires_grad:
@@ -153,53 +132,35 @@ class DetachExecutor(fx.Interpreter):
 def _insert_stage_symbolic_backward(
     g: fx.Graph, loss_node: fx.Node, output_node: fx.Node
 ) -> fx.Graph:
-    """Write a `stage_backward` for each stage that the loss depends on, before the output.
-
-    A value that several stages use gets the sum of their gradients.
-    """
+    """Write a `stage_backward` for each stage that the loss depends on, before the output."""
     forward = list(g.nodes)
     needed = _find_needed(loss_node)
     grads: dict[fx.Node, fx.Node] = {}
     with g.inserting_before(output_node):
         for node in reversed(forward):
             if node.op == "call_function" and node.target is not operator.getitem:
-                raise ModelError(
-                    f"the graph of a pipe calls stages and takes parts of what they return, but "
-                    f"{node} calls {node.target}"
-                )
+                raise ModelError(f"the graph of a pipe calls stages only ({node}: {node.target})")
             if node.op == "call_module" and node in needed:
                 _write_stage(g, node, needed, grads)
     return g
 
 
 def _find_needed(loss: fx.Node) -> set[fx.Node]:
-    """Return the loss and all that it is computed from."""
-    needed: set[fx.Node] = set()
-    rest = [loss]
-    while rest:
-        node = rest.pop()
-        if node not in needed:
-            needed.add(node)
-            rest.extend(node.all_input_nodes)
+    needed = {loss}
+    for node in reversed(loss.graph.nodes):
+        needed.update(node.all_input_nodes if node in needed else ())
     return needed
 
 
 def _write_stage(
     g: fx.Graph, call: fx.Node, needed: set[fx.Node], grads: dict[fx.Node, fx.Node]
 ) -> None:
-    outputs = _outputs(call)
-    backward = g.call_function(
-        stage_backward,
-        kwargs={
-            "stage_output": tuple(outputs),
-            "output_grads": tuple(map(grads.get, outputs)),
-            "input_values": list(call.all_input_nodes),
-            "outputs_with_grads_idxs": [
-                number for number, output in enumerate(outputs) if output in needed
-            ],
-        },
-    )
-    for number, value in enumerate(call.all_input_nodes):
+    outputs, inputs = _outputs(call), list(call.all_input_nodes)
+    used = [number for number, output in enumerate(outputs) if output in needed]
+    given = {"stage_output": tuple(outputs), "output_grads": tuple(map(grads.get, outputs))}
+    rest: dict[str, Argument] = {"input_values": inputs, "outputs_with_grads_idxs": used}
+    backward = g.call_function(stage_backward, kwargs={**given, **rest})
+    for number, value in enumerate(inputs):
         grad = g.call_function(operator.getitem, (backward, number))
         if value in grads and value.op != "placeholder":
             grad = g.call_function(_null_coalesce_accumulate, (grads[value], grad))
@@ -208,7 +169,6 @@ def _write_stage(
 
 def _outputs(call: fx.Node) -> list[Any]:
     """Return the outputs of a stage by number; the only output is the call itself."""
-    items: dict[Any, fx.Node] = {
-        user.args[1]: user for user in call.users if user.target is operator.getitem
-    }
+    parts = [user for user in call.users if user.target is operator.getitem]
+    items: dict[Any, fx.Node] = {part.args[1]: part for part in parts}
     return [items.get(number) for number in range(max(items) + 1)] if items else [call]

@@ -32,29 +32,20 @@ class PipeSplitWrapper:
 
 
 def _split_before_forward(*_: Any) -> None:
-    """Mark the place before a module runs."""
     pipe_split()
 
 
 def _split_after_forward(*_: Any) -> None:
-    """Mark the place after a module has run."""
     pipe_split()
 
 
 def annotate_split_points(mod: nn.Module, spec: Mapping[str, SplitPoint]) -> None:
-    """Mark modules by their paths, for every trace of this model from now on.
-
-    `pipeline(..., split_spec=...)` marks them for its own trace only.
-    """
+    """Mark modules by their paths, for every trace of this model from now on."""
     add_marks(mod, spec)
 
 
 class PipeSequential(nn.Sequential):
-    """A sequence whose every module is a stage.
-
-    >>> len(PipeSequential.from_sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
-    2
-    """
+    """A sequence whose every module is a stage."""
 
     @staticmethod
     def from_sequential(sequential_instance: nn.Sequential) -> "PipeSequential":

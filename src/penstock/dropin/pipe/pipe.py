@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
-from inspect import Parameter, Signature
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.export import ExportedProgram
 
-from penstock.dropin.pipe.cut_form import give_form
+from penstock.dropin.pipe.cut_form import give_form, signature_of
 from penstock.dropin.pipe.graphs import PP_SUBMOD_PREFIX, get_submod_name
 from penstock.dropin.pipe.loss import (
     DetachExecutor,
@@ -55,26 +54,16 @@ def pipeline(
     split_spec: dict[str, SplitPoint] | None = None,
     split_policy: SplitPolicy | None = None,
 ) -> "Pipe":
-    """Trace a model with one microbatch, and cut it into stages.
-
-    It is cut where it calls `pipe_split`, at the modules of `split_spec`, or where `split_policy`
-    puts marks into the traced graph.
-    """
+    """Trace a model with one microbatch; cut it at its marks, those of a spec, or of a policy."""
     if split_spec is not None and split_policy is not None:
-        raise ArgumentError(
-            "split_spec and split_policy both say where to cut; give only one of them"
-        )
+        raise ArgumentError("split_spec and split_policy both say where to cut; give only one")
     for path in split_spec or ():
         find_module(module, path)
     return Pipe.from_tracing(module, mb_args, mb_kwargs, split_policy, split_spec=split_spec)
 
 
 class Pipe(nn.Module):
-    """A model as stages, `split_gm.submod_pp_0` and so on, and a graph that calls them.
-
-    A parameter that several stages hold becomes one of each, as it is on ranks of their own;
-    `replicated_params` names them. Called, a pipe returns the leaves of the model's output.
-    """
+    """A model as stages, and a graph that calls them; a shared parameter becomes one of each."""
 
     def __init__(
         self,
@@ -99,11 +88,7 @@ class Pipe(nn.Module):
         multi_use_param_spec: MultiUseParamSpec | None = None,
         output_loss_value_spec: Any = None,
     ) -> "Pipe":
-        """Trace a model with an example, and cut it at its marks.
-
-        With a spec of where the loss is in the output, the pipe runs its own backward when it is
-        called.
-        """
+        """Trace a model and cut it at its marks; with a known loss, a call runs backwards too."""
         shared, kwargs = _how_shared(multi_use_param_spec), example_kwargs or {}
 
         def cut(*, dynamic: bool) -> tuple[Capture, Cut]:
@@ -138,11 +123,8 @@ class Pipe(nn.Module):
 
     @staticmethod
     def _trace_with_export(
-        mod: nn.Module,
-        example_args: tuple[Any, ...],
-        example_kwargs: dict[str, Any] | None = None,
+        mod: nn.Module, example_args: tuple[Any, ...], example_kwargs: dict[str, Any] | None = None
     ) -> ExportedProgram:
-        """Return a model as `torch.export` sees it."""
         try:
             return torch.export.export(mod, example_args, example_kwargs)
         except Exception as error:
@@ -157,9 +139,10 @@ class Pipe(nn.Module):
         split_policy: SplitPolicy | None = None,
     ) -> "Pipe":
         """Cut a model that was exported; it is traced again, with the same example."""
-        if exported_program.example_inputs is None:
+        example: tuple[tuple[Any, ...], dict[str, Any]] | None = exported_program.example_inputs
+        if example is None:
             raise ModelError("the exported program does not know what it was traced with")
-        args, kwargs = exported_program.example_inputs
+        args, kwargs = example
         return Pipe.from_tracing(
             mod,
             args,
@@ -180,9 +163,7 @@ class Pipe(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run all stages in this process, and their backwards if the loss is known."""
-        inputs = self.split_gm.graph.find_nodes(op="placeholder")
-        kind = Parameter.POSITIONAL_OR_KEYWORD
-        signature = Signature([Parameter(str(node.target), kind) for node in inputs])
+        signature = signature_of(self.split_gm.graph.find_nodes(op="placeholder"))
         return DetachExecutor(self.split_gm).run(*signature.bind(*args, **kwargs).args)
 
     def get_stage_module(self, stage_idx: int) -> nn.Module:

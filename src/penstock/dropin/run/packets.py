@@ -13,8 +13,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.meshes import read_mesh_layout, write_mesh_layout
-from penstock.dropin.stages.metadata import _DTensorMeta, _TensorMeta
+from penstock.dropin.stages.metadata import (
+    _DTensorMeta,
+    _TensorMeta,
+    read_mesh_layout,
+    write_mesh_layout,
+)
 from penstock.dropin.stages.values import StageUseError, _RecvInfo
 from penstock.parallel.dtensor import read_placement, write_placement
 from penstock.tensors.packet import Packet
@@ -29,30 +33,22 @@ def pack_outputs(stage: _PipelineStageBase, microbatch: int) -> dict[int, Packet
     for number, destination in stage.find_slots():
         going.setdefault(destination, []).append(outputs[number])
     sent = _by_stage(stage, list(going), stage.get_fwd_send_ops(microbatch))
-    packets = {}
     for destination, values in going.items():
-        tensors = sent[destination]
-        if len(tensors) != len(values):
+        if len(sent[destination]) != len(values):
             raise StageUseError(
                 f"get_fwd_send_ops of stage {stage.stage_index} must return one operation for "
-                f"each of {len(values)} outputs to stage {destination} (got {len(tensors)})"
+                f"each output to stage {destination}: {len(values)} (got {len(sent[destination])})"
             )
-        packets[destination] = _pack(tensors, values, stage.has_backward)
-    return packets
+    return {to: _pack(sent[to], values, stage.has_backward) for to, values in going.items()}
 
 
 def _by_stage(
     stage: _PipelineStageBase, others: Sequence[int], operations: Sequence[Any]
 ) -> dict[int, list[torch.Tensor]]:
-    """Return the tensors of operations by the stage at their other end."""
     if len(others) == 1:
         return {others[0]: [operation.tensor for operation in operations]}
-    return {
-        other: [
-            op.tensor for op in operations if op.peer == stage._resolve_peer_global_rank(other)
-        ]
-        for other in others
-    }
+    rank_of = {other: stage._resolve_peer_global_rank(other) for other in others}
+    return {to: [op.tensor for op in operations if op.peer == rank_of[to]] for to in others}
 
 
 def _pack(tensors: Sequence[torch.Tensor], outputs: Sequence[Any], records: bool) -> Packet:
@@ -68,28 +64,26 @@ def _write_layout(output: Any) -> list[Any] | None:
     if not isinstance(output, DTensor):
         return None
     meta = _DTensorMeta.from_dtensor(output)
-    return [
-        list(meta.mesh_dim_names),
-        [write_placement(placement) for placement in meta.placements],
-        list(meta.global_shape),
-        list(meta.global_stride),
+    placements, mesh = (
+        [*map(write_placement, meta.placements)],
         write_mesh_layout(meta.mesh_layout),
-    ]
+    )
+    return [meta.mesh_dim_names, placements, meta.global_shape, meta.global_stride, mesh]
 
 
 def deliver_inputs(
     stage: _PipelineStageBase, microbatch: int, source: int, packet: Packet
 ) -> None:
     """Give a stage what another one has sent for a microbatch."""
-    layouts = _read_layouts(packet)
+    metas = map(_describe, packet.tensors, _read_layouts(packet))
     infos = [
-        _RecvInfo(f"input {number} from stage {source}", source, tensor, _describe(tensor, layout))
-        for number, (tensor, layout) in enumerate(zip(packet.tensors, layouts, strict=True))
+        _RecvInfo(f"input {number} from stage {source}", source, tensor, meta)
+        for number, (tensor, meta) in enumerate(zip(packet.tensors, metas, strict=True))
     ]
-    others = [i for i in stage.args_recv_info.get(microbatch, ()) if i.buffer is not None]
-    known = [info for info in others if info.source != source]
+    held = stage.args_recv_info.get(microbatch, ())
+    others = [info for info in held if info.buffer is not None and info.source != source]
     stage.args_recv_info[microbatch] = tuple(
-        sorted([*known, *infos], key=lambda info: -1 if info.source is None else info.source)
+        sorted([*others, *infos], key=lambda info: -1 if info.source is None else info.source)
     )
     if _is_changed(stage, "get_fwd_recv_ops"):
         _fill_buffers(infos, stage.get_fwd_recv_ops, microbatch)
@@ -97,9 +91,8 @@ def deliver_inputs(
 
 def _read_layouts(packet: Packet) -> list[Any]:
     """Return how each tensor of a packet lies over its mesh, if it does."""
-    nodes = packet.structure[1]
-    match nodes[-1] if nodes else None:
-        case ["c", str(text)]:
+    match packet.structure:
+        case ["t", [*_, ["c", str(text)]]]:
             layouts: list[Any] = json.loads(text)
             return layouts
         case _:
@@ -111,21 +104,14 @@ def _describe(tensor: torch.Tensor, layout: Any) -> _TensorMeta:
     if layout is None:
         return _TensorMeta(*form)
     names, placements, shape, stride, mesh = layout
-    return _DTensorMeta(
-        *form,
-        torch.Size(shape),
-        tuple(stride),
-        tuple(map(read_placement, placements)),
-        tuple(names),
-        read_mesh_layout(mesh),
-    )
+    whole = (torch.Size(shape), tuple(stride), tuple(map(read_placement, placements)))
+    return _DTensorMeta(*form, *whole, tuple(names), read_mesh_layout(mesh))
 
 
 def _is_changed(stage: _PipelineStageBase, name: str) -> bool:
     """Return whether a client has put a method of its own into a stage."""
-    return name in vars(stage) or getattr(type(stage), name) is not getattr(
-        _PipelineStageBase, name
-    )
+    ours = getattr(_PipelineStageBase, name)
+    return name in vars(stage) or getattr(type(stage), name) is not ours
 
 
 def _fill_buffers(infos: Sequence[_RecvInfo], find_operations: Any, microbatch: int) -> None:
@@ -148,9 +134,8 @@ def deliver_gradients(
 ) -> None:
     """Give a stage what came back for its outputs from one that it feeds."""
     metas, rest = stage.output_metas[microbatch], iter(packet.tensors)
-    infos = stage.grad_recv_info.get(microbatch) or stage._create_grad_recv_info(
-        stage.act_send_info
-    )
+    known = stage.grad_recv_info.get(microbatch)
+    infos = known or stage._create_grad_recv_info(stage.act_send_info)
     arrived = []
     for info, (number, to) in zip(infos, stage.find_slots(), strict=True):
         if to == destination and metas[number].requires_grad:

@@ -29,20 +29,9 @@ class StepRunner:
 
     def __init__(self) -> None:
         self.actions = StepActions()
-        self._session: Session | None = None
+        self.session: Session | None = None
         # With backwards, and without.
         self._executors: dict[bool, Executor] = {}
-
-    @property
-    def session(self) -> Session:
-        """The ranks of the present step."""
-        assert self._session is not None, "a step is run inside its session"
-        return self._session
-
-    @property
-    def rows(self) -> int | None:
-        """How many rows the batch of the present step has, if that is known here."""
-        return None if self._session is None else self._session.rows
 
     @contextmanager
     def call(
@@ -50,17 +39,17 @@ class StepRunner:
         find_lowered: Callable[[], Lowered],
         stages: Sequence[_PipelineStageBase],
         timeouts: Timeouts,
-        *,
         is_guarded: bool,
     ) -> Iterator[None]:
         """Be around a step, which every rank calls; a rank that fails keeps its own error."""
+        session = self._open(find_lowered, stages, timeouts)
         try:
-            with self._open(find_lowered, stages, timeouts).call(is_guarded=is_guarded):
+            with session.call(is_guarded=is_guarded):
                 yield
             return
         except StepFailedError as error:
             failure = error
-        raise self._own_error(failure)
+        raise self._own_error(session, failure)
 
     def _open(
         self,
@@ -69,56 +58,36 @@ class StepRunner:
         timeouts: Timeouts,
     ) -> Session:
         """Return the session of the present order; if it is not found here, all ranks raise."""
-        if self._session is not None:
+        if self.session is not None:
             try:
                 lowered = find_lowered()
             except Exception:
-                with self._session.call(is_guarded=True):
+                with self.session.call(is_guarded=True):
                     raise
-            if lowered is self._session.lowered:
-                return self._session
+            if lowered is self.session.lowered:
+                return self.session
         self._executors.clear()
-        self._session = open_session(find_lowered, stages, timeouts)
-        return self._session
+        self.session = open_session(find_lowered, stages, timeouts)
+        return self.session
 
     def run(
         self,
         stages: Sequence[_PipelineStageBase],
         context: _PipelineContext,
         rows: int | None,
-        *,
         has_backward: bool,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
     ) -> None:
-        """Run this rank's actions, with what must be done before and after.
-
-        `rows` is the number of rows of the batch, if this rank knows it.
-        """
+        """Run this rank's actions, given how many rows the batch has, if this rank knows that."""
         session, held = self.session, {stage.stage_index: stage for stage in stages}
-        executor = self._find_executor(held, has_backward)
+        assert session is not None, "a step is run inside its session"
+        executor = self._find_executor(session, held, has_backward)
         session.meet(_describe(stages, context, has_backward), rows)
-        self.actions.begin(
-            held,
-            executor,
-            session.overlaps,
-            context,
-            return_outputs=return_outputs,
-            loss_kwargs=loss_kwargs,
-            refuse=session.refuse,
-        )
-        owner, has_failed = context.schedule_ref, True
-        factor = owner._n_microbatches if owner.scale_grads else 1
+        self.actions.begin(held, executor, session, context, return_outputs, loss_kwargs)
+        has_failed = True
         try:
-            try:
-                for stage in stages:
-                    stage.is_run = True
-                    if has_backward:
-                        stage.begin_training(factor)
-            except Exception:
-                # One that cannot be made ready lets the other ranks get to the end.
-                executor.abandon()
-                raise
+            _begin_stages(stages, executor, context.schedule_ref if has_backward else None)
             if profiler_enabled():
                 executor.profile(_NOTHING, Results(), "PP:{}".format)
             else:
@@ -130,16 +99,14 @@ class StepRunner:
             self.actions.end(has_failed=has_failed)
 
     def _find_executor(
-        self, stages: Mapping[int, _PipelineStageBase], has_backward: bool
+        self, session: Session, stages: Mapping[int, _PipelineStageBase], has_backward: bool
     ) -> Executor:
-        session = self.session
         if has_backward not in self._executors:
             lowered = session.lowered
             schedule = lowered.training if has_backward else lowered.evaluation
-            first = schedule.rows.first
             self._executors[has_backward] = Executor(
                 schedule,
-                range(int(first[session.rank]), int(first[session.rank + 1])),
+                schedule.rows.of_rank(session.rank),
                 {index: stage.runtime for index, stage in stages.items()},
                 session.transport,
                 loss=None,
@@ -148,16 +115,26 @@ class StepRunner:
             )
         return self._executors[has_backward]
 
-    def _own_error(self, failure: StepFailedError) -> BaseException:
+    def _own_error(self, session: Session, failure: StepFailedError) -> BaseException:
         """Return what has failed on this rank, with a note where that was."""
-        error = failure.__cause__ or failure
-        action = self.actions.current
+        error, action = failure.__cause__ or failure, self.actions.current
         if action is not None:
-            rows, rank = self.session.lowered.training.rows, self.session.rank
-            here = range(int(rows.first[rank]), int(rows.first[rank + 1]))
-            position = [rows.action(row) for row in here].index(action)
+            rows = session.lowered.training.rows
+            position = [*map(rows.action, rows.of_rank(session.rank))].index(action)
             error.add_note(f"while running {action}, at position {position} of its rank")
         return error
+
+
+def _begin_stages(stages: Sequence[_PipelineStageBase], executor: Executor, trainer: Any) -> None:
+    """Make stages ready; if one cannot be, let the other ranks get to the end."""
+    try:
+        for stage in stages:
+            stage.is_run = True
+            if trainer is not None:
+                stage.begin_training(trainer._n_microbatches if trainer.scale_grads else 1)
+    except Exception:
+        executor.abandon()
+        raise
 
 
 def _describe(

@@ -12,14 +12,13 @@ from hashlib import blake2b
 from math import inf
 
 import torch
-import torch.distributed as dist
 
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import open_guard
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
 from penstock.alive.timeouts import Timeouts
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.meshes import PipeliningMetadataError
+from penstock.dropin.stages.metadata import PipeliningMetadataError
 from penstock.errors import PipelineError, SizeError
 from penstock.ir.actions import Kind, Overlap
 from penstock.ir.schedule import Schedule
@@ -39,11 +38,7 @@ __all__ = ["Lowered", "Session", "open_session"]
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """What all ranks run.
-
-    Where `sends_may_wait`, every message is received in the order in which it is sent, so that a
-    send may wait for its receive.
-    """
+    """What all ranks run, and whether a send may wait for its receive."""
 
     training: Schedule
     sends_may_wait: bool
@@ -62,9 +57,6 @@ class _NotBegunError(PipelineError):
 class _Refused(BaseException):
     """Ends a step of this rank at once, without a message to other ranks."""
 
-    def __init__(self, error: PipeliningMetadataError) -> None:
-        self.error = error
-
 
 class Session:
     """The ranks of one schedule; open until its owner is let go of."""
@@ -76,18 +68,12 @@ class Session:
         guard: Guard,
         lowered: Lowered,
     ) -> None:
-        self.transport = transport
-        self.guard = guard
-        self.lowered = lowered
-        self._control = control
-        self.rank = transport.ranks[0]
+        self.transport, self.guard, self.lowered = transport, guard, lowered
+        self._control, self.rank = control, transport.ranks[0]
+        works = lowered.training.rows.works(self.rank)
+        overlaps = [work for work in works if isinstance(work, Overlap)]
         # For every action of this rank that is run together with others, all of them.
-        self.overlaps = {
-            action: work
-            for work in lowered.training.rows.works(self.rank)
-            if isinstance(work, Overlap)
-            for action in work.actions
-        }
+        self.overlaps = {action: overlap for overlap in overlaps for action in overlap.actions}
         # How many rows the batch of the present step has, if the first stage knows.
         self.rows: int | None = None
         self._signature = b""
@@ -96,10 +82,7 @@ class Session:
 
     @contextmanager
     def call(self, *, is_guarded: bool) -> Iterator[None]:
-        """Be around a step: if it fails on one rank all raise, and say where it failed.
-
-        A step that is not guarded meets nobody: a rank may run it alone, and be refused.
-        """
+        """Be around a step; one that is not guarded meets nobody, so a rank may run it alone."""
         self._has_met, self._is_refusing = False, not is_guarded
         guarded: AbstractContextManager[None] = self.guard.call() if is_guarded else nullcontext()
         with guarded:
@@ -110,7 +93,7 @@ class Session:
                 self.transport.forget_shapes()
                 raise
             except _Refused as refused:
-                raise refused.error from None
+                raise refused.args[0] from None
             except _NotBegunError:
                 raise
             except StepFailedError as error:
@@ -132,12 +115,12 @@ class Session:
         # Where nothing has changed, ranks that insist on that exchange nothing.
         if not self._is_refusing:
             log.start(AGREEMENT)
-            everyone = self._exchange(form, rows, None)
-            for rank, (_, _, error) in enumerate(everyone):
+            digests, counts, errors = zip(*self._exchange(form, rows, None), strict=True)
+            for rank, error in enumerate(errors):
                 if error is not None:
                     raise _NotBegunError(f"rank {rank} cannot begin the step: {error}")
-            self.rows = max((known for _, known, _ in everyone if known is not None), default=None)
-            self._signature = "".join(digest for digest, *_ in everyone).encode()
+            self.rows = max((count for count in counts if count is not None), default=None)
+            self._signature = "".join(digests).encode()
             log.end()
         self.transport.begin_step(self._signature)
         self._has_met = True
@@ -150,7 +133,6 @@ class Session:
     def _exchange(
         self, form: str, rows: int | None, error: str | None
     ) -> list[tuple[str, int | None, str | None]]:
-        """Return, of every rank, what it was given, its rows, and why it cannot begin."""
         digest = blake2b(form.encode(), digest_size=16).hexdigest()
         return self._control.gather([digest, rows, error])
 
@@ -170,10 +152,7 @@ class Session:
 def open_session(
     find_lowered: Callable[[], Lowered], stages: Sequence[_PipelineStageBase], timeouts: Timeouts
 ) -> Session:
-    """Connect the ranks of a schedule; every rank calls this.
-
-    If a rank cannot find what it runs, all ranks raise.
-    """
+    """Connect the ranks of a schedule; every rank calls this, and all raise if one must."""
     if stages[0].group_size == 1:
         lowered = _prepare(find_lowered, stages)
         return Session(LocalTransport(1), LocalControl(), NoGuard(), lowered)
@@ -181,38 +160,26 @@ def open_session(
     guard = open_guard(group, groups_beside(stage.submod for stage in stages), timeouts)
     try:
         with guard.call():
-            return _connect(find_lowered, stages, group, guard)
+            control = GroupControl(group, connections=guard.connections)
+            with control.together(cannot("prepare its schedule")):
+                lowered = _prepare(find_lowered, stages)
+            agree(control, [*version_facts(), schedule_fact(lowered.training)])
+            ahead = SENDS_AHEAD if lowered.sends_may_wait else inf
+            device = torch.device(stages[0].device)
+            transport = GroupTransport(group, device, control=control, sends_ahead=ahead)
+            transport.open_channels(messages_in_flight(lowered.training))
+            guard.attach(transport, lowered.training)
+            return Session(transport, control, guard, lowered)
     except Exception:
         guard.close()
         raise
 
 
-def _connect(
-    find_lowered: Callable[[], Lowered],
-    stages: Sequence[_PipelineStageBase],
-    group: dist.ProcessGroup,
-    guard: Guard,
-) -> Session:
-    control = GroupControl(group, connections=guard.connections)
-    with control.together(cannot("prepare its schedule")):
-        lowered = _prepare(find_lowered, stages)
-    schedule = lowered.training
-    agree(control, [*version_facts(), schedule_fact(schedule)])
-    ahead = SENDS_AHEAD if lowered.sends_may_wait else inf
-    device = torch.device(stages[0].device)
-    transport = GroupTransport(group, device, control=control, sends_ahead=ahead)
-    transport.open_channels(messages_in_flight(schedule))
-    guard.attach(transport, schedule)
-    return Session(transport, control, guard, lowered)
-
-
 def _prepare(find_lowered: Callable[[], Lowered], stages: Sequence[_PipelineStageBase]) -> Lowered:
     """Return what the ranks run, with the stages of this rank ready for it."""
-    lowered = find_lowered()
-    placement, rank = lowered.training.placement, stages[0].group_rank
-    held = sorted(stage.stage_index for stage in stages)
-    wanted = sorted(placement.stages(rank))
-    if held != wanted:
+    lowered, rank = find_lowered(), stages[0].group_rank
+    placement, held = lowered.training.placement, sorted(stage.stage_index for stage in stages)
+    if held != (wanted := sorted(placement.stages(rank))):
         raise SizeError(
             f"rank {rank} holds the stages {held}, but its schedule places {wanted} there; give "
             f"each rank the stages of {placement.rank_of_stage} (by stage, the rank that holds it)"

@@ -5,11 +5,13 @@ client has put there takes effect. Waiting, sending, failing and recording are t
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any, Protocol
+
+import torch.distributed as dist
 
 from penstock.dropin.names.actions import (
     OVERLAP_F_B,
@@ -25,14 +27,21 @@ from penstock.dropin.run.packets import (
     pack_gradients,
     pack_outputs,
 )
+from penstock.dropin.run.session import Session
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.boundary import _wait_batch_p2p
-from penstock.dropin.stages.meshes import PipeliningMetadataError
-from penstock.ir.actions import Action, Kind, Overlap
+from penstock.dropin.stages.metadata import PipeliningMetadataError
+from penstock.ir.actions import Action, Kind
 from penstock.step.executor import Executor
 from penstock.tensors.packet import Packet
 
-__all__ = ["StepActions", "_CustomFunctionProtocol", "_PipelineContext"]
+__all__ = [
+    "StepActions",
+    "_CustomFunctionProtocol",
+    "_PipelineContext",
+    "_batch_p2p",
+    "_sorted_batch_p2p",
+    "_wait_batch_p2p",
+]
 
 # By stage and microbatch, the receives that are posted.
 _Posted = dict[tuple[int, int], list[Any]]
@@ -56,13 +65,6 @@ class _CustomFunctionProtocol(Protocol):
         """Do it."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Awaited:
-    """A receive that is under way; waiting for it gives its stage what has come."""
-
-    wait: Callable[[], None]
-
-
 class StepActions:
     """What is under way while a rank runs its actions; custom functions may look at it."""
 
@@ -78,11 +80,12 @@ class StepActions:
         self.current: Action | None = None
         self._sharded: set[int] = set()
         self._taking = Lock()
-        self._packed: dict[tuple[bool, int, int], dict[int, Packet]] = {}
+        # What one packing has left for the sends that follow.
+        self._packed: dict[tuple[Kind, int, int], dict[int, Packet]] = {}
         self._do: Mapping[Kind, Callable[[Action, Callable[[], None]], None]] = {
             Kind.FORWARD: self._forward,
-            Kind.FULL_BACKWARD: partial(self._backward, is_full=True),
-            Kind.BACKWARD_INPUT: partial(self._backward, is_full=False),
+            Kind.FULL_BACKWARD: self._backward,
+            Kind.BACKWARD_INPUT: self._backward,
             Kind.BACKWARD_WEIGHT: self._backward_weight,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
@@ -97,20 +100,15 @@ class StepActions:
         self,
         stages: Mapping[int, _PipelineStageBase],
         executor: Executor,
-        overlaps: Mapping[Action, Overlap],
+        session: Session,
         context: _PipelineContext,
-        *,
         return_outputs: bool,
         loss_kwargs: dict[str, Any] | None,
-        refuse: Callable[[PipeliningMetadataError], None],
     ) -> None:
-        """Begin a step; `refuse` is called when something has another form than stages insist on.
-
-        `overlaps` has, for every action that is run together with others, all of them.
-        """
-        self._stages, self._executor, self._context = stages, executor, context
-        self._owner, self._refuse, self.current = context.schedule_ref, refuse, None
-        self._returns_outputs, self._overlaps = return_outputs, overlaps
+        """Begin a step on these stages of this rank."""
+        self._stages, self._executor, self._session = stages, executor, session
+        self._context, self._owner, self.current = context, context.schedule_ref, None
+        self._returns_outputs = return_outputs
         # A client's own schedule may leave out what it does not use.
         self._loss_kwargs = () if loss_kwargs is None else (loss_kwargs,)
         self._sharded = {index for index, stage in stages.items() if stage.is_sharded}
@@ -119,21 +117,17 @@ class StepActions:
     def end(self, *, has_failed: bool) -> None:
         """End a step, and let go of what a failure has left."""
         # The batch must not outlive its step, nor the schedule be held by what it holds.
-        del self._owner, self._executor, self._context, self._refuse, self._loss_kwargs
+        del self._owner, self._executor, self._session, self._context, self._loss_kwargs
         gathered = sorted(self.unshard_ops)
         self.unshard_ops.clear()
         if has_failed:
-            for posted in (self.fwd_recv_ops, self.bwd_recv_ops):
-                posted.clear()
-            self.unsharded_stages.clear()
-            self._packed.clear()
+            left: list[Any] = [self.fwd_recv_ops, self.bwd_recv_ops, self._packed]
+            for held in (*left, self.unsharded_stages):
+                held.clear()
             return
         self.current = None
         if gathered:
-            raise OrderError(
-                f"stages {gathered} were gathered and not used; remove their UNSHARD, or put it "
-                "before their first action"
-            )
+            raise OrderError(f"stages {gathered} were not used; put UNSHARD before an action")
 
     def perform(self, action: Action, run: Callable[[], None]) -> None:
         """Do what an action says, or what the user's function for it does."""
@@ -142,12 +136,12 @@ class StepActions:
             if not (self.custom_functions and self._is_custom(action)):
                 self._do[action.kind](action, run)
         except PipeliningMetadataError as error:
-            self._refuse(error)
+            self._session.refuse(error)
             raise
 
     def _is_custom(self, action: Action) -> bool:
         """Call the user's function for an action, or for the overlap that it is part of."""
-        overlap = self._overlaps.get(action)
+        overlap = self._session.overlaps.get(action)
         kind = TYPE_OF_KIND[action.kind] if overlap is None else OVERLAP_F_B
         custom = self.custom_functions.get(kind)
         if custom is None:
@@ -162,8 +156,6 @@ class StepActions:
             custom(from_work(overlap or action), self._context)
         return True
 
-    # ------------------------------------------------------------------ compute
-
     def _forward(self, action: Action, _: Callable[[], None]) -> None:
         stage, microbatch, index = self._stages[action.stage], action.microbatch or 0, action.stage
         context = self._context
@@ -171,24 +163,22 @@ class StepActions:
             self.assert_unsharded(stage)
         if not stage.is_first and index - 1 not in self._stages:
             self._await(self.fwd_recv_ops, action, "RECV_F")
-        output = stage.forward_one_chunk(
-            microbatch,
-            context.arg_mbs[microbatch],
-            context.kwarg_mbs[microbatch],
-            save_forward_output=self._returns_outputs,
-        )
+        args, kwargs = context.arg_mbs[microbatch], context.kwarg_mbs[microbatch]
+        keeps = self._returns_outputs
+        output = stage.forward_one_chunk(microbatch, args, kwargs, save_forward_output=keeps)
         targets = context.target_mbs
         self._owner._maybe_compute_loss(stage, output, targets, microbatch, *self._loss_kwargs)
         if index + 1 in self._stages:
             self._stages[index + 1].set_local_fwd_input(output, microbatch)
 
-    def _backward(self, action: Action, _: Callable[[], None], *, is_full: bool) -> None:
+    def _backward(self, action: Action, _: Callable[[], None]) -> None:
         stage, microbatch, index = self._stages[action.stage], action.microbatch or 0, action.stage
         if index in self._sharded:
             self.assert_unsharded(stage)
         if stage.has_backward and not stage.is_last and index + 1 not in self._stages:
             self._await(self.bwd_recv_ops, action, "RECV_B")
         loss = self._owner._maybe_get_loss(stage, microbatch)
+        is_full = action.kind is Kind.FULL_BACKWARD
         last = is_full and self._count_backward(index)
         stage.backward_one_chunk(microbatch, loss=loss, full_backward=is_full, last_backward=last)
         if stage.has_backward and index - 1 in self._stages:
@@ -206,8 +196,6 @@ class StepActions:
         self.backward_counter[stage] += 1
         return bool(self.backward_counter[stage] == self._owner._n_microbatches)
 
-    # ------------------------------------------------------------------ messages
-
     def _await(self, posted: _Posted, action: Action, text: str) -> None:
         works = posted.pop((action.stage, action.microbatch or 0), None)
         if works is None:
@@ -222,31 +210,26 @@ class StepActions:
         is_forward = action.kind is Kind.RECV_F
         posted = self.fwd_recv_ops if is_forward else self.bwd_recv_ops
         deliver = deliver_inputs if is_forward else deliver_gradients
-        key = action.stage, action.microbatch or 0
-        message, peer = self._executor.messages.of(action), action.peer or 0
+        stage, microbatch = self._stages[action.stage], action.microbatch or 0
 
         def wait() -> None:
             # A function of the user's may wait in several threads, the transport in one.
             with self._taking:
-                packet = self._executor.take(message)
-                deliver(self._stages[key[0]], key[1], peer, packet)
+                packet = self._executor.take(self._executor.messages.of(action))
+                deliver(stage, microbatch, action.peer or 0, packet)
 
-        posted.setdefault(key, []).append(_Awaited(wait))
+        posted.setdefault((action.stage, microbatch), []).append(SimpleNamespace(wait=wait))
 
     def _send(self, action: Action, run: Callable[[], None]) -> None:
-        is_forward = action.kind is Kind.SEND_F
-        key = is_forward, action.stage, action.microbatch or 0
-        packets = self._packed.pop(key, None)
-        if packets is None:
-            pack = pack_outputs if is_forward else pack_gradients
-            packets = pack(self._stages[action.stage], key[2])
-        packet = packets.pop(action.peer or 0)
-        if packets:
-            self._packed[key] = packets
+        key = action.kind, action.stage, action.microbatch or 0
+        if key not in self._packed:
+            pack = pack_outputs if action.kind is Kind.SEND_F else pack_gradients
+            self._packed[key] = pack(self._stages[action.stage], key[2])
+        packet = self._packed[key].pop(action.peer or 0)
+        if not self._packed[key]:
+            del self._packed[key]
         self._executor.hold(self._executor.messages.of(action), packet)
         run()
-
-    # ------------------------------------------------------------------ parameters
 
     def assert_unsharded(self, stage: _PipelineStageBase) -> None:
         """Wait until the parameters of a stage are gathered."""
@@ -278,3 +261,25 @@ class StepActions:
     def _reduce(self, action: Action, _: Callable[[], None]) -> None:
         factor = self._owner._n_microbatches if self._owner.scale_grads else 1
         self._stages[action.stage].perform_reduce_grad(factor)
+
+
+def _batch_p2p(p2p_ops: list[dist.P2POp], desc: str | None = None) -> list[Any]:  # noqa: ARG001  # torch's form
+    """Start operations: each for itself if all go one way, else as one batch."""
+    kinds = {op.op for op in p2p_ops}
+    if len(kinds) > 1:
+        return list(dist.batch_isend_irecv(p2p_ops))
+    peer = "group_dst" if kinds == {dist.isend} else "group_src"
+    return [
+        op.op(op.tensor, group=op.group, tag=op.tag, **{peer: op.group_peer}) for op in p2p_ops
+    ]
+
+
+def _sorted_batch_p2p(p2p_ops: list[dist.P2POp], desc: str | None = None) -> dict[int, list[Any]]:
+    """Start operations rank by rank, in rising order of ranks; return the works of each rank."""
+    peers = sorted({op.peer for op in p2p_ops})
+    return {peer: _batch_p2p([op for op in p2p_ops if op.peer == peer], desc) for peer in peers}
+
+
+def _wait_batch_p2p(work: Sequence[Any]) -> None:
+    for item in work:
+        item.wait()

@@ -16,10 +16,11 @@ from penstock.dropin._debug import map_debug_info
 from penstock.dropin.stages.boundary import StageBoundary
 from penstock.dropin.stages.replaced import is_backward_replaced, run_by_hand
 from penstock.dropin.stages.values import (
+    Gradients,
+    Named,
     StageUseError,
     as_tuple,
     complete_gradient,
-    cut_off,
     find_edge,
     put_in_place,
 )
@@ -29,16 +30,13 @@ from penstock.parallel.fsdp import ShardedStage
 from penstock.parallel.replica import replica_of
 from penstock.step.stage import Stage
 from penstock.tensors.packet import Packet
+from penstock.torch_private import tree_map_only
 
 __all__ = ["_PipelineStageBase"]
 
 
 class _PipelineStageBase(StageBoundary):
-    """A stage of a pipeline on this rank.
-
-    A stand-in may leave out `__init__` and have `submod`, `num_stages`, `group_size`, `group_rank`
-    and `group` only: that is all that schedules read before their first step.
-    """
+    """A stage of a pipeline on this rank; a stand-in may leave out `__init__`."""
 
     _stage: Stage | None = None
     _type: type | None = None
@@ -47,17 +45,14 @@ class _PipelineStageBase(StageBoundary):
     _scale_to_undo = 1
     _is_replaced = False
 
-    # ------------------------------------------------------------------ the runtime stage
-
     @property
     def runtime(self) -> Stage:
         """The stage of the runtime that runs this one's module as it is now."""
-        module = self.submod
-        stage = self._stage
+        module, stage = self.submod, self._stage
         # `fully_shard` changes the type of a module.
         if stage is None or stage.module is not module or self._type is not type(module):
-            call = self._call_module
-            stage = Stage(self.stage_index, module, replica_of(module), call=call)
+            replica = replica_of(module)
+            stage = Stage(self.stage_index, module, replica, call=self._call_module)
             self._stage, self._type = stage, type(module)
             if self._splits:
                 stage.prepare_split()
@@ -74,19 +69,13 @@ class _PipelineStageBase(StageBoundary):
         return self.forward_maybe_with_nosync(*arguments, **named, **kwargs)
 
     def _arrange(self, received: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return what was received as positional and as named arguments of the module."""
         return received, {}
 
     def begin_training(self, grad_scale_factor: int) -> None:
-        """Begin a training step, before its first forward.
-
-        At its end all gradients are divided. So what they hold now is multiplied first.
-        """
+        """Begin a training step; multiply what the gradients hold, which its end divides."""
         self._scale_to_undo = grad_scale_factor
-        if grad_scale_factor != 1:
-            for parameter in self.submod.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.mul_(grad_scale_factor)
+        for gradient in self._gradients_to_scale(grad_scale_factor):
+            gradient.mul_(grad_scale_factor)
         self.runtime.replica.begin_step()
         self._is_reduced = False
         self._is_replaced = is_backward_replaced()
@@ -99,13 +88,10 @@ class _PipelineStageBase(StageBoundary):
         self.scale_grads(self._scale_to_undo)
 
     def clear_runtime_states(self) -> None:
-        """Drop everything that a step has left."""
-        caches: tuple[dict[int, Any], ...] = (self.fwd_cache, self.bwd_cache, self.output_metas)
+        caches: list[dict[int, Any]] = [self.fwd_cache, self.bwd_cache, self.output_metas]
         for held in (*caches, self.dw_runner, self.args_recv_info, self.grad_recv_info):
             held.clear()
         self.output_chunks.clear()
-
-    # ------------------------------------------------------------------ forward
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, without a reduction of gradients in its backward."""
@@ -113,20 +99,11 @@ class _PipelineStageBase(StageBoundary):
             return self.submod(*args, **kwargs)
 
     def forward_one_chunk(
-        self,
-        fwd_chunk_id: int,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None = None,
-        save_forward_output: bool = True,
+        self, fwd_chunk_id: int, args: Any, kwargs: Named = None, save_forward_output: bool = True
     ) -> Any:
-        """Run the module on a microbatch.
-
-        `args` are the first stage's; the others take what they have received. `kwargs` are this
-        stage's own.
-        """
-        is_first, is_last = self.is_first, self.is_last
-        given = tuple(args) if is_first else ()
-        received = () if is_first else self._retrieve_recv_activations(fwd_chunk_id)
+        """Run the module on a microbatch: the first stage on `args`, others on what has come."""
+        given = tuple(args) if self.is_first else ()
+        received = () if self.is_first else self._retrieve_recv_activations(fwd_chunk_id)
         self.note("inputs", given or received)
         try:
             output = self._run_forward(fwd_chunk_id, received, given, kwargs or {})
@@ -136,23 +113,20 @@ class _PipelineStageBase(StageBoundary):
                 f"{map_debug_info(given or received)}, kwargs: {map_debug_info(kwargs or {})}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        if not is_last:
+        if not self.is_last:
             self.keep_output(fwd_chunk_id, as_tuple(output), received)
             return output
         if save_forward_output:
             # What a backward starts from must not hold its graph for the user's sake.
-            kept = cut_off(output) if self._has_backward else output
+            detach = partial(tree_map_only, torch.Tensor, torch.Tensor.detach)
+            kept = detach(output) if self._has_backward else output
             put_in_place(self.output_chunks, fwd_chunk_id, kept)
         if self._has_backward:
             self.fwd_cache[fwd_chunk_id] = (), list(received)
         return output
 
     def _run_forward(
-        self,
-        microbatch: int,
-        received: Sequence[torch.Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, microbatch: int, received: Sequence[torch.Tensor], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         stage = self.runtime
         structure: Any = "T" if len(received) == 1 else ["t", ["T"] * len(received)]
@@ -167,8 +141,6 @@ class _PipelineStageBase(StageBoundary):
                 stage.add_root(microbatch, loss, 1.0)
         return output
 
-    # ------------------------------------------------------------------ backward
-
     def backward_one_chunk(
         self,
         bwd_chunk_id: int,
@@ -176,27 +148,19 @@ class _PipelineStageBase(StageBoundary):
         full_backward: bool = True,
         last_backward: bool = False,
     ) -> None:
-        """Run the backward of a microbatch, or the first half of it.
-
-        The second half, `backward_weight_one_chunk`, must follow then.
-        """
+        """Run the backward of a microbatch, or the first half of it."""
         if not self._has_backward:
             return
         self._check_chunk_id(bwd_chunk_id)
         outputs, received = self.fwd_cache.pop(bwd_chunk_id)
-        is_last = self.is_last
-        grads = None if is_last else self._retrieve_recv_grads(bwd_chunk_id)
-        if grads is not None:
+        kind = "full" if full_backward or self.dw_builder is not None else "input"
+        start: Any = loss if kind == "full" else (loss,)
+        values: dict[str, Any] = {"stage_output": start, "output_grads": None}
+        if not self.is_last:
+            grads = self._retrieve_recv_grads(bwd_chunk_id)
             self.note("output_grads", grads)
-        is_whole = full_backward or self.dw_builder is not None
-        start: Any = loss if is_last else outputs
-        values = {
-            "stage_output": (loss,) if is_last and not is_whole else start,
-            "output_grads": grads,
-            "input_values": received,
-            "microbatch": bwd_chunk_id,
-        }
-        kind = "full" if is_whole else "input"
+            values = {"stage_output": outputs, "output_grads": grads}
+        values |= {"input_values": received, "microbatch": bwd_chunk_id}
         found, left = self.backward_maybe_with_nosync(kind, values, last_backward)
         self.output_metas.pop(bwd_chunk_id, None)
         self.runtime.release(bwd_chunk_id)
@@ -211,14 +175,13 @@ class _PipelineStageBase(StageBoundary):
     def _leave_weight_work(self, microbatch: int, full_backward: bool, left: Any) -> None:
         if self.dw_builder is not None:
             work: Callable[..., Any] = self.dw_builder()
-        elif not full_backward:
+            if full_backward:
+                work()
+                return
+        else:
             values = {"param_groups": left, "microbatch": microbatch}
             work = partial(self.backward_maybe_with_nosync, "weight", values)
-        else:
-            return
-        if full_backward:
-            work()
-        else:
+        if not full_backward:
             self.dw_runner[microbatch] = work
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
@@ -240,11 +203,8 @@ class _PipelineStageBase(StageBoundary):
 
     def backward_maybe_with_nosync(
         self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> tuple[tuple[torch.Tensor | None, ...], Any]:
-        """Run one backward ("full") or a half of it ("input", "weight"); gradients are added up.
-
-        After the last one of a step, copies of the stage under DDP average theirs.
-        """
+    ) -> tuple[Gradients, Any]:
+        """Run one backward ("full") or a half of it ("input", "weight"); gradients add up."""
         if backward_type not in ("full", "input", "weight"):
             raise PipelineError(f"a backward is full, input or weight (got {backward_type!r})")
         if self._is_replaced or "microbatch" not in bwd_kwargs:
@@ -258,9 +218,7 @@ class _PipelineStageBase(StageBoundary):
             self._end_backward()
         return found
 
-    def _propagate(
-        self, backward_type: str, values: dict[str, Any]
-    ) -> tuple[torch.Tensor | None, ...]:
+    def _propagate(self, backward_type: str, values: dict[str, Any]) -> Gradients:
         stage, microbatch = self.runtime, values["microbatch"]
         for edge, gradient in self._find_roots(values["stage_output"], values["output_grads"]):
             stage.add_gradient(microbatch, edge, gradient)
@@ -269,7 +227,7 @@ class _PipelineStageBase(StageBoundary):
         else:
             answers = stage.backward_input(microbatch, ())
             self.expect_halves()
-        found = iter([gradient for group in answers for gradient in group])
+        found = (gradient for group in answers for gradient in group)
         return tuple(next(found) if v.requires_grad else None for v in values["input_values"])
 
     def _find_roots(
@@ -285,34 +243,28 @@ class _PipelineStageBase(StageBoundary):
             pairs = [p for p in zip(slots, grads, strict=True) if p[1] is not None]  # type: ignore[misc]  # no gradient is left out
         return [(edge, gradient) for edge, gradient in pairs if edge is not None]
 
-    # ------------------------------------------------------------------ parameters
-
     @property
     def is_sharded(self) -> bool:
-        """Whether parameters have to be gathered before the module runs."""
         return isinstance(self.runtime.replica, ShardedStage)
 
+    def _gradients_to_scale(self, factor: int) -> list[torch.Tensor]:
+        parameters = self.submod.parameters() if factor != 1 else ()
+        return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
     def scale_grads(self, grad_scale_factor: int) -> None:
-        """Divide all gradients of the stage."""
         self._scale_to_undo = 1
-        if grad_scale_factor != 1:
-            for parameter in self.submod.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.div_(grad_scale_factor)
+        for gradient in self._gradients_to_scale(grad_scale_factor):
+            gradient.div_(grad_scale_factor)
 
     def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Reduce gradients over data-parallel ranks after the last backward, then divide them.
-
-        In a run without backwards, only reshard the parameters.
-        """
+        """Reduce and divide gradients after the last backward; without backwards, only reshard."""
         if not self._has_backward:
             self.runtime.replica.reshard()
             return
         self._end_backward()
         if not self._is_reduced:
-            replica = self.runtime.replica
-            replica.reduce_gradients()
-            replica.reshard()
+            self.runtime.replica.reduce_gradients()
+            self.runtime.replica.reshard()
             self._is_reduced = True
         self.scale_grads(grad_scale_factor)
 

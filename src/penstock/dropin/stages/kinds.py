@@ -1,6 +1,7 @@
 """The two kinds of stages: around a user's module in a chain, and cut from a traced model."""
 
 import operator
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,28 +9,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import fx, nn
+from torch.distributed.tensor import DTensor
 
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.meshes import GetMeshCallback, PipeliningMetadataError, _MeshCache
 from penstock.dropin.stages.metadata import (
+    GetMeshCallback,
     InferenceMode,
+    PipeliningMetadataError,
+    _MeshCache,
     _StageMeta,
     extract_tensor_metas,
-    validate_and_normalize_to_tuple,
-    validate_static_arg_grad_correspondence,
 )
-from penstock.dropin.stages.values import _RecvInfo
+from penstock.dropin.stages.values import Named, _RecvInfo
 
-__all__ = ["PipeInfo", "PipelineStage", "_PipelineStage", "build_stage"]
+__all__ = [
+    "PipeInfo",
+    "PipelineStage",
+    "_PipelineStage",
+    "build_stage",
+    "validate_and_normalize_to_tuple",
+    "validate_static_arg_grad_correspondence",
+]
 
 
 class PipelineStage(_PipelineStageBase):
-    """A stage around a module of the user's; stages form a chain.
-
-    What crosses its boundaries is learned in the first step, and again when it changes.
-    `input_args` and its like are compared with that. Tensors over a mesh are put on the
-    mesh that `get_mesh` gives.
-    """
+    """A stage around a module of the user's; what crosses is learned in the first step."""
 
     # Programs that print or pickle a stage's class find it under its public name.
     __module__ = "penstock.dropin.stage"
@@ -51,39 +55,66 @@ class PipelineStage(_PipelineStageBase):
         super().__init__(submodule, stage_index, num_stages, device, group, dw_builder)
         self._mesh_cache = _MeshCache(get_mesh_cb=get_mesh)
         self._inference_mode: InferenceMode | None = None
-        inputs, outputs = map(validate_and_normalize_to_tuple, (input_args, output_args))
-        in_grads, out_grads = (
-            validate_and_normalize_to_tuple(given, allow_none=True)
-            for given in (input_grads, output_grads)
-        )
+        given = [validate_and_normalize_to_tuple(one) for one in (input_args, output_args)]
+        grads = [validate_and_normalize_to_tuple(one, True) for one in (input_grads, output_grads)]
         self._user_meta = _StageMeta(
-            *map(extract_tensor_metas, (inputs, outputs)),
-            *(extract_tensor_metas(grads, allow_none=True) for grads in (in_grads, out_grads)),
+            *map(extract_tensor_metas, given),
+            *(extract_tensor_metas(one, allow_none=True) for one in grads),
         )
-        for known in (inputs, outputs, in_grads, out_grads):
+        for known in (*given, *grads):
             self._mesh_cache.update_from_tensors(known or ())
-        if self._user_meta.has_dtensors():
-            for tensors, grads, is_input in (
-                (inputs, in_grads, True),
-                (outputs, out_grads, False),
-            ):
-                if tensors and grads:
-                    validate_static_arg_grad_correspondence(stage_index, tensors, grads, is_input)
+        for tensors, theirs, is_input in zip(given, grads, (True, False), strict=True):
+            if self._user_meta.has_dtensors() and tensors and theirs:
+                validate_static_arg_grad_correspondence(stage_index, tensors, theirs, is_input)
 
     def _prepare_forward_infra(
-        self,
-        num_microbatches: int,
-        args: Any,
-        kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
-        has_backward: bool = False,
+        self, num_microbatches: int, args: Any, kwargs: Named = None, has_backward: bool = False
     ) -> None:
-        self.chunks = num_microbatches
-        self._stage_meta = _StageMeta()
+        del kwargs
+        self.chunks, self._stage_meta = num_microbatches, _StageMeta()
         self._setup_forward_recv_info(num_microbatches, has_backward)
         needs_more = InferenceMode.needs_dynamic(self._user_meta, has_backward)
         self._inference_mode = InferenceMode.DYNAMIC if needs_more else InferenceMode.STATIC
         if self.is_first:
             self.note("inputs", args)
+
+
+def validate_and_normalize_to_tuple(args: Any, allow_none: bool = False) -> Any:
+    """Return a tensor, or a tuple or list of tensors, as a tuple; refuse anything else."""
+    if args is None:
+        return None
+    items = args if isinstance(args, tuple | list) else (args,)
+    for number, item in enumerate(items):
+        if not isinstance(item, torch.Tensor) and not (allow_none and item is None):
+            raise PipeliningMetadataError(
+                f"value {number} of a stage is of type {type(item).__name__}, not a tensor; give "
+                "tensors in a tuple or list, and pass other values as keywords"
+            )
+    return tuple(items)
+
+
+def validate_static_arg_grad_correspondence(
+    stage_index: int,
+    args: Sequence[torch.Tensor],
+    grads: Sequence[torch.Tensor | None],
+    is_input: bool,
+) -> None:
+    """Refuse example gradients that do not fit the example tensors that they belong to."""
+    kind = "input" if is_input else "output"
+    name = f"stage {stage_index}: {kind}_grads"
+    if len(args) != len(grads):
+        text = f"{name} has {len(grads)} entries for {len(args)} of {kind}_args"
+        raise PipeliningMetadataError(f"{text}; give one for each, None for no gradient")
+    for number, (tensor, grad) in enumerate(zip(args, grads, strict=True)):
+        place, is_spread = f"{name}[{number}]", isinstance(tensor, DTensor)
+        if grad is None and tensor.requires_grad:
+            text = f"{place} is None for a tensor that requires a gradient; is one missing?"
+            warnings.warn(text, UserWarning, stacklevel=3)
+        elif grad is not None and not tensor.requires_grad:
+            text = f"{place} must be None for a tensor that requires no gradient (got a tensor)"
+            raise PipeliningMetadataError(text)
+        elif grad is not None and is_spread and not isinstance(grad, DTensor):
+            raise PipeliningMetadataError(f"{place} must be a DTensor, as its tensor is")
 
 
 @dataclass(slots=True)
@@ -131,20 +162,17 @@ class _PipelineStage(_PipelineStageBase):
             self.submod.to(self.device)
 
     def get_stage_index_of_submod(self, submod_name: str) -> int:
-        """Return which stage runs a module of the pipe's graph."""
-        if submod_name not in self.submod_to_stage_index:
+        known = self.submod_to_stage_index
+        if submod_name not in known:
             raise PipeliningMetadataError(
-                f"no stage runs {submod_name!r}; there are {list(self.submod_to_stage_index)}"
+                f"no stage runs {submod_name!r}; there are {list(known)}"
             )
-        return self.submod_to_stage_index[submod_name]
+        return known[submod_name]
 
     def _prepare_forward_infra(
-        self,
-        num_microbatches: int,
-        args: Any,  # noqa: ARG002  # torch's form
-        kwargs: dict[str, Any] | None = None,  # noqa: ARG002  # torch's form
-        has_backward: bool = False,  # noqa: ARG002  # torch's form
+        self, num_microbatches: int, args: Any, kwargs: Named = None, has_backward: bool = False
     ) -> None:
+        del args, kwargs, has_backward
         self.chunks = num_microbatches
         self._stage_meta = _StageMeta()
         self.act_send_info = self._create_act_send_info()
@@ -158,7 +186,6 @@ class _PipelineStage(_PipelineStageBase):
         return self.get_stage_index_of_submod(place[0].name), place[1]
 
     def find_edges(self) -> list[tuple[int, int]]:
-        """Return which stage feeds which in the whole pipe."""
         found = enumerate(self._origins)
         return sorted({(origin[0], at) for at, origins in found for origin in origins if origin})
 
@@ -187,12 +214,10 @@ class _PipelineStage(_PipelineStageBase):
         return tuple(_RecvInfo(f"from stage {source}", source) for source, _ in self._received)
 
     def find_dst_rank(self, user: fx.Node) -> int | None:
-        """Return the stage that uses an output, if it is one."""
         return self.submod_to_stage_index.get(user.name)
 
     def _get_output_node(self) -> fx.Node:
-        (node,) = self.submod.graph.find_nodes(op="output")  # type: ignore[operator,union-attr]  # a traced module
-        output: fx.Node = node
+        output: fx.Node = self.submod.graph.output_node()  # type: ignore[operator,union-attr]  # a traced module
         return output
 
 

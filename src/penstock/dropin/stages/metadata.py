@@ -1,25 +1,31 @@
 """What torch's users see of a tensor that crosses between stages, and what they compare it with.
 
-The transport knows the form of its messages by itself. These values are what stages show in
-`_stage_meta`, what users give as examples, and what stages insist on where they are asked to.
+The transport knows the form of its messages by itself. Meshes do not travel: a rank finds its own
+by the names and the layout of its dimensions, which travel as plain data.
 """
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
-from penstock.dropin.stages.meshes import MeshCacheKey, PipeliningMetadataError, key_of
+from penstock.errors import PenstockError
+from penstock.torch_private import mesh_layouts
 
 __all__ = [
+    "GetMeshCallback",
     "InferenceMode",
+    "MeshCacheKey",
+    "PipeliningMetadataError",
+    "PipeliningShapeError",
     "TensorMeta",
     "_DTensorMeta",
+    "_MeshCache",
     "_StageBackwardMeta",
     "_StageForwardMeta",
     "_StageMeta",
@@ -28,12 +34,87 @@ __all__ = [
     "_make_tensor_from_meta",
     "extract_tensor_meta",
     "extract_tensor_metas",
+    "read_mesh_layout",
     "to_local_if_dtensor",
-    "validate_and_normalize_to_tuple",
     "validate_metadata",
-    "validate_static_arg_grad_correspondence",
     "validate_tensors_metadata",
+    "write_mesh_layout",
 ]
+
+
+# The names of a mesh's dimensions, and their layout (shape and strides, without ranks).
+MeshCacheKey: TypeAlias = tuple[tuple[str, ...], Any]
+
+
+class PipeliningMetadataError(PenstockError, RuntimeError):
+    """A tensor at a stage boundary is not what both sides have agreed on."""
+
+
+# The name that the error had up to torch 2.11.
+PipeliningShapeError = PipeliningMetadataError
+
+
+class GetMeshCallback(Protocol):
+    """Finds or makes the mesh whose dimensions have these names and this layout."""
+
+    def __call__(self, mesh_dim_names: tuple[str, ...], mesh_layout: Any) -> DeviceMesh:
+        """Return the mesh on this rank."""
+
+
+def key_of(mesh: DeviceMesh) -> MeshCacheKey:
+    """Return what a mesh is found by."""
+    return tuple(mesh.mesh_dim_names or ()), mesh._layout
+
+
+class _MeshCache(dict[MeshCacheKey, DeviceMesh]):
+    """The meshes that a stage has met, and a way to get others."""
+
+    def __init__(self, get_mesh_cb: GetMeshCallback | None = None) -> None:
+        super().__init__()
+        self._get_mesh_cb = get_mesh_cb
+
+    def put(self, key: MeshCacheKey, mesh: DeviceMesh) -> None:
+        self[key] = mesh
+
+    def update_from_tensors(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        for tensor in tensors:
+            if isinstance(tensor, DTensor):
+                self.setdefault(key_of(tensor.device_mesh), tensor.device_mesh)
+
+    def get_mesh(self, key: MeshCacheKey) -> DeviceMesh:
+        if key not in self:
+            ask = self._get_mesh_cb
+            mesh = None if ask is None else ask(*key)
+            if mesh is None:
+                fault = "no get_mesh was given" if ask is None else "get_mesh gave None"
+                raise PipeliningMetadataError(
+                    f"a DTensor over the mesh dimensions {key[0]} (layout {key[1]}) has come, but "
+                    f"{fault}; give the stage a get_mesh that returns this rank's mesh"
+                )
+            self[key] = mesh
+        return self[key]
+
+
+def write_mesh_layout(layout: Any) -> list[Any]:
+    """Return the layout of a mesh as plain data for another rank."""
+    # Up to torch 2.12 a layout is one shape with its strides, then one of each per dimension.
+    axes = getattr(layout, "axes", None)
+    parts = [layout] if axes is None else axes
+    return [axes is not None, [[part.shape, part.stride] for part in parts]]
+
+
+def read_mesh_layout(plain: list[Any]) -> Any:
+    """Return the layout that another rank has written."""
+    has_axes, parts = plain
+    pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
+    layouts: Any = mesh_layouts
+    if not has_axes:
+        return layouts._MeshLayout(*pairs[0])
+    return layouts._MeshLayout([layouts._FlatLayout(*pair) for pair in pairs])
+
+
+def _as_sizes(value: Any) -> Any:
+    return tuple(map(_as_sizes, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +128,21 @@ class _TensorMeta:
 
     @staticmethod
     def from_tensor(tensor: torch.Tensor) -> "_TensorMeta":
-        """Describe a plain tensor."""
         if isinstance(tensor, DTensor):
-            raise PipeliningMetadataError(
-                "a plain tensor must be given (got a DTensor); use _DTensorMeta.from_dtensor"
-            )
+            raise PipeliningMetadataError("a DTensor is described by _DTensorMeta.from_dtensor")
         return _TensorMeta(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
 
     def to_tensor(self, device: torch.device | str) -> torch.Tensor:
-        """Return a plain tensor of this form, not filled."""
         tensor = _make_tensor_from_meta(self, device)
         return tensor.requires_grad_(self.requires_grad and tensor.is_floating_point())
 
     def get_diff(self, other: "_TensorMeta") -> list[str]:
         """Say in which fields the other differs; whether it takes a gradient does not count."""
-        found = []
-        for name in (field.name for field in fields(self) if field.name != "requires_grad"):
-            mine, theirs = getattr(self, name), getattr(other, name, _ABSENT)
-            if theirs is not _ABSENT and mine != theirs:
-                found.append(f"{name} mismatch: {mine} vs {theirs}")
-        if not isinstance(other, type(self)):
-            found.append(f"type mismatch: {type(self).__name__} vs {type(other).__name__}")
-        return found
-
-
-# A field that only tensors over a mesh have.
-_ABSENT = object()
+        names = [field.name for field in fields(self) if field.name != "requires_grad"]
+        # Some fields are those of tensors over a mesh alone.
+        values = [(n, getattr(self, n), getattr(other, n)) for n in names if hasattr(other, n)]
+        found = [f"{name} mismatch: {mine} vs {its}" for name, mine, its in values if mine != its]
+        return found if isinstance(other, type(self)) else [*found, _differ_in_type(self, other)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +157,6 @@ class _DTensorMeta(_TensorMeta):
 
     @staticmethod
     def from_dtensor(dtensor: DTensor) -> "_DTensorMeta":
-        """Describe a tensor over a mesh."""
         part = dtensor._local_tensor
         local = (part.shape, part.stride(), dtensor.dtype, dtensor.requires_grad)
         whole = (dtensor.shape, dtensor.stride(), tuple(dtensor.placements))
@@ -95,7 +164,6 @@ class _DTensorMeta(_TensorMeta):
 
     @property
     def mesh_cache_key(self) -> MeshCacheKey:
-        """What the mesh is found by."""
         return self.mesh_dim_names, self.mesh_layout
 
     def put_together(self, part: torch.Tensor, mesh: DeviceMesh) -> DTensor:
@@ -106,7 +174,6 @@ class _DTensorMeta(_TensorMeta):
         )
 
     def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
-        """Return a tensor of this form over that mesh, not filled."""
         whole = self.put_together(_make_tensor_from_meta(self, device), mesh)
         whole.requires_grad_(self.requires_grad and whole.is_floating_point())
         return whole
@@ -125,16 +192,13 @@ class _StageMeta:
     output_grads: tuple[TensorMeta | None, ...] | None = None
 
     def has_any(self) -> bool:
-        """Whether anything is known."""
         return self != _StageMeta()
 
     def has_dtensors(self) -> bool:
-        """Whether an input or output is over a mesh."""
         metas = (*(self.inputs or ()), *(self.outputs or ()))
         return any(isinstance(meta, _DTensorMeta) for meta in metas)
 
     def is_complete_for_forward(self) -> bool:
-        """Whether inputs and outputs are known."""
         return None not in (self.inputs, self.outputs)
 
 
@@ -169,9 +233,9 @@ class InferenceMode(Enum):
 
 def extract_tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """Describe a tensor, plain or over a mesh."""
-    if not isinstance(tensor, DTensor):
-        return _TensorMeta.from_tensor(tensor)
-    return _DTensorMeta.from_dtensor(tensor)
+    if isinstance(tensor, DTensor):
+        return _DTensorMeta.from_dtensor(tensor)
+    return _TensorMeta.from_tensor(tensor)
 
 
 def extract_tensor_metas(
@@ -181,20 +245,18 @@ def extract_tensor_metas(
     if tensors is None:
         return None
     if not allow_none and any(tensor is None for tensor in tensors):
-        raise PipeliningMetadataError(
-            "every tensor must be given (got None among them); pass allow_none=True to allow it"
-        )
+        raise PipeliningMetadataError("every tensor must be given (got None among them)")
     return tuple(None if tensor is None else extract_tensor_meta(tensor) for tensor in tensors)
 
 
 def _derive_grad_metas(tensor_metas: Sequence[TensorMeta]) -> tuple[TensorMeta | None, ...]:
     """Return the form of each gradient, where it follows from that of its tensor."""
-    return tuple(
-        replace(meta, requires_grad=False)
-        if meta.requires_grad and not isinstance(meta, _DTensorMeta)
-        else None
-        for meta in tensor_metas
-    )
+
+    def derive(meta: TensorMeta) -> TensorMeta | None:
+        is_known = meta.requires_grad and not isinstance(meta, _DTensorMeta)
+        return replace(meta, requires_grad=False) if is_known else None
+
+    return tuple(map(derive, tensor_metas))
 
 
 def to_local_if_dtensor(tensor: torch.Tensor, detach: bool = False) -> torch.Tensor:
@@ -208,20 +270,6 @@ def _make_tensor_from_meta(meta: _TensorMeta, device: torch.device | str) -> tor
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=device)
 
 
-def validate_and_normalize_to_tuple(args: Any, allow_none: bool = False) -> Any:
-    """Return a tensor, or a tuple or list of tensors, as a tuple; refuse anything else."""
-    if args is None:
-        return None
-    items = args if isinstance(args, tuple | list) else (args,)
-    for number, item in enumerate(items):
-        if not isinstance(item, torch.Tensor) and not (allow_none and item is None):
-            raise PipeliningMetadataError(
-                f"value {number} of a stage is of type {type(item).__name__}, not a tensor; give "
-                "a tensor, or a tuple or list of them, and pass other values as keywords"
-            )
-    return tuple(items)
-
-
 def validate_metadata(
     desc: str,
     expected: TensorMeta,
@@ -232,11 +280,13 @@ def validate_metadata(
 ) -> list[str]:
     """Return how a tensor differs from what was expected; raise or warn if asked to."""
     meta = extract_tensor_meta(actual) if isinstance(actual, torch.Tensor) else actual
-    if type(expected) is type(meta):
-        found = expected.get_diff(meta)
-    else:
-        found = [f"type mismatch: {type(expected).__name__} vs {type(meta).__name__}"]
+    is_alike = type(expected) is type(meta)
+    found = expected.get_diff(meta) if is_alike else [_differ_in_type(expected, meta)]
     return _report(desc, found, raise_on_mismatch, warn_on_mismatch)
+
+
+def _differ_in_type(expected: _TensorMeta, actual: _TensorMeta) -> str:
+    return f"type mismatch: {type(expected).__name__} vs {type(actual).__name__}"
 
 
 def validate_tensors_metadata(
@@ -251,16 +301,16 @@ def validate_tensors_metadata(
     reports = {"raise_on_mismatch": raise_on_mismatch, "warn_on_mismatch": warn_on_mismatch}
     if len(expected) != len(actual):
         text = f"{len(actual)} tensors where {len(expected)} were expected"
-        return _report(desc, [text], *reports.values())
+        return _report(desc, [text], raise_on_mismatch, warn_on_mismatch)
     found = []
     for number, (meta, value) in enumerate(zip(expected, actual, strict=True)):
         place = f"{desc}[{number}]"
         if meta is not None and value is not None:
             found += validate_metadata(place, meta, value, **reports)
         elif meta is not value:
-            words = ["nothing" if one is None else "a tensor" for one in (value, meta)]
-            text = f"{words[0]} where {words[1]} was expected"
-            found += _report(place, [text], *reports.values())
+            text = "nothing where a tensor" if value is None else "a tensor where nothing"
+            text = f"{text} was expected"
+            found += _report(place, [text], raise_on_mismatch, warn_on_mismatch)
     return found
 
 
@@ -271,32 +321,3 @@ def _report(desc: str, found: list[str], raises: bool, warns: bool) -> list[str]
         text = f"{desc}: Metadata mismatch: {'; '.join(found)}; what really comes is used"
         warnings.warn(text, UserWarning, stacklevel=3)
     return found
-
-
-def validate_static_arg_grad_correspondence(
-    stage_index: int,
-    args: Sequence[torch.Tensor],
-    grads: Sequence[torch.Tensor | None],
-    is_input: bool,
-) -> None:
-    """Refuse example gradients that do not fit the example tensors that they belong to."""
-    kind = "input" if is_input else "output"
-    name = f"stage {stage_index}: {kind}_grads"
-    if len(args) != len(grads):
-        raise PipeliningMetadataError(
-            f"{name} has {len(grads)} entries for {len(args)} of {kind}_args; give one for each, "
-            "None for a tensor without a gradient"
-        )
-    for number, (tensor, grad) in enumerate(zip(args, grads, strict=True)):
-        place = f"{name}[{number}]"
-        if grad is None and tensor.requires_grad:
-            text = f"{place} is None for a tensor that requires a gradient; is one missing?"
-            warnings.warn(text, UserWarning, stacklevel=3)
-        elif grad is not None and not tensor.requires_grad:
-            raise PipeliningMetadataError(
-                f"{place} must be None for a tensor that requires no gradient (got a tensor)"
-            )
-        elif grad is not None and isinstance(tensor, DTensor) and not isinstance(grad, DTensor):
-            raise PipeliningMetadataError(
-                f"{place} must be a DTensor, as its tensor is (got {type(grad).__name__})"
-            )

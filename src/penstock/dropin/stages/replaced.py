@@ -5,51 +5,39 @@ elsewhere, so callers of these functions look here first.
 """
 
 import sys
-from functools import partial
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
-from penstock.dropin._backward import (
-    stage_backward,
-    stage_backward_input,
-    stage_backward_weight,
-)
+from penstock.dropin._backward import stage_backward, stage_backward_input, stage_backward_weight
+from penstock.dropin.stages.values import Gradients
 
 __all__ = ["find_replaced", "is_backward_replaced", "run_by_hand"]
 
-_T = TypeVar("_T")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def find_replaced(module: str, name: str, ours: _T) -> _T:
-    """Return what a module under torch's name has under this name; ours, unless it was replaced.
-
-    >>> find_replaced("schedules", "no such name", 3)
-    3
-    """
-    found: _T = getattr(sys.modules.get(f"penstock.dropin.{module}"), name, ours)
+def find_replaced(module: str, ours: _Function) -> _Function:
+    """Return what a module under torch's name has under a function's name: ours, or another."""
+    found: _Function = getattr(sys.modules.get(f"penstock.dropin.{module}"), ours.__name__, ours)
     return found
 
 
 def is_backward_replaced() -> bool:
     """Return whether a client has put a backward of its own into torch's module."""
-    ours = (stage_backward, stage_backward_input, stage_backward_weight)
-    return any(find_replaced("stage", one.__name__, one) is not one for one in ours)
+    halves: list[Callable[..., Any]] = [stage_backward_input, stage_backward_weight]
+    return any(find_replaced("stage", one) is not one for one in (stage_backward, *halves))
 
 
 def run_by_hand(
     module: nn.Module, backward_type: str, values: dict[str, Any]
-) -> tuple[tuple[torch.Tensor | None, ...], Any]:
+) -> tuple[Gradients, Any]:
     """Run a backward or a half of it on a graph as it was recorded."""
-    find = partial(find_replaced, "stage")
     if backward_type == "weight":
-        run: Any = find("stage_backward_weight", stage_backward_weight)
-        return run(module.parameters(), values["param_groups"]), None
-    given = [values[name] for name in ("stage_output", "output_grads", "input_values")]
+        finish = find_replaced("stage", stage_backward_weight)
+        return finish(module.parameters(), values["param_groups"]), None
+    given = values["stage_output"], values["output_grads"], values["input_values"]
     if backward_type == "full":
-        run = find("stage_backward", stage_backward)
-        return run(*given), None
-    run = find("stage_backward_input", stage_backward_input)
-    found: tuple[tuple[torch.Tensor | None, ...], Any] = run(*given, module.parameters())
-    return found
+        return find_replaced("stage", stage_backward)(*given), None
+    return find_replaced("stage", stage_backward_input)(*given, module.parameters())

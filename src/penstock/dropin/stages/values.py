@@ -2,26 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.tensor import DTensor
 
-from penstock.dropin.stages.meshes import _MeshCache
-from penstock.dropin.stages.metadata import TensorMeta, _DTensorMeta, validate_metadata
+from penstock.dropin.stages.metadata import (
+    TensorMeta,
+    _DTensorMeta,
+    _MeshCache,
+    to_local_if_dtensor,
+    validate_metadata,
+)
 from penstock.errors import PipelineError
+from penstock.tensors.packet import cut_off
 from penstock.tensors.plain import plain_value
-from penstock.torch_private import tree_flatten, tree_map_only, tree_unflatten
+from penstock.torch_private import tree_flatten, tree_unflatten
 
 __all__ = [
+    "Gradients",
+    "Named",
     "StageUseError",
     "_RecvInfo",
     "_normalize_model_output_as_tuple",
     "as_tuple",
     "compare_with_given",
     "complete_gradient",
-    "cut_off",
     "find_edge",
     "flatten_args",
     "flatten_args_detach",
@@ -32,16 +39,18 @@ __all__ = [
 ]
 
 
+# Arguments by name, and gradients of values that need not have one.
+Named: TypeAlias = dict[str, Any] | None
+Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
+
+
 class StageUseError(PipelineError, AssertionError):
     """A stage is asked for something at the wrong time; also an `AssertionError`, as in torch."""
 
 
 @dataclass(eq=False, repr=False)
 class _RecvInfo:
-    """One input (or gradient) of a stage: where it comes from, and into what.
-
-    An argument that the user gives comes from nowhere (`is_root_arg`).
-    """
+    """One input (or gradient) of a stage: where it comes from, and into what."""
 
     input_name: str
     source: int | None = None
@@ -61,12 +70,8 @@ def flatten_args(args: Any, *, detach: bool = False) -> Any:
     leaves, structure = tree_flatten(args)
     if not detach:
         return leaves
-    cut = [_cut(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    cut = [cut_off(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     return tree_unflatten(cut, structure), cut
-
-
-def _cut(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def flatten_args_detach(args: Any) -> Any:
@@ -87,10 +92,8 @@ def require_tensors(values: Sequence[Any]) -> None:
     """Refuse what cannot go between stages under torch's names."""
     for value in values:
         if not isinstance(value, torch.Tensor):
-            raise StageUseError(
-                f"expected tensor values between stages, got {type(value).__name__}; a stage "
-                "returns a tensor, or a tuple or list of tensors"
-            )
+            kind = type(value).__name__
+            raise StageUseError(f"expected tensor values between stages, got {kind}")
 
 
 def find_edge(value: Any) -> GradientEdge | None:
@@ -100,19 +103,9 @@ def find_edge(value: Any) -> GradientEdge | None:
     return value if isinstance(value, GradientEdge) else None
 
 
-def cut_off(output: Any) -> Any:
-    """Return an output without its graph."""
-    if isinstance(output, torch.Tensor):
-        return output.detach()
-    return tree_map_only(torch.Tensor, torch.Tensor.detach, output)
-
-
 def to_send(tensor: torch.Tensor) -> torch.Tensor:
     """Return the plain numbers of a tensor, those of its local part if it lies over a mesh."""
-    value = tensor.detach()
-    if isinstance(value, DTensor):
-        value = value.to_local()
-    return plain_value(value).contiguous()
+    return plain_value(to_local_if_dtensor(tensor, detach=True)).contiguous()
 
 
 def complete_gradient(gradient: torch.Tensor | None, value: torch.Tensor) -> torch.Tensor | None:
@@ -126,18 +119,16 @@ def complete_gradient(gradient: torch.Tensor | None, value: torch.Tensor) -> tor
     return gradient
 
 
-def take_buffers(
-    infos: Sequence[_RecvInfo], meshes: _MeshCache
-) -> tuple[torch.Tensor | None, ...]:
+def take_buffers(infos: Sequence[_RecvInfo], meshes: _MeshCache) -> Gradients:
     """Return what has come, with tensors over a mesh put together."""
-    values: list[torch.Tensor | None] = []
-    for info in infos:
-        value = info.buffer
-        if value is not None and isinstance(info.tensor_meta, _DTensorMeta):
-            mesh = meshes.get_mesh(info.tensor_meta.mesh_cache_key)
-            value = info.tensor_meta.put_together(value.detach(), mesh)
-        values.append(value)
-    return tuple(values)
+
+    def take(info: _RecvInfo) -> torch.Tensor | None:
+        meta, part = info.tensor_meta, info.buffer
+        if part is None or not isinstance(meta, _DTensorMeta):
+            return part
+        return meta.put_together(part.detach(), meshes.get_mesh(meta.mesh_cache_key))
+
+    return tuple(map(take, infos))
 
 
 def put_in_place(items: list[Any], index: int, item: Any) -> None:
@@ -147,9 +138,7 @@ def put_in_place(items: list[Any], index: int, item: Any) -> None:
 
 
 def compare_with_given(
-    place: str,
-    given: Sequence[TensorMeta | None] | None,
-    metas: Sequence[TensorMeta | None],
+    place: str, given: Sequence[TensorMeta | None] | None, metas: Sequence[TensorMeta | None]
 ) -> None:
     """Warn if what the user has said is not what crosses; what crosses is used."""
     for number, (wanted, meta) in enumerate(zip(given or (), metas, strict=False)):
