@@ -2,14 +2,16 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from threading import Event
 from time import sleep
 
 import torch
 from torch import nn
 
 import penstock as ps
+from penstock.atomic_files import write_atomically
 
 STEPS, ROWS, WIDTH = 40, 8, 6
 
@@ -41,7 +43,9 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-2)
 
 
-def make_job() -> ps.Job:
+def make_job(
+    batch: Callable[[int], tuple[tuple[torch.Tensor, ...], torch.Tensor]] = batch,
+) -> ps.Job:
     """Costs are given, so that nothing depends on a clock but the search."""
     return ps.Job(
         model=Model,
@@ -77,12 +81,28 @@ class Notes:
         return f"{step.number} {step.ranks}" in held
 
 
+def wait_to_be_lost(folder: Path, when: str) -> None:
+    """Wait for ever if the test loses this rank now; let the test know which machine it is."""
+    place = f"{when} {os.environ['RANK']} of {os.environ['WORLD_SIZE']}"
+    file = folder / "lost.txt"
+    if file.exists() and file.read_text() == place:
+        write_atomically(folder / "machine.txt", str(os.getppid()))
+        Event().wait()
+
+
 def main() -> None:
     """Train in the folder that is given."""
     folder = Path(sys.argv[1])
-    timeouts = ps.Timeouts(silence_seconds=60)
+    timeouts = ps.Timeouts(silence_seconds=60, join_seconds=20)
+    wait_to_be_lost(folder, "before the meeting")
+
+    def batch_of(step: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        # The first one is asked for when the pipeline is built.
+        wait_to_be_lost(folder, "in the build")
+        return batch(step)
+
     ps.train_elastically(
-        make_job(),
+        make_job(batch_of),
         folder / "run",
         save_every=5,
         plan_seconds=1.0,

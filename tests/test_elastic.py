@@ -159,6 +159,26 @@ def test_training_survives_two_losses_at_once(tmp_path: Path) -> None:
     check_losses(tmp_path)
 
 
+# init_process_group waited half an hour for a rank that was lost before all had met again.
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("when", ["before the meeting", "in the build"])
+def test_training_survives_a_loss_during_the_restart(tmp_path: Path, when: str) -> None:
+    hold(tmp_path, (10, 5))
+    with start_agents(tmp_path, 5) as agents:
+        wait_until(lambda: (10, 5) in {row[:2] for row in noted(tmp_path)}, agents)
+        (tmp_path / "lost.txt").write_text(f"{when} 1 of 4")
+        agents.kill(agents.running[2])
+        hold(tmp_path)
+        machine = tmp_path / "machine.txt"
+        wait_until(machine.exists, agents)
+        second = [agent.pid for agent in agents.running].index(int(machine.read_text()))
+        agents.kill(agents.running[second])
+        wait_until(lambda: (STEPS, 3) in {row[:2] for row in noted(tmp_path)}, agents)
+        check_ends(agents, killed={2, second})
+    check_losses(tmp_path)
+
+
 def hold(folder: Path, *steps: tuple[int, int]) -> None:
     """Let the first rank wait after these steps, each with its number of ranks."""
     text = "".join(f"{number} {ranks}\n" for number, ranks in steps)

@@ -3,7 +3,7 @@
 torchrun restarts all processes when their number has changed or one has failed. Each start
 runs the same steps:
 
-count ranks  ->  plan for them  ->  load the last checkpoint  ->  train and save  ->  done
+meet  ->  plan for them  ->  load the last checkpoint  ->  train and save  ->  done
                  (same costs)       (from any layout)                  |
                                                          a rank is lost: all processes end, and
                                                          torchrun restarts those that are left
@@ -12,6 +12,7 @@ count ranks  ->  plan for them  ->  load the last checkpoint  ->  train and save
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +23,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.run import main as torchrun
 
+from penstock.alive.guard import Guard
+from penstock.alive.guard_opening import open_guard, open_guard_of_start
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.checkpoint.checkpoints import Checkpoints
 from penstock.errors import ArgumentError, PlanError
@@ -32,9 +35,10 @@ from penstock.planner.plans import Plan
 from penstock.planner.search.layer_files import LayerCosts, read_layers, write_layers
 from penstock.planner.search.search import search
 from penstock.ranks.control import GroupControl, cannot
+from penstock.ranks.starting import meet_at_start
 from penstock.splitting.splitter import split
 from penstock.step.microbatches import split_batch
-from penstock.torch_private import tree_map_only
+from penstock.torch_private import PrefixStore, tree_map_only
 from penstock.training.build.device import find_device
 from penstock.training.pipeline import Pipeline
 
@@ -110,12 +114,14 @@ def train_elastically(
     _require_fresh_store()
     model = job.model()
     home = find_device(None, {0: model}) if device is None else find_device(device, {})
-    if not dist.is_initialized():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if home.type == "cuda" else "gloo")
     root = Path(folder).absolute()
-    ranks = dist.get_world_size()
-    plan = _share_plan(job, model, root, ranks, home, plan_seconds)
-    pipeline = _build(job, model, plan, home, timeouts)
+    with closing(_start(home, timeouts)) as guard:
+        ranks = dist.get_world_size()
+        with guard.call():
+            control = GroupControl(_world(), connections=guard.connections)
+            plan = _share_plan(control, job, model, root, home, plan_seconds)
+        with guard.call():
+            pipeline = _build(job, model, plan, home, timeouts)
     optimizer = job.optimizer(pipeline.parameters())
     with Checkpoints(root / "checkpoints") as checkpoints:
         restored = checkpoints.load(pipeline, optimizer)
@@ -131,6 +137,25 @@ def train_elastically(
             if (step + 1) % save_every == 0 or step + 1 == job.steps:
                 checkpoints.save(step + 1, pipeline, optimizer)
     return pipeline
+
+
+def _start(device: torch.device, timeouts: Timeouts) -> Guard:
+    """Join the other processes, which watch one another from their first meeting on."""
+    if dist.is_initialized():
+        return open_guard(_world(), (), timeouts)
+    store, rank, size = meet_at_start(timeouts.join_seconds)
+    guard = open_guard_of_start(store, rank, size, timeouts)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    with guard.call():
+        dist.init_process_group(
+            backend, store=PrefixStore("default_pg", store), rank=rank, world_size=size
+        )
+    return guard
+
+
+def _world() -> dist.ProcessGroup:
+    assert dist.group.WORLD is not None, "torch.distributed is running"
+    return dist.group.WORLD
 
 
 def _build(
@@ -168,12 +193,15 @@ def _require_fresh_store() -> None:
 
 
 def _share_plan(
-    job: Job, model: nn.Module, folder: Path, ranks: int, device: torch.device, seconds: float
+    control: GroupControl,
+    job: Job,
+    model: nn.Module,
+    folder: Path,
+    device: torch.device,
+    seconds: float,
 ) -> Plan:
     """Return the plan for this number of ranks: the first rank finds it, all read it."""
-    assert dist.group.WORLD is not None, "torch.distributed is running"
-    control = GroupControl(dist.group.WORLD)
-    is_first = dist.get_rank() == 0
+    ranks, is_first = control.size, control.rank == 0
     costs_file = folder / "layers.json"
     with control.together(cannot("measure the layers")):
         if is_first and job.costs is None and not costs_file.exists():
@@ -191,6 +219,7 @@ def _share_plan(
                 batch=job.rows,
                 memory=job.memory,
                 transfer=pieces.transfer,
+                host_message=pieces.host_message,
                 seconds=seconds,
             ).best
             plan.to_file(plan_file)

@@ -157,7 +157,7 @@ def _run_pipeline(
         group = mesh["pipeline"].get_group()
         module = DistributedDataParallel(trap, process_group=mesh["data"].get_group())
     if case.phase == "measure":
-        with springing(links, "_one_way", armed("measure")):
+        with springing(links, "_round_trip", armed("measure")):
             ps.measure_links(group, large_bytes=128, repeats=1, timeouts=timeouts)
         # Replicas do not measure together; they meet again when they build.
     with springing(assemble, "_build", armed("build")):

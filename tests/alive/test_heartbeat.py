@@ -28,6 +28,7 @@ from penstock.alive.tree import seeking
 from penstock.alive.tree.member import Member as Rank
 from penstock.errors import PeerLostError
 from penstock.ir.actions import Action, Kind
+from penstock.ranks.tree.admission import call
 from penstock.ranks.tree.meeting import Meeting
 
 HOST = "127.0.0.1"
@@ -279,6 +280,24 @@ def test_connection_that_is_cut_in_one_direction_is_opened_again(
         assert members[1].heartbeat.find_lost(3.0) is None
         assert members[0].heartbeat._node._children[1] is not cut
         assert [member.heartbeat.find_lost(0.0) for member in members] == [None] * 3
+
+
+# A rank gives up a call that a busy one above has not answered in time, and calls again. The first
+# call was let in later, read as closed, and its rank was called lost: so ended 2,000 ranks.
+def test_call_that_was_given_up_does_not_lose_its_rank(tmp_path: Path) -> None:
+    with open_ranks(tmp_path, 2) as members:
+        node = members[0].heartbeat._node
+        for rank in (members[1].heartbeat, members[0].heartbeat):
+            rank.enter()
+        before = node._children[1]
+        call(HOST, node.port, token=node._listener.token, rank=1, seconds=LIMIT_SECONDS).close()
+        while node._children.get(1) in (before, None):
+            assert members[0].heartbeat.find_lost(0.01) is None
+        members[1].heartbeat.report_broken_link("reset by peer")
+        found = lost_ranks(members)
+        assert [lost and lost.what for lost in found] == [
+            "lost its connection to another rank (reset by peer)"
+        ] * 2
 
 
 def test_rank_that_connects_again_after_the_decision_still_hears_it(

@@ -63,6 +63,9 @@ class Notebook:
     def discard(self, message: Message) -> None:
         self.calls.append(("discard", message))
 
+    def release_sends(self) -> None:
+        self.calls.append(("release", None))
+
     def end_step(self) -> None:
         self.calls.append(("end", None))
 
@@ -210,6 +213,17 @@ def test_calls_pass_through_unchanged_without_faults() -> None:
         ("remember", None),
         ("forget", None),
     ]
+
+
+# A rank kept messages while it reduced gradients with its replica, whose pipeline could wait for
+# them: the soak with replicas hung.
+def test_nothing_is_held_back_while_copies_of_a_stage_meet() -> None:
+    notebook = Notebook()
+    transport = FaultInjectingTransport(notebook, FaultInjection(reorders=True))
+    transport.send(outgoing(0), NOTHING)
+    assert notebook.calls == []
+    transport.release_sends()
+    assert notebook.calls == [("send", outgoing(0)), ("release", None)]
 
 
 def test_send_that_fails_later_is_announced_and_delays_no_other() -> None:

@@ -3,6 +3,8 @@
 find who watches whom  ->  meet in the store  ->  connect as a tree  ->  all are here
                                                                    ... the pipeline is built
 attach: a flight record, and what must be aborted if a rank is lost
+
+The processes of an elastic run also do so when they start, before torch.distributed runs.
 """
 
 import os
@@ -23,13 +25,13 @@ from penstock.alive.tree.member import Member
 from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
 from penstock.ranks.private_groups import host_of_store, meet, meet_members
-from penstock.ranks.tree.meeting import Contact, Meeting, own_address
+from penstock.ranks.tree.meeting import Contact, Meeting, longest_pause, own_address
 from penstock.ranks.tree.shape import ancestors_of
-from penstock.torch_private import get_default_store
+from penstock.torch_private import PrefixStore, Store, get_default_store
 
-__all__ = ["open_guard", "open_heartbeat"]
+__all__ = ["open_guard", "open_guard_of_start", "open_heartbeat"]
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1
+_SHORTEST_PAUSE = 0.002
 _WAIT_SECONDS = 0.5
 
 
@@ -47,7 +49,7 @@ def open_guard(
     members = find_members(get_default_store(), meeting, me, ranks, groups, timeouts.join_seconds)
     if len(members) == 1:
         return NoGuard()
-    name = f"process {os.getpid()} on {socket.gethostname()}"
+    name = _own_name()
     is_one = members == ranks
     store, index, _ = meet_members(members)
     heartbeat, progress_log = open_heartbeat(
@@ -58,6 +60,20 @@ def open_guard(
         address=own_address(host_of_store()),
     )
     return RankGuard(heartbeat, progress_log, timeouts, [members.index(rank) for rank in ranks])
+
+
+def open_guard_of_start(store: Store, rank: int, size: int, timeouts: Timeouts) -> Guard:
+    """Let processes watch one another until they have a pipeline; every rank calls this first."""
+    if size == 1:
+        return NoGuard()
+    heartbeat, progress_log = open_heartbeat(
+        Meeting(PrefixStore("penstock/start", store), rank),
+        Member(rank, _own_name()),
+        range(size),
+        timeouts,
+        address=own_address(host_of_store(store)),
+    )
+    return RankGuard(heartbeat, progress_log, timeouts, range(size))
 
 
 def open_heartbeat(
@@ -83,12 +99,16 @@ def open_heartbeat(
     return heartbeat, progress_log
 
 
+def _own_name() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
 def _connect(meeting: Meeting, node: HeartbeatNode, heartbeat: Heartbeat, waker: Waker) -> None:
     """Give the heartbeat's thread what it needs to connect, until all ranks have come."""
     missing, pause = list(ancestors_of(node.rank)), _SHORTEST_PAUSE
     while not heartbeat.wait_until_complete(pause):
         # Once it can reach the ranks above, the event alone wakes it; a loss may come later.
-        pause = min(2 * pause, _LONGEST_PAUSE) if missing else _WAIT_SECONDS
+        pause = min(2 * pause, longest_pause(heartbeat.size)) if missing else _WAIT_SECONDS
         for above in list(missing):
             contact = meeting.find(above)
             if contact is not None:
@@ -107,5 +127,5 @@ def _find_token(meeting: Meeting, numbers: Sequence[int], timeouts: Timeouts) ->
                 numbers[0],
             )
         sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, longest_pause(len(numbers)))
     return token

@@ -271,13 +271,15 @@ class GroupControl:
             raise LinkLostError(f"rank {peer} of {self.size} is gone: {error}") from error
 
 
-def open_control(group: dist.ProcessGroup | None = None) -> LocalControl | GroupControl:
+def open_control(
+    group: dist.ProcessGroup | None = None, connections: Connections | None = None
+) -> LocalControl | GroupControl:
     """Return the control of a group, else of all processes, else of this process alone."""
     if not dist.is_initialized():
         return LocalControl()
     world = dist.group.WORLD if group is None else group
     assert world is not None, "there is one where torch.distributed is running"
-    return GroupControl(world)
+    return GroupControl(world, connections=connections)
 
 
 def _try_encode(value: Any) -> tuple[bytes, Exception | None]:

@@ -158,6 +158,11 @@ class FaultInjectingTransport:
         self._release_for(message)
         self._transport.discard(message)
 
+    def release_sends(self) -> None:
+        """Send what is held back: copies of a stage may wait for it before they meet this one."""
+        self._release()
+        self._transport.release_sends()
+
     def end_step(self) -> None:
         """Send what is held back, and end the step."""
         self._release()

@@ -246,6 +246,9 @@ class GroupTransport:
             tensor.requires_grad_(form.requires_grad)
         return Packet(incoming.format.tree_structure, tensors, incoming.format.hooked)
 
+    def release_sends(self) -> None:
+        """Do nothing: messages leave when they are sent."""
+
     def end_step(self) -> None:
         """Wait for all sends, on a device by letting the current stream wait."""
         self._outgoing.wait_for_all()

@@ -184,9 +184,9 @@ def meet_members(
     return PrefixStore(f"{name}/group{opened}", store), number, len(members)
 
 
-def host_of_store() -> str | None:
-    """Return the host of the store that all processes share, if it has one."""
-    store = get_default_store()
+def host_of_store(store: Store | None = None) -> str | None:
+    """Return the host of a store, or of the one that all processes share, if it has one."""
+    store = get_default_store() if store is None else store
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store.host if isinstance(store, TCPStore) else None

@@ -65,6 +65,9 @@ class Transport(Protocol):
     def discard(self, message: Message) -> None:
         """Take a message that is no longer needed, if it is on its way."""
 
+    def release_sends(self) -> None:
+        """Hold no message back, because this rank now waits for another by other means."""
+
     def end_step(self) -> None:
         """Wait until everything has been sent."""
 
@@ -114,6 +117,9 @@ class LocalTransport:
     def discard(self, message: Message) -> None:
         """Forget a message."""
         self._inbox.pop(message, None)
+
+    def release_sends(self) -> None:
+        """Do nothing: messages have arrived."""
 
     def end_step(self) -> None:
         """Do nothing: messages arrive at once."""

@@ -248,7 +248,7 @@ def test_a_time_cut_off_in_the_newest_record_has_not_come(tmp_path: Path) -> Non
             "invalid start byte",
         ),
         ((HEAD, b"\xff" * 8), "the step of record 1 is impossible"),
-        ((HEAD + 16, b"\x0b"), "the action of record 1 is impossible"),
+        ((HEAD + 16, b"\x0e"), "the action of record 1 is impossible"),
         ((HEAD + 20, b"\1"), "the action of record 1 is impossible"),
         ((HEAD + 24, b"\xff\xff\xff\xff"), "the action of record 1 is impossible"),
         # Tables of a cell per microbatch took more memory than there was.

@@ -272,7 +272,7 @@ class HeartbeatNode:
             self._silence.forget(rank)
             self._unacknowledged.discard(rank)
             self._answer()
-            if has_ended and rank not in self._has_left:
+            if has_ended and connection.was_used and rank not in self._has_left:
                 self._take_fact(["ended", rank, self.rank])
 
     # ---- from above

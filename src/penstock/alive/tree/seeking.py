@@ -41,6 +41,7 @@ class Seeker:
         self._begin = self._next = now
         self._seconds = min(_MOST_CALL_SECONDS, timeouts.silence_seconds / 8)
         self._root_answer = _Answer.NOT_HERE_YET
+        self._has_found = False
         self._error = ""
         # Where the ranks above can be reached, filled as they come; and who can be judged here.
         self.contacts: dict[int, Contact] = {}
@@ -69,12 +70,22 @@ class Seeker:
                 return None
             answer = self._call(rank)
             if isinstance(answer, JsonConnection):
+                self._has_found = True
                 return rank, answer
             self._root_answer = answer
+            if answer is _Answer.NO_ANSWER and self._is_patient(now):
+                return None
         if self._root_answer is _Answer.NO_ANSWER:
             # It may be about to end: its connections are closed one after the other.
             self._next = now + _SHORT_PAUSE_SECONDS
         return None
+
+    def _is_patient(self, now: float) -> bool:
+        """Return whether a rank above may be busy, because all ranks are connecting just now.
+
+        If they turned to the ranks above it, all of a large tree would end up at rank 0.
+        """
+        return not self._has_found and now - self._begin < self._timeouts.silence_seconds / 2
 
     def _call(self, rank: int) -> JsonConnection | _Answer:
         contact = self.contacts.get(rank)

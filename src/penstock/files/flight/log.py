@@ -58,6 +58,9 @@ _WORDS = {
     Kind.UNSHARD: "gathering the weights",
     Kind.RESHARD: "letting go of the gathered weights",
     Kind.REDUCE_GRAD: "reducing the gradients",
+    Kind.RECOMPUTE: "recomputing the activation",
+    Kind.OFFLOAD: "offloading the activation",
+    Kind.RELOAD: "reloading the activation",
 }
 
 Doing: TypeAlias = Action | Phase

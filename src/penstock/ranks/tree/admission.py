@@ -126,9 +126,9 @@ class Listener:
             # It lost its place while its event was waiting to be handled.
             return
         try:
-            for words in stranger.connection.receive():
+            # All of it: a caller that has given up in the meantime is not let in.
+            for words in list(stranger.connection.receive())[:1]:
                 self._identify(stranger, words)
-                return
         except (ConnectionBrokenError, ValueError) as error:
             _LOGGER.debug("a caller was refused: %s", error)
             self._drop(stranger)

@@ -34,6 +34,9 @@ class JsonConnection:
         self._received = bytearray()
         self._waiting = bytearray()
         self._limit = _MOST_BYTES if is_trusted else _MOST_BYTES_OF_STRANGER
+        # Whether the other side has sent a message since it is trusted; if not, it may have given
+        # this connection up before it was let in.
+        self.was_used = False
 
     def fileno(self) -> int:
         """Return what a selector waits for."""
@@ -42,6 +45,7 @@ class JsonConnection:
     def trust(self) -> None:
         """Allow longer messages, because the other side is a rank."""
         self._limit = _MOST_BYTES
+        self.was_used = False
 
     def send(self, *words: Any) -> None:
         """Send a message, or drop it if the other side has not taken the ones before it."""
@@ -66,6 +70,7 @@ class JsonConnection:
         while (end := self._received.find(b"\n")) >= 0:
             text = bytes(self._received[:end])
             del self._received[: end + 1]
+            self.was_used = True
             yield _parse(text)
         if len(self._received) > self._limit:
             raise ConnectionBrokenError(f"a message is longer than {self._limit} bytes")

@@ -4,7 +4,7 @@
     collect    the first half of that
     scatter    rank 0 sends to each child what is for the ranks in that subtree
 
-A frame is its length and a list of entries, one per rank, each with its length before it.
+A frame is its length and a list of entries, one per rank, with their lengths before them.
 """
 
 import socket
@@ -19,7 +19,7 @@ from penstock.errors import PipelineError
 from penstock.ranks.faults import LinkLostError
 from penstock.ranks.tree.admission import Listener, NotAdmittedError, call
 from penstock.ranks.tree.json_connection import JsonConnection
-from penstock.ranks.tree.meeting import Contact, Meeting
+from penstock.ranks.tree.meeting import Contact, Meeting, longest_pause
 from penstock.ranks.tree.shape import children_of, parent_of, subtree_of
 
 __all__ = ["TreeLinks", "open_links"]
@@ -140,7 +140,7 @@ def open_links(
     if rank == 0:
         token = meeting.make_token()
     else:
-        token = _wait(meeting.find_token, lambda: late("rank 0"))
+        token = _wait(meeting.find_token, size, lambda: late("rank 0"))
     below: dict[int, JsonConnection] = {}
     expected = children_of(rank, size)
     parent: JsonConnection | None = None
@@ -150,15 +150,18 @@ def open_links(
             if expected:
 
                 def admit(caller: int, connection: JsonConnection) -> None:
-                    if caller in expected and caller not in below:
-                        below[caller] = connection
-                    else:
+                    if caller not in expected:
                         connection.close()
+                        return
+                    if caller in below:
+                        # It calls again if it gave up the connection before.
+                        below[caller].close()
+                    below[caller] = connection
 
                 listener = Listener(selector, address, token, admit)
                 meeting.publish(Contact(address, listener.port, ""))
             if rank > 0:
-                parent = _call_parent(meeting, rank, token, late)
+                parent = _call_parent(meeting, rank, size, token, late)
             while listener is not None and len(below) < len(expected):
                 for key, _ in selector.select(_LONGEST_PAUSE):
                     key.data()
@@ -182,10 +185,10 @@ def open_links(
 
 
 def _call_parent(
-    meeting: Meeting, rank: int, token: str, late: Callable[[str], LinkLostError | None]
+    meeting: Meeting, rank: int, size: int, token: str, late: Callable[[str], LinkLostError | None]
 ) -> JsonConnection:
     above = parent_of(rank)
-    contact = _wait(lambda: meeting.find(above), lambda: late(f"rank {above}"))
+    contact = _wait(lambda: meeting.find(above), size, lambda: late(f"rank {above}"))
     while True:
         try:
             return call(
@@ -204,14 +207,16 @@ def _call_parent(
             sleep(_LONGEST_PAUSE)
 
 
-def _wait(find: Callable[[], Found | None], late: Callable[[], Exception | None]) -> Found:
-    """Return what is found; look again and again, at first often."""
+def _wait(
+    find: Callable[[], Found | None], size: int, late: Callable[[], Exception | None]
+) -> Found:
+    """Return what is found in the store; look again and again, at first often."""
     pause = _SHORTEST_PAUSE
     while (found := find()) is None:
         if (error := late()) is not None:
             raise error
         sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
+        pause = min(2 * pause, longest_pause(size))
     return found
 
 
@@ -234,17 +239,27 @@ def _in_order(found: Sequence[bytes], order: Sequence[int]) -> list[bytes]:
 
 
 def _pack(entries: Sequence[bytes]) -> bytes:
-    return b"".join(part for data in entries for part in (_LENGTH.pack(len(data)), data))
+    """Return a frame: whether all entries are equally long, their lengths, and their bytes."""
+    lengths = set(map(len, entries))
+    is_even = len(lengths) <= 1
+    heads = lengths if is_even else map(len, entries)
+    return b"".join([b"=" if is_even else b"!", *map(_LENGTH.pack, heads), *entries])
 
 
 def _unpack(frame: bytes, count: int) -> list[bytes]:
-    entries, position = [], 0
-    for _ in range(count):
-        begin = position + _LENGTH.size
-        position = begin + int.from_bytes(frame[position:begin], "big")
-        entries.append(frame[begin:position])
-    if position != len(frame):
+    """Return the entries; ranks exchange thousands in a step, mostly equally long ones."""
+    is_even, step = frame[:1] == b"=", _LENGTH.size
+    position = 1 + step * (1 if is_even else count)
+    lengths = [int.from_bytes(frame[i : i + step], "big") for i in range(1, position, step)]
+    end = position + (count * lengths[0] if is_even else sum(lengths))
+    if end != len(frame) or not frame:
         raise PipelineError("ranks exchange different values at one time; let all make one call")
+    if is_even and lengths[0]:
+        return [frame[i : i + lengths[0]] for i in range(position, end, lengths[0])]
+    entries = []
+    for length in lengths * count if is_even else lengths:
+        entries.append(frame[position : position + length])
+        position += length
     return entries
 
 

@@ -14,11 +14,15 @@ from typing import Protocol
 from penstock.errors import PipelineError
 from penstock.ranks.tree.values import decode_value, encode_value
 
-__all__ = ["Contact", "Meeting", "Store", "own_address"]
+__all__ = ["Contact", "Meeting", "Store", "longest_pause", "own_address"]
 
 _LOOPBACK = "127.0.0.1"
 # No packet goes to this address, which is reserved for documentation: it only picks a route.
 _ANYWHERE = "192.0.2.1"
+# How long a rank pauses at most before it looks into the store again; and how often all ranks
+# together do, because one process answers them.
+_LONGEST_PAUSE = 0.1
+_MOST_LOOKS_PER_SECOND = 5000
 
 
 class Store(Protocol):
@@ -91,6 +95,15 @@ def _store_is_gone(error: RuntimeError) -> PipelineError:
         f"the store in which ranks meet cannot be reached any more: {error}; see what happened to "
         "the process that called init_process_group as rank 0"
     )
+
+
+def longest_pause(size: int) -> float:
+    """Return for how long one rank of a group pauses between two looks into the store.
+
+    >>> longest_pause(8), longest_pause(2000)
+    (0.1, 0.4)
+    """
+    return max(_LONGEST_PAUSE, size / _MOST_LOOKS_PER_SECOND)
 
 
 def own_address(store_host: str | None) -> str:
