@@ -3,13 +3,14 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 from torch import nn
@@ -23,6 +24,9 @@ from penstock.checkpoint.storage.steps import RenamedSteps
 from penstock.errors import CheckpointError
 
 SECONDS = 0.6
+LIMIT_SECONDS = 60.0
+# From a server that has loaded torch, because starting it seven times took most of the time.
+FORKED = get_context("forkserver")
 
 
 def make_pipeline() -> ps.Pipeline:
@@ -52,6 +56,27 @@ def test_lease_is_given_back(tmp_path: Path) -> None:
     with held(storage) as lease:
         lease.hold()
         assert storage.size(LEASE) is not None
+    assert storage.size(LEASE) is None
+
+
+class Collecting(LocalStorage):
+    """Storage in which the lease is released while it is renewed."""
+
+    lease: Lease
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.lease.release()
+        super().replace(name, data)
+
+
+def test_lease_that_is_released_by_its_own_thread_is_given_back(tmp_path: Path) -> None:
+    # Garbage was collected in the thread that renews, which then tried to join itself.
+    storage = Collecting(tmp_path)
+    storage.lease = Lease(storage, 0.06)
+    storage.lease.hold()
+    for thread in enumerate_threads():
+        if thread.name == "renew the lease":
+            thread.join(20)
     assert storage.size(LEASE) is None
 
 
@@ -116,41 +141,42 @@ def test_process_is_known_by_its_start() -> None:
     assert is_alive(replace(process, machine="another")) is None
 
 
-PROGRAM = """
-import sys
-import penstock as ps
-from tests.checkpoint.test_lease import make_pipeline
-
-checkpoints = ps.Checkpoints(sys.argv[1], keep=1000, lease_seconds=float(sys.argv[2]))
-pipeline, step = make_pipeline(), max(checkpoints.steps(), default=0)
-print("ready", flush=True)
-for line in sys.stdin:
-    step += 1
-    try:
-        checkpoints.save(step, pipeline, wait=True)
-        print("saved", step, flush=True)
-    except ps.errors.CheckpointError as error:
-        print(error, flush=True)
-        step -= 1
-"""
+def save_when_asked(folder: Path, lease_seconds: float, asked: Connection) -> None:
+    """Save a step for every message, and answer how it went."""
+    checkpoints = ps.Checkpoints(folder, keep=1000, lease_seconds=lease_seconds)
+    pipeline, step = make_pipeline(), max(checkpoints.steps(), default=0)
+    asked.send("ready")
+    while asked.recv():
+        try:
+            checkpoints.save(step + 1, pipeline, wait=True)
+        except CheckpointError as error:
+            asked.send(str(error))
+        else:
+            step += 1
+            asked.send(f"saved {step}")
 
 
 class Job:
     """A job in a process of its own, which saves when it is asked to."""
 
     def __init__(self, folder: Path, lease_seconds: float = 30.0) -> None:
-        command = [sys.executable, "-c", PROGRAM, str(folder), str(lease_seconds)]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._asked, theirs = Pipe()
+        arguments = (folder, lease_seconds, theirs)
+        self.process = FORKED.Process(target=save_when_asked, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def number(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     def answer(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        assert self._asked.poll(LIMIT_SECONDS), "no answer"
+        return str(self._asked.recv())
 
     def ask(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("save\n")
-        self.process.stdin.flush()
+        self._asked.send(True)
 
     def save(self) -> str:
         self.ask()
@@ -158,7 +184,8 @@ class Job:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.join(LIMIT_SECONDS)
+        self._asked.close()
 
 
 @contextmanager
@@ -179,7 +206,7 @@ def test_second_job_is_refused_until_the_first_is_killed(tmp_path: Path) -> None
     (tmp_path / "run" / "step-00000005.partial" / "mine.txt").write_text("of the user")
     with jobs(2, tmp_path / "run") as (first, second):
         assert first.save() == "saved 1"
-        number = first.process.pid
+        number = first.number
         start = "step 1 cannot be saved: "
         message = f"{tmp_path / 'run'} must be saved to by one job at a time (process {number} on "
         assert second.save().startswith(start + message)
@@ -265,14 +292,14 @@ def test_job_that_was_stopped_finds_out_that_another_has_taken_over(tmp_path: Pa
     folder = tmp_path / "run"
     with jobs(1, folder, SECONDS) as (stopped,):
         assert stopped.save() == "saved 1"
-        stopped.process.send_signal(signal.SIGSTOP)
+        os.kill(stopped.number, signal.SIGSTOP)
         # To a job on another machine it looks as if it had ended.
         facts = json.loads((folder / LEASE).read_text())
         facts["process"]["machine"] = "another"
         (folder / LEASE).write_text(json.dumps(facts))
         with ps.Checkpoints(folder, lease_seconds=SECONDS) as checkpoints:
             checkpoints.save(2, make_pipeline(), wait=True)
-            stopped.process.send_signal(signal.SIGCONT)
+            os.kill(stopped.number, signal.SIGCONT)
             assert "this job has lost its lease" in stopped.save()
             checkpoints.save(3, make_pipeline(), wait=True)
         assert checkpoints.steps() == (2, 3)

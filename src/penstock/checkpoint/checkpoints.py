@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +25,8 @@ from penstock.checkpoint.saving.saver import Saver
 from penstock.checkpoint.storage.lease import Lease
 from penstock.checkpoint.storage.steps import open_steps
 from penstock.errors import ArgumentError, CheckpointError
-from penstock.ranks.control import open_control
+from penstock.ranks.abortable_sockets import Connections
+from penstock.ranks.control import Control, open_control
 from penstock.ranks.faults import LinkLostError
 from penstock.training.pipeline import Pipeline
 
@@ -77,12 +79,21 @@ class Checkpoints:
         if not lease_seconds > 0:
             raise ArgumentError(f"lease_seconds must be more than 0 (got {lease_seconds})")
         self._steps = open_steps(folder)
-        self._control = open_control(group)
-        lease = Lease(self._steps.storage, lease_seconds)
-        self._saver = Saver(self._control, self._steps, lease, keep)
+        self._group, self._keep = group, keep
+        self._connections = Connections()
+        self._lease = Lease(self._steps.storage, lease_seconds)
         self._save: _Save | None = None
         # Also when this is dropped, or the program ends.
-        self._release = weakref.finalize(self, lease.release)
+        self._release = weakref.finalize(self, self._lease.release)
+
+    @cached_property
+    def _control(self) -> Control:
+        """The connections of all processes, opened in the first call that their guard watches."""
+        return open_control(self._group, self._connections)
+
+    @cached_property
+    def _saver(self) -> Saver:
+        return Saver(self._control, self._steps, self._lease, self._keep)
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +109,7 @@ class Checkpoints:
                 self.finish()
             elif self._save is not None:
                 self._save.writing.end()
-                self._control.abort()
+                self._connections.abort()
         finally:
             self._release()
 
@@ -190,7 +201,7 @@ class Checkpoints:
 
     def _abort(self) -> None:
         """End all waits of this process for another, and for the thread that may wait for one."""
-        self._control.abort()
+        self._connections.abort()
         save = self._save
         if save is not None:
             save.writing.abandon()

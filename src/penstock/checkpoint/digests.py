@@ -5,6 +5,7 @@ It finds damage, and not forgery: whoever can write a file can also write its ma
 
 import hashlib
 import zlib
+from collections.abc import Iterable, Iterator
 
 __all__ = ["Digest", "digest_bytes"]
 
@@ -28,6 +29,15 @@ class Digest:
             if self._length == _CHUNK_BYTES:
                 self._end_chunk()
             view = view[len(piece) :]
+
+    def passing(self, pieces: Iterable[bytes | bytearray | memoryview]) -> Iterator[memoryview]:
+        """Yield pieces in short ones, each added right before: it is still in cache for others."""
+        for piece in pieces:
+            view = memoryview(piece)
+            for begin in range(0, len(view), _CHUNK_BYTES):
+                short = view[begin : begin + _CHUNK_BYTES]
+                self.update(short)
+                yield short
 
     def text(self) -> str:
         """Return the digest, after the last piece."""

@@ -1,6 +1,8 @@
 """The files of a checkpoint, compared with what the manifest says of them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
 
 from penstock.checkpoint.digests import Digest
 from penstock.checkpoint.manifest import File, Manifest
@@ -10,25 +12,78 @@ from penstock.checkpoint.storage.steps import folder_of
 from penstock.checkpoint.storage.words import in_words
 from penstock.errors import CheckpointError
 
-__all__ = ["check_files", "describe_file"]
+__all__ = ["Piece", "check_files", "describe_file"]
+
+_PIECE_BYTES = 2**20
 
 
-def describe_file(storage: Storage, path: str) -> File:
-    """Return the length and the digest of a file."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Memory for the bytes of a file from a position on."""
+
+    position: int
+    memory: memoryview
+
+
+class _Scan:
+    """One pass over a file, which is digested on the way: piece by piece, while it is in cache."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest, self.size = Digest(), 0
+        self._scratch = memoryview(bytearray(_PIECE_BYTES))
+
+    def read(self, memory: memoryview) -> bool:
+        """Fill memory with the next bytes; return False if the file ends before."""
+        while len(memory):
+            # Clients of object stores lack what Python's own loop needs.
+            count: int = self._file.readinto(memory[:_PIECE_BYTES])  # type: ignore[attr-defined]  # all binary files have it
+            if not count:
+                return False
+            self._digest.update(memory[:count])
+            self.size += count
+            memory = memory[count:]
+        return True
+
+    def skip_to(self, position: int) -> bool:
+        """Take the bytes before a position; return False if the file ends before."""
+        while (left := position - self.size) > 0:
+            if not self.read(self._scratch[:left]):
+                return False
+        return True
+
+    def finish(self) -> File:
+        """Take the rest; return the length and the digest of the file."""
+        while self.read(self._scratch):
+            pass
+        return File(self.size, self._digest.text())
+
+
+def describe_file(storage: Storage, path: str, wanted: Iterable[Piece] = ()) -> File:
+    """Return the length and the digest of a file.
+
+    On the way, fill the wanted pieces, which are in order and do not overlap; those behind the
+    end of the file do not change.
+    """
     with in_words("read", storage.show(path)), storage.open(path) as file:
-        # Python's own loop; clients of object stores lack what it needs.
-        digest, size = Digest(), 0
-        buffer = memoryview(bytearray(2**20))
-        while count := file.readinto(buffer):  # type: ignore[attr-defined]  # all binary files have it
-            digest.update(buffer[:count])
-            size += count
-    return File(size, digest.text())
+        scan = _Scan(file)
+        for piece in wanted:
+            if not (scan.skip_to(piece.position) and scan.read(piece.memory)):
+                break
+        return scan.finish()
 
 
 def check_files(
-    storage: Storage, manifest: Manifest, names: Iterable[str], others: Iterable[int]
+    storage: Storage,
+    manifest: Manifest,
+    names: Iterable[str],
+    others: Iterable[int],
+    wanted: Mapping[str, Sequence[Piece]],
 ) -> None:
-    """Refuse files that differ from what was saved; `others` are steps they may come from."""
+    """Refuse files that differ from what was saved; `others` are steps they may come from.
+
+    On the way, fill what is wanted of them.
+    """
     for name in names:
         path, expected = f"{folder_of(manifest.step)}/{name}", manifest.files[name]
         shown, size = storage.show(path), storage.size(path)
@@ -36,7 +91,7 @@ def check_files(
             raise CheckpointError(f"{shown} is missing")
         if size != expected.bytes:
             raise CheckpointError(f"{shown} must have {expected.bytes} bytes (got {size})")
-        found = describe_file(storage, path)
+        found = describe_file(storage, path, wanted.get(name, ()))
         if found != expected:
             origin = _find_origin(storage, found.digest, others)
             raise CheckpointError(

@@ -1,7 +1,7 @@
 """A restore that changes everything or nothing, on all processes.
 
 check      manifest, names, shapes, optimizer, files     every process, then all agree
-prepare    read into memory beside the model; generators and optimizer try their state; all agree
+prepare    all is in memory beside the model; generators and optimizer try their state; all agree
 commit     copy what is ready to the model: nothing is left that could fail
 """
 
@@ -10,7 +10,7 @@ import torch
 from penstock.checkpoint.content import restore_generators
 from penstock.checkpoint.loading.files import check_files
 from penstock.checkpoint.loading.optimizer_state import OptimizerPart, optimizer_part
-from penstock.checkpoint.loading.reading import Target, read_targets
+from penstock.checkpoint.loading.reading import Reading, Target
 from penstock.checkpoint.loading.targets import check_names, generator_targets, model_targets
 from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.manifest_reading import read_manifest
@@ -44,6 +44,7 @@ class Restore:
         self._model: list[tuple[torch.Tensor, Target]] = []
         self._part: OptimizerPart | None = None
         self._generators: dict[str, Target] = {}
+        self._reading: Reading | None = None
 
     def run(self, step: int) -> tuple[Manifest, bool]:
         """Restore a step; return its manifest, and whether it had torch's generators."""
@@ -59,7 +60,7 @@ class Restore:
         is_agreed = False
         try:
             with self._control.together(refuse):
-                self._prepare(self._steps.storage, manifest)
+                self._prepare(self._steps.storage)
             is_agreed = True
             self._commit(manifest)
         except BaseException:
@@ -72,7 +73,10 @@ class Restore:
         return manifest, bool(self._generators)
 
     def _check(self, manifest: Manifest) -> None:
-        """Check this process's share of the files, and what it holds itself."""
+        """Check this process's share of the files, and what it holds itself.
+
+        Long pieces of that share are read into memory on the way.
+        """
         control, steps = self._control, self._steps
         if self._optimizer is not None:
             self._part = optimizer_part(
@@ -82,14 +86,19 @@ class Restore:
             self._generators = generator_targets(manifest, self._pipeline, control.rank)
         names = sorted(manifest.files)[control.rank :: control.size]
         others = [other for other in steps.complete() if other != manifest.step]
-        check_files(steps.storage, manifest, names, others)
+        self._reading = Reading(manifest, self._targets())
+        check_files(steps.storage, manifest, names, others, self._reading.take_long(set(names)))
 
-    def _prepare(self, storage: Storage, manifest: Manifest) -> None:
-        """Read everything, and let whatever could refuse it try it."""
+    def _targets(self) -> list[Target]:
+        """Return memory for all that this process needs."""
         targets = [target for _, target in self._model]
         targets += self._generators.values()
-        targets += [] if self._part is None else self._part.targets
-        read_targets(storage, manifest, targets)
+        return targets if self._part is None else targets + self._part.targets
+
+    def _prepare(self, storage: Storage) -> None:
+        """Read the rest, and let whatever could refuse it try it."""
+        assert self._reading is not None, "the files were checked before"
+        self._reading.read(storage)
         self._model = [
             (tensor, Target(t.key, t.box, t.numbers.to(tensor.dtype))) for tensor, t in self._model
         ]

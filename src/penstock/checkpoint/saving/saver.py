@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.checkpoint.content import Content
-from penstock.checkpoint.digests import digest_bytes
+from penstock.checkpoint.digests import Digest
 from penstock.checkpoint.manifest import File
 from penstock.checkpoint.parts import Part, choose_writers, list_parts
 from penstock.checkpoint.refusing import refuse_save
@@ -170,9 +170,9 @@ class Saver:
             if not places and not blob:
                 return [None, places, None]
             pieces = [draft.image.view(), memoryview(blob)]
-            self._steps.storage.write(f"{draft.folder}/{name}", pieces)
-            size = sum(map(len, pieces))
-            return [[name, size, digest_bytes(*pieces)], places, None]
+            digest, size = Digest(), sum(map(len, pieces))
+            self._steps.storage.write(f"{draft.folder}/{name}", digest.passing(pieces))
+            return [[name, size, digest.text()], places, None]
         except Exception as error:
             return [None, [], describe_error(error)]
 

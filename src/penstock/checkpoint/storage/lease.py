@@ -16,7 +16,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from secrets import token_hex
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 
 from penstock.checkpoint.storage.interface import OWN_FOLDER, Storage
 from penstock.checkpoint.storage.processes import Process, is_alive, this_process
@@ -78,14 +78,10 @@ class Lease:
         if self._renewing is None or os.getpid() != self._process.number:
             return
         self._end.set()
-        self._renewing.join()
-        self._renewing = None
-        try:
-            found = self._read()
-            if isinstance(found, _Holder) and found.job == self.job:
-                self._storage.remove(LEASE)
-        except CheckpointError as error:
-            _logger.debug("the lease was not given back: %s", error)
+        renewing, self._renewing = self._renewing, None
+        # Garbage may be collected in that thread, and what holds the lease with it.
+        if renewing is not current_thread():
+            renewing.join()
 
     def _check(self) -> None:
         found = self._read()
@@ -149,6 +145,15 @@ class Lease:
             except CheckpointError as error:
                 # A full disk, for example: what counts is whether another job takes over.
                 _logger.debug("the lease was not renewed: %s", error)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        try:
+            found = self._read()
+            if isinstance(found, _Holder) and found.job == self.job:
+                self._storage.remove(LEASE)
+        except CheckpointError as error:
+            _logger.debug("the lease was not given back: %s", error)
 
     def _read(self) -> "_Holder | str | None":
         """Return who holds the lease, or its text if that says nothing, or None without one."""
