@@ -28,12 +28,25 @@ _DEFAULT_MINUTES = 10.0
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-@click.command("soak")
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Duration. [default: 10]")
-@click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of a duration.")
-@click.option("--case", type=click.IntRange(0), help="Repeat only the case with this number.")
+@options.command("soak")
+@click.option(
+    "--minutes", type=options.POSITIVE, metavar="MINUTES", help="Duration. [default: 10]"
+)
+@click.option(
+    "--steps", type=options.COUNT, metavar="N", help="Number of steps, instead of a duration."
+)
+@click.option(
+    "--case", type=click.IntRange(0), metavar="N", help="Repeat only the case with this number."
+)
 @options.ranks_option(4, "Maximum number of ranks.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random cases.")
+@click.option(
+    "--seed",
+    type=int,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of the random cases.",
+)
 @click.option(
     "--faults/--no-faults",
     "has_faults",
@@ -138,6 +151,7 @@ def _numbers(progress: SoakProgress) -> dict[str, str]:
         "steps": str(progress.steps),
         "steps/s": f"{rate:.1f}",
         "faults survived": str(progress.faults),
+        "with replicas": str(progress.replicated),
         "by order": str(progress.by_order),
         "worst gradient error": f"{progress.worst.error:.1e}",
         "largest process": f"{progress.memory / 2**20:.0f} MiB",

@@ -38,6 +38,7 @@ def test_cases_are_of_every_kind(cases: list[SoakCase]) -> None:
     assert {case.schedule.num_ranks for case in cases} == {1, 2, 3, 4}
     assert {case.schedule.microbatches for case in cases} == set(range(1, 17))
     assert {case.uses_processes for case in cases} == {True, False}
+    assert {case.replicas for case in cases} == {1, 2}
     assert {case.fault.kind for case in cases if case.fault} == set(get_args(FaultKind))
     models = [case.model for case in cases]
     assert {model.weighing for model in models} == {"rows", "sum", "tokens"}

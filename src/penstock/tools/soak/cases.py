@@ -3,6 +3,7 @@
 A case depends on the seed of the soak and its own number alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeAlias, get_args
@@ -21,8 +22,11 @@ FaultKind: TypeAlias = Literal["raise", "exit", "kill", "stop", "drop"]
 _MOST_STEPS = 6
 _SHARE_OF_PROCESSES = 0.4
 _SHARE_OF_FAULTS = 0.3
+_SHARE_OF_REPLICAS = 0.3
 _SHARE_BY_ORDER = 0.25
 _LONGEST_DELAY = 0.0005
+# What may happen to a rank with replicas: after an error these may continue without it.
+_FAULTS_WITH_REPLICAS: tuple[FaultKind, ...] = ("exit", "kill", "stop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +50,20 @@ class SoakCase:
     uses_processes: bool
     fault_injection: FaultInjection
     fault: InjectedFault | None
+    replicas: int = 1
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes run the case."""
+        return self.schedule.num_ranks * self.replicas if self.uses_processes else 1
 
     def __str__(self) -> str:
         where = "processes" if self.uses_processes else "one process"
         what = f"case {self.number}: {self.schedule.name}, {self.schedule.num_ranks} ranks, "
         what += f"{self.schedule.num_stages} stages, {self.schedule.microbatches} microbatches, "
         what += f"{len(self.batches)} steps in {where}"
+        if self.replicas > 1:
+            what += f", {self.replicas} replicas"
         if self.fault_injection.by_order:
             what += ", messages by order"
         if self.fault is None:
@@ -82,9 +94,13 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
     has_messages = uses_processes and schedule.num_ranks > 1
     can_fail = has_messages and not schedule.is_forward_only
     by_order = has_messages and chance.random() < _SHARE_BY_ORDER
+    # Copies of a stage that share a parameter with another rank are beyond DDP.
+    can_have_replicas = can_fail and 2 * schedule.num_ranks <= ranks and not model.is_tied
+    has_replicas = can_have_replicas and chance.random() < _SHARE_OF_REPLICAS
     fault = drop = None
     if has_faults and can_fail and chance.random() < _SHARE_OF_FAULTS:
-        fault = _draw_fault(chance, schedule, len(batches))
+        kinds = _FAULTS_WITH_REPLICAS if has_replicas else get_args(FaultKind)
+        fault = _draw_fault(chance, schedule, len(batches), kinds)
         if fault.kind == "drop":
             drop = Drop(fault.rank, after=chance.randrange(schedule.microbatches))
     return SoakCase(
@@ -97,10 +113,13 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
             fault_seed, delay, reorders=not by_order, drop=drop, by_order=by_order
         ),
         fault=fault,
+        replicas=2 if has_replicas else 1,
     )
 
 
-def _draw_fault(chance: Random, schedule: Schedule, steps: int) -> InjectedFault:
+def _draw_fault(
+    chance: Random, schedule: Schedule, steps: int, kinds: Sequence[FaultKind]
+) -> InjectedFault:
     # A batch may be too small for the last microbatches.
     last = max(0, schedule.microbatches - 1 - MOST_ROWS_MISSING)
     rank, work = chance.choice(
@@ -111,7 +130,7 @@ def _draw_fault(chance: Random, schedule: Schedule, steps: int) -> InjectedFault
             if action.microbatch is not None and action.microbatch <= last
         ]
     )
-    return InjectedFault(chance.choice(get_args(FaultKind)), rank, chance.randrange(steps), work)
+    return InjectedFault(chance.choice(kinds), rank, chance.randrange(steps), work)
 
 
 def _actions(schedule: Schedule, rank: int) -> list[Action]:

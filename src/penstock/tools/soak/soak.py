@@ -8,6 +8,7 @@ from time import monotonic
 
 from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
+from penstock.ranks.faults import EXIT_CODE
 from penstock.step.step_data import Around
 from penstock.tools.soak.cases import InjectedFault, SoakCase, draw_case
 from penstock.tools.soak.leaks import Ledger, ignoring_existing_objects
@@ -60,6 +61,7 @@ class SoakProgress:
     steps: int = 0
     seconds: float = 0.0
     faults: int = 0
+    replicated: int = 0
     by_order: int = 0
     worst: GradientError = GradientError(0.0, "")  # noqa: RUF009  # frozen
     memory: int = 0
@@ -99,13 +101,21 @@ def soak(
                 again = replace(request, case=case.number, steps=None, seconds=None)
                 return Summary(progress, f"{case}: {problem}", again.command)
             progress = _add(progress, case, answers, monotonic() - begin)
-            if case.fault is not None and case.fault.kind != "raise":
-                world.replace(case.fault.rank)
+            for rank in _find_lost(case, answers):
+                world.replace(rank)
             leaks = _find_leaks(answers, ledger)
             if leaks:
                 again = replace(request, case=None, steps=progress.steps, seconds=None)
                 return Summary(progress, f"{case}: {leaks}", again.command)
     return Summary(progress)
+
+
+def _find_lost(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> list[int]:
+    """Return the ranks whose processes a fault has ended or stopped."""
+    lost = {rank for rank, answer in enumerate(answers) if isinstance(answer, int)}
+    if case.fault is not None and case.fault.kind != "raise":
+        lost.add(case.fault.rank)
+    return sorted(lost)
 
 
 def _draw_cases(request: SoakRequest) -> Iterator[SoakCase]:
@@ -126,7 +136,7 @@ def _check_answers(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> 
         elif rank == case.fault.rank:
             problem = ""
         else:
-            problem = _check_survivor(case.fault, answer)
+            problem = _check_survivor(case, case.fault, answer)
         if problem:
             return f"rank {rank}: {problem}" if case.uses_processes else problem
     return ""
@@ -147,11 +157,16 @@ def _check_rank(answer: WorkerAnswer | int | None) -> str:
             return ""
 
 
-def _check_survivor(fault: InjectedFault, answer: WorkerAnswer | int | None) -> str:
+def _check_survivor(
+    case: SoakCase, fault: InjectedFault, answer: WorkerAnswer | int | None
+) -> str:
     """Return whether a survivor failed to name, in time, the rank and the action of the fault."""
     # A rank is dropped at a message, so that any action may be its last.
     action = "" if fault.kind == "drop" else rf".*\b{fault.action}\b"
     match answer:
+        case int(code) if code == EXIT_CODE and case.replicas > 1:
+            # It was in a collective of DDP, which cannot be aborted; stderr says who is lost.
+            return ""
         case WorkerAnswer(findings=None) if re.search(
             rf"\brank {fault.rank}\b{action}", answer.error
         ):
@@ -177,6 +192,7 @@ def _add(
         steps=progress.steps + max((found.steps for found in findings), default=0),
         seconds=seconds,
         faults=progress.faults + (case.fault is not None),
+        replicated=progress.replicated + (case.replicas > 1),
         by_order=progress.by_order + case.fault_injection.by_order,
         worst=max([progress.worst, *(found.worst for found in findings)]),
         memory=max([0, *(answer.footprint.resident_bytes for answer in given)]),

@@ -11,6 +11,7 @@ from signal import SIGKILL, SIGSTOP
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from penstock.alive.timeouts import Timeouts
 from penstock.ir.actions import Action, Kind
@@ -59,8 +60,9 @@ def run_case(
     cases = [make_case(case.model, batch) for batch in case.batches]
     running, expected = cases[0], deepcopy(cases[0])
     fault = _Fault(case.fault, group)
+    copied, group = _replicate(case, group, running.stages)
     pipeline = Pipeline(
-        [running.stages[part] for part in flow.parts],
+        [copied[part] for part in flow.parts],
         case.schedule,
         loss=running.loss,
         reduction=_reduction(case),
@@ -76,6 +78,30 @@ def run_case(
         reference = replace(given, stages=expected.stages)
         worst = max(worst, _run_step(case, pipeline, reference, number))
     return SoakFindings(len(cases), worst)
+
+
+def _replicate(
+    case: SoakCase, world: dist.ProcessGroup | None, stages: Sequence[nn.Module]
+) -> tuple[Sequence[nn.Module], dist.ProcessGroup | None]:
+    """Return this rank's stages, wrapped if they have copies, and the group of its pipeline."""
+    if case.replicas == 1:
+        return stages, world
+    ranks, me = case.schedule.num_ranks, dist.get_rank()
+    pipelines = [list(range(n * ranks, (n + 1) * ranks)) for n in range(case.replicas)]
+    groups = [dist.new_group(members) for members in pipelines]
+    copies = [dist.new_group(list(members)) for members in zip(*pipelines, strict=True)]
+    own = {case.schedule.dataflow.parts[s] for s in case.schedule.placement.stages(me % ranks)}
+    wrapped = [
+        DistributedDataParallel(module, process_group=copies[me % ranks])
+        if part in own and any(p.requires_grad for p in module.parameters())
+        else module
+        for part, module in enumerate(stages)
+    ]
+    return wrapped, groups[me // ranks]
+
+
+def _unwrap(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _reduction(case: SoakCase) -> Reduction:
@@ -100,7 +126,9 @@ def _run_step(case: SoakCase, pipeline: Pipeline, reference: Case, number: int) 
     worst = GradientError(error if error == error else float("inf"), f"the loss of step {number}")
     if is_training:
         torch.autograd.backward(unsplit)
-        found = [(flow.parts[stage], module) for stage, module in pipeline.modules.items()]
+        found = [
+            (flow.parts[stage], _unwrap(module)) for stage, module in pipeline.modules.items()
+        ]
         furthest = largest_error(found, reference.stages)
         worst = max(worst, replace(furthest, name=f"{furthest.name} in step {number}"))
         if case.batches[number].seed % 2:

@@ -79,7 +79,7 @@ class World:
         has stopped or that has not answered in time.
         """
         self._jobs += 1
-        members = case.schedule.num_ranks if case.uses_processes else 1
+        members = case.num_processes
         job = _Job(self._jobs, case, around, seconds, Path(self._folder.name))
         for rank in range(members):
             self._workers.give(rank, partial(_run_job, job))
@@ -134,8 +134,7 @@ def _run(job: _Job, context: WorkerContext) -> tuple[SoakFindings | None, str]:
 
 
 def _run_as_rank(job: _Job, context: WorkerContext) -> SoakFindings:
-    ranks = job.case.schedule.num_ranks
-    join_group(context, ranks, name=str(job.number), seconds=job.seconds)
+    join_group(context, job.case.num_processes, name=str(job.number), seconds=job.seconds)
     try:
         findings = run_case(job.case, dist.group.WORLD, around=job.around, folder=job.folder)
         # Nobody leaves while another still talks to it.
