@@ -183,7 +183,7 @@ def test_unusable_input_exits_with_two(arguments: tuple[str, ...], message: str)
     ("arguments", "message"),
     [
         (("show",), "Error: Missing argument 'SCHEDULE'."),
-        (("compare",), "Error: Missing argument 'SCHEDULES...'."),
+        (("compare",), "Error: Missing argument 'SCHEDULE...'."),
         (
             ("show", "1F1B", "--ranks", "0"),
             "Error: Invalid value for '-r' / '--ranks': 0 is not in the range x>=1.",

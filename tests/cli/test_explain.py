@@ -67,6 +67,19 @@ def killed(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    "arguments", [("show",), ("trace",), ("simulate",), ("compare", "1F1B", "-m", "3")]
+)
+def test_flight_records_are_taken_wherever_a_recorded_step_is(
+    killed: Path, arguments: tuple[str, ...]
+) -> None:
+    command, *others = arguments
+    for source in (killed, sorted(killed.glob("*.flight"))[2]):
+        result = CliRunner().invoke(main, [command, str(source), *others])
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert "mine" in result.stdout or command == "show"
+
+
 def test_killed_rank_is_named_with_its_last_action(killed: Path) -> None:
     assert explain(str(killed)) == KILLED
 

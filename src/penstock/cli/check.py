@@ -12,8 +12,8 @@ from penstock.cli import inputs, options, reports
 __all__ = ["check_command"]
 
 
-@click.command("check")
-@click.argument("schedule")
+@options.command("check")
+@options.schedule_argument(metavar="SCHEDULE")
 @options.with_size
 @options.LOWER
 @click.option(

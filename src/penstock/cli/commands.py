@@ -10,24 +10,34 @@ from penstock.errors import PenstockError, PipelineError
 
 __all__ = ["main"]
 
-# The module and the name of every command; a module is loaded when its command is used.
-_COMMANDS = {
-    "check": ("penstock.cli.check", "check_command"),
-    "compare": ("penstock.cli.prices", "compare_command"),
-    "curve": ("penstock.cli.projection.curve", "curve_command"),
-    "demo": ("penstock.cli.demo.demo", "demo_command"),
-    "explain": ("penstock.cli.explain", "explain_command"),
-    "list": ("penstock.cli.show", "list_command"),
-    "plan": ("penstock.cli.plan", "plan_command"),
-    "playground": ("penstock.cli.playground", "playground_command"),
-    "project": ("penstock.cli.projection.project", "project_command"),
-    "revise": ("penstock.cli.revise", "revise_command"),
-    "show": ("penstock.cli.show", "show_command"),
-    "simulate": ("penstock.cli.prices", "simulate_command"),
-    "soak": ("penstock.cli.soak", "soak_command"),
-    "trace": ("penstock.cli.trace", "trace_command"),
-    "verify": ("penstock.cli.verify", "verify_command"),
+# The module and the name of every command, by what it is for; a module is loaded when its command
+# is used.
+_SECTIONS = {
+    "Look at schedules and recorded steps": {
+        "list": ("penstock.cli.show", "list_command"),
+        "show": ("penstock.cli.show", "show_command"),
+        "simulate": ("penstock.cli.prices", "simulate_command"),
+        "compare": ("penstock.cli.prices", "compare_command"),
+        "check": ("penstock.cli.check", "check_command"),
+        "explain": ("penstock.cli.explain", "explain_command"),
+        "trace": ("penstock.cli.trace", "trace_command"),
+        "playground": ("penstock.cli.playground", "playground_command"),
+    },
+    "Plan": {
+        "plan": ("penstock.cli.plan", "plan_command"),
+        "curve": ("penstock.cli.projection.curve", "curve_command"),
+        "revise": ("penstock.cli.revise", "revise_command"),
+        "project": ("penstock.cli.projection.project", "project_command"),
+    },
+    "Run (with torch)": {
+        "demo": ("penstock.cli.demo.demo", "demo_command"),
+        "verify": ("penstock.cli.verify", "verify_command"),
+        "soak": ("penstock.cli.soak", "soak_command"),
+    },
 }
+_COMMANDS = {name: place for section in _SECTIONS.values() for name, place in section.items()}
+# Enough for the first sentence of any command.
+_SUMMARY_LENGTH = 200
 
 
 class _Group(click.Group):
@@ -50,6 +60,18 @@ class _Group(click.Group):
         command: click.Command = getattr(import_module(module), name)
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by what they are for, each with its first sentence."""
+        for heading, names in _SECTIONS.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            lines = [
+                (name, command.get_short_help_str(_SUMMARY_LENGTH))
+                for name, command in commands
+                if command is not None
+            ]
+            with formatter.section(heading):
+                formatter.write_dl(lines)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -66,7 +88,12 @@ def main() -> None:
     """Plan, check, price, draw and run pipeline-parallel schedules.
 
     A SCHEDULE is the name of a family (see `penstock list`) or a file: a .csv with one row per
-    rank, or a .json with a plan, a recorded step or a trace.
+    rank, a .json with a plan, a recorded step or a trace, or flight records (.flight, or their
+    folder). With --json a command prints all it knows; its tables are short.
 
     Exit codes: 0 success, 1 the schedule is invalid or a check failed, 2 the input cannot be used.
+
+    \b
+    Completion by TAB, in ~/.bashrc (or with zsh_source in ~/.zshrc):
+      eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"
     """

@@ -15,7 +15,7 @@ from penstock.sim.explain import explain
 from penstock.sim.review import review
 from penstock.sim.timeline import Timeline
 from penstock.view import Comparison, draw
-from penstock.view.sources import is_file, read_recorded
+from penstock.view.sources import is_file, is_flight, read_recorded
 from penstock.view.text.flight import flight_view, step_title
 
 __all__ = ["explain_command"]
@@ -24,8 +24,8 @@ __all__ = ["explain_command"]
 _MAX_LANES = 64
 
 
-@click.command("explain")
-@click.argument("sources", metavar="SCHEDULE|RECORDS...", nargs=-1, required=True)
+@options.command("explain")
+@options.schedule_argument("sources", several=True, metavar="SCHEDULE|RECORDS...")
 @options.with_size
 @options.with_costs
 @options.LOWER
@@ -55,7 +55,7 @@ def explain_command(
       penstock explain plan.json recorded-step.json --html both.html
       penstock explain /tmp/penstock-flight-x1 --html last-step.html
     """
-    if _are_flight_records(sources):
+    if is_flight(sources[0]) or Path(sources[0]).is_dir():
         _explain_flights(reports.make_console(), sources, html_file, as_json=as_json)
         return
     if len(sources) == 2 and is_file(sources[1]):
@@ -93,10 +93,6 @@ def _explain_difference(
         click.echo(reports.to_json(reviews.review_values(found)))
     else:
         click.echo(reviews.review_text(found, recorded))
-
-
-def _are_flight_records(sources: Sequence[str]) -> bool:
-    return Path(sources[0]).is_dir() or sources[0].endswith(".flight")
 
 
 def _explain_flights(

@@ -1,7 +1,9 @@
 """Schedules and costs from the arguments of a command."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -9,6 +11,7 @@ import click
 from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
 from penstock.cli.options import Size
+from penstock.cli.progress import busy
 from penstock.costs import Costs
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
@@ -16,9 +19,16 @@ from penstock.planner.plans import Plan
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
-from penstock.view.sources import is_file, read_source
+from penstock.view import sources
 
-__all__ = ["Loaded", "add_working_folder", "load", "load_checked", "require_torch"]
+__all__ = [
+    "Loaded",
+    "add_working_folder",
+    "load",
+    "load_checked",
+    "price_alike",
+    "require_torch",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +49,32 @@ class Loaded:
         """Return the timeline: as recorded if no costs are given, else simulated."""
         if given is None and self.timeline is not None:
             return self.timeline
-        return simulate(self.schedule, self.choose_costs(given))
+        with busy(f"simulating {self.schedule.name}"):
+            return simulate(self.schedule, self.choose_costs(given))
+
+
+def price_alike(loaded: Sequence[Loaded], given: Costs | None) -> dict[str, Timeline]:
+    """Price schedules for the same model; without given costs, recorded steps keep their times.
+
+    The other schedules then get the costs of the first plan, or else of the first recorded step.
+    """
+    if given is not None:
+        return sources.price_alike([found.schedule for found in loaded], costs=given)
+    planned = (found.costs for found in loaded if found.costs is not None)
+    recorded = (costs_of(found.timeline) for found in loaded if found.timeline is not None)
+    items = [found.schedule if found.timeline is None else found.timeline for found in loaded]
+    return sources.price_alike(items, costs=next(chain(planned, recorded), None))
 
 
 def load(source: str, size: Size) -> Loaded:
     """Build a family by name, or read a schedule, a plan, a recorded step or a trace."""
-    if not is_file(source):
+    text = f"reading {source}" if sources.is_file(source) else f"building {source}"
+    with busy(text):
+        return _load(source, size)
+
+
+def _load(source: str, size: Size) -> Loaded:
+    if not sources.is_file(source):
         schedule = build(
             source,
             ranks=size.ranks,
@@ -52,7 +82,7 @@ def load(source: str, size: Size) -> Loaded:
             stages_per_rank=size.stages_per_rank,
         )
         return Loaded(schedule)
-    found = read_source(source)
+    found = sources.read_source(source)
     match found:
         case Schedule():
             return Loaded(found)
@@ -63,9 +93,15 @@ def load(source: str, size: Size) -> Loaded:
 
 
 def load_checked(source: str, size: Size, *, lowered: bool = False) -> Loaded:
-    """Load and check a schedule; a problem ends the command with exit code 1."""
+    """Load and check a schedule; a problem ends the command with exit code 1.
+
+    What was recorded is not checked: a step that did not finish can be drawn and priced too.
+    """
     found = load(source, size)
-    problems = find_problems(found.schedule, limit=1)
+    if found.timeline is not None and not lowered:
+        return found
+    with busy(f"checking {found.schedule.name}"):
+        problems = find_problems(found.schedule, limit=1)
     if problems:
         click.echo(f"penstock: {source} is not a valid schedule: {problems[0]}", err=True)
         sys.exit(1)

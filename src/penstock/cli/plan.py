@@ -40,7 +40,7 @@ class _Request:
     shard_optimizer: bool
 
 
-@click.command("plan")
+@options.command("plan")
 @click.argument("costs_file", metavar="[COSTS]", type=options.INPUT_FILE, required=False)
 @options.ranks_option(4)
 @options.MICROBATCHES
@@ -57,22 +57,34 @@ class _Request:
     is_flag=True,
     help="Choose placement, cuts, microbatch size and checkpointing; COSTS are those of layers.",
 )
-@click.option("--batch", type=click.IntRange(1), help="Rows of a batch; with --search only.")
 @click.option(
-    "--effort", type=click.FloatRange(0), help="Rows of orders to build, in place of --seconds."
+    "--batch",
+    type=options.COUNT,
+    metavar="ROWS",
+    help="Rows of a batch, such as 64; with --search only.",
+)
+@click.option(
+    "--effort",
+    type=click.FloatRange(0),
+    metavar="ROWS",
+    help="Rows of orders to build, in place of --seconds, such as 1e6.",
 )
 @click.option(
     "--devices",
-    type=click.IntRange(1),
+    type=options.COUNT,
+    metavar="N",
     help="Divide devices between ranks and replicas, in place of --ranks; with --search only.",
 )
 @click.option(
-    "--rank-factors", help="Seconds per rank as multiples, such as 1,1,1.5; with --search only."
+    "--rank-factors",
+    metavar="FACTOR[,...]",
+    help="Seconds per rank as multiples, such as 1,1,1.5; with --search only.",
 )
 @click.option(
     "--reduction-bandwidth",
     "bandwidth",
     type=options.Bytes(),
+    metavar="BYTES/S",
     help="Bytes per second between replicas, such as 50GB; with --devices only.",
 )
 @click.option(
@@ -84,10 +96,10 @@ class _Request:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=options.OUTPUT_FOLDER,
     help="Folder for schedule.csv, plan.json and report.md.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@options.JSON
 @with_workload
 @options.with_given_costs
 def plan_command(
@@ -174,6 +186,7 @@ def _search(request: _Request, file: Path | None, batch: int | None) -> Findings
             batch=batch,
             memory=request.memory,
             transfer=model.transfer,
+            host_message=model.host_message,
             rank_factors=request.rank_factors,
             reduction_bandwidth=request.bandwidth,
             shard_optimizer=request.shard_optimizer,

@@ -11,7 +11,7 @@ from penstock.view.playground.page import playground
 __all__ = ["playground_command"]
 
 
-@click.command("playground")
+@options.command("playground")
 @click.option(
     "-o",
     "--output",

@@ -7,7 +7,6 @@ import click
 from penstock.cli import inputs, options, reports
 from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.costs import Costs
-from penstock.sim.comparison import compare
 from penstock.sim.period import Boundary
 from penstock.sim.throughput import Workload
 from penstock.view import Comparison, draw
@@ -16,8 +15,8 @@ from penstock.view.text.tables import rank_table, summary_table
 __all__ = ["compare_command", "simulate_command"]
 
 
-@click.command("simulate")
-@click.argument("schedule")
+@options.command("simulate")
+@options.schedule_argument(metavar="SCHEDULE")
 @options.with_size
 @options.with_costs
 @options.LOWER
@@ -54,8 +53,8 @@ def simulate_command(
     console.print(rank_table(timeline, boundary))
 
 
-@click.command("compare")
-@click.argument("schedules", nargs=-1, required=True)
+@options.command("compare")
+@options.schedule_argument("schedules", several=True, metavar="SCHEDULE...")
 @options.with_size
 @options.with_costs
 @options.BOUNDARY
@@ -78,9 +77,9 @@ def compare_command(
     """Price schedules side by side for the same model; ratios are to the first.
 
     A single number is the cost of one rank's share of the model, so that schedules with one and
-    with several stages per rank compare fairly. If no costs are given, those of the first plan
-    are used. With --tokens the table has tokens per second, and MFU with the FLOPs of a token and
-    the peak of a device.
+    with several stages per rank compare fairly. If no costs are given, recorded steps keep their
+    times, and the others get the costs of the first plan or recorded step. With --tokens the
+    table has tokens per second, and MFU with the FLOPs of a token and the peak of a device.
 
     \b
     Examples:
@@ -89,8 +88,7 @@ def compare_command(
       penstock compare plan.json 1F1B -r 2 -m 8 --html both.html
     """
     loaded = [inputs.load_checked(schedule, size) for schedule in schedules]
-    planned = next((found.costs for found in loaded if found.costs is not None), None)
-    timelines = compare([found.schedule for found in loaded], costs or planned)
+    timelines = inputs.price_alike(loaded, costs)
     comparison = Comparison(timelines, boundary, workload)
     reports.write_views(comparison, html_file, figures)
     if as_json:

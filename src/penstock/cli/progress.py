@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from threading import Timer
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,23 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.planner.order.solver import Progress as SolverProgress
 from penstock.view.units import format_bytes, format_number, format_share
 
 if TYPE_CHECKING:
+    # Most commands are over before the planner would be loaded.
+    from penstock.planner.order.solver import Progress as SolverProgress
     from penstock.tools.demo.task import Task
     from penstock.tools.demo.training import TrainedStep, TrainingReport
 
-__all__ = ["Display", "show_busy", "show_rounds", "show_solving", "show_training", "sparkline"]
+__all__ = [
+    "Display",
+    "busy",
+    "show_busy",
+    "show_rounds",
+    "show_solving",
+    "show_training",
+    "sparkline",
+]
 
 # The number of lines per training in a log.
 _LOG_LINES = 6
@@ -132,13 +142,26 @@ def _line_drawer(console: Console, name: str) -> Callable[[Display], None]:
 
 
 @contextmanager
-def show_busy(console: Console, text: str) -> Iterator[None]:
-    """Show in a terminal what is running."""
+def show_busy(console: Console, text: str, *, patience: float = 1.0) -> Iterator[None]:
+    """Show in a terminal what is running, once it has taken `patience` seconds."""
     if not console.is_terminal:
         yield
         return
-    with console.status(text):
+    status = console.status(text)
+    timer = Timer(patience, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
         yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+def busy(text: str) -> AbstractContextManager[None]:
+    """Show what is running where the output of a command does not go."""
+    return show_busy(Console(stderr=True), text)
 
 
 @contextmanager

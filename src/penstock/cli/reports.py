@@ -15,6 +15,7 @@ from rich.text import Text
 
 from penstock.atomic_files import write_atomically
 from penstock.checks.problem import Problem
+from penstock.cli.progress import busy
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
@@ -331,7 +332,8 @@ def write_views(
 ) -> None:
     """Write a page and figures, as far as they are asked for, and name each file."""
     if html_file is not None:
-        write_atomically(html_file, page(source))
+        with busy("drawing"):
+            write_atomically(html_file, page(source))
         announce(html_file)
     for path in figures:
         save(source, path)

@@ -16,13 +16,14 @@ from penstock.view.sources import read_recorded
 __all__ = ["revise_command"]
 
 
-@click.command("revise")
+@options.command("revise")
 @click.argument("plan_file", metavar="PLAN", type=options.INPUT_FILE)
-@click.argument("steps", metavar="STEP...", type=options.INPUT_FILE, nargs=-1, required=True)
+@click.argument("steps", metavar="STEP...", type=options.INPUT_FILES, nargs=-1, required=True)
 @options.SOLVER_SECONDS
 @click.option(
     "--least-gain",
-    type=click.FloatRange(0, 1),
+    type=options.SHARE,
+    metavar="SHARE",
     default=0.02,
     show_default=True,
     help="Smallest share of a step that a new plan must save.",

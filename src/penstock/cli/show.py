@@ -13,7 +13,7 @@ from penstock.view.trace import write_trace
 __all__ = ["list_command", "show_command"]
 
 
-@click.command("list")
+@options.command("list")
 @options.JSON
 def list_command(as_json: bool) -> None:
     """List the families of schedules.
@@ -28,8 +28,8 @@ def list_command(as_json: bool) -> None:
         reports.make_console().print(reports.family_table(FAMILIES.values()))
 
 
-@click.command("show")
-@click.argument("schedule")
+@options.command("show")
+@options.schedule_argument(metavar="SCHEDULE")
 @options.with_size
 @options.with_costs
 @options.LOWER

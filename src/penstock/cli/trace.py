@@ -12,11 +12,12 @@ from penstock.view.text.tables import rank_table, summary_table
 __all__ = ["trace_command"]
 
 
-@click.command("trace")
-@click.argument("files", metavar="FILE...", type=options.INPUT_FILE, nargs=-1, required=True)
+@options.command("trace")
+@click.argument("files", metavar="FILE...", type=options.INPUT_FILES, nargs=-1, required=True)
 @click.option(
     "--step",
     type=int,
+    metavar="N",
     default=-1,
     show_default=True,
     help="Which of several profiled steps, from 0; -1 is the last.",

@@ -5,12 +5,13 @@ import sys
 import click
 
 from penstock.cli import inputs, options, reports
+from penstock.cli.progress import busy
 
 __all__ = ["verify_command"]
 
 
-@click.command("verify")
-@click.argument("schedule")
+@options.command("verify")
+@options.schedule_argument(metavar="SCHEDULE")
 @options.with_size
 @click.option(
     "--model",
@@ -19,13 +20,16 @@ __all__ = ["verify_command"]
     metavar="mlp|gpt|MODULE:FUNCTION",
     help="A built-in model, or a function of yours, which is imported and called.",
 )
-@click.option("--rows", type=click.IntRange(1), help="Rows of the batch, for a built-in model.")
+@click.option(
+    "--rows", type=options.COUNT, metavar="ROWS", help="Rows of the batch, for a built-in model."
+)
 @click.option(
     "--processes", is_flag=True, help="Run one gloo process per rank instead of one process."
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(0),
+    metavar="SHARE",
     default=1e-10,
     show_default=True,
     help="Largest relative error of loss and gradients.",
@@ -57,7 +61,9 @@ def verify_command(
 
     found = inputs.load_checked(schedule, size).schedule
     inputs.add_working_folder()
-    checks = verify(VerifyRequest(found, model, tolerance, rows), uses_processes=processes)
+    request = VerifyRequest(found, model, tolerance, rows)
+    with busy("training one step"):
+        checks = verify(request, uses_processes=processes)
     if as_json:
         click.echo(reports.to_json(reports.verification(found, model, checks)))
     else:

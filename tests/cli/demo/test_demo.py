@@ -134,7 +134,11 @@ def test_report_shows_predicted_and_recorded_in_a_browser(demo: Demo, open_page:
     visit = open_page((demo.output / "report.html").read_text(encoding="utf-8"))
     visit.settle()
     headings = visit.page.locator("section.panel h2").all_inner_texts()
-    assert headings == ["predicted", "recorded", "1F1B, recorded", "GPipe, recorded"]
+    # Which family comes second is a matter of measured costs: on a busy machine it was ZBV once.
+    (compared,) = re.findall(r"^Compare: the plan and (.+?) ─", demo.stdout, re.MULTILINE)
+    others = [f"{name}, recorded" for name in compared.split(" and ")]
+    assert headings == ["predicted", "recorded", *others]
+    assert {"1F1B, recorded", "GPipe, recorded"} <= set(headings)
     assert all(panel.is_visible() for panel in visit.page.locator("section.panel").all())
 
 

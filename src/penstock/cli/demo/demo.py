@@ -35,17 +35,19 @@ __all__ = ["demo_command", "run_demo"]
 _PLAN = "plan"
 
 
-@click.command("demo")
+@options.command("demo")
 @options.ranks_option(2, "Number of ranks, one process each.")
 @click.option(
     "--schedule",
+    metavar="plan|FAMILY",
     default=_PLAN,
     show_default=True,
     help="Schedule of the training: plan, or the name of a family.",
 )
 @click.option(
     "--steps",
-    type=click.IntRange(1),
+    type=options.COUNT,
+    metavar="N",
     default=60,
     show_default=True,
     help="Number of training steps.",
@@ -58,7 +60,7 @@ _PLAN = "plan"
 )
 @click.option(
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=options.OUTPUT_FOLDER,
     default=Path("demo-output"),
     show_default=True,
     help="Folder for the page and other files.",

@@ -16,7 +16,7 @@ from penstock.view import draw, save
 __all__ = ["curve_command"]
 
 
-@click.command("curve")
+@options.command("curve")
 @click.argument("costs_file", metavar="[COSTS]", type=options.INPUT_FILE, required=False)
 @options.ranks_option(4)
 @options.MICROBATCHES
@@ -29,7 +29,8 @@ __all__ = ["curve_command"]
 )
 @click.option(
     "--points",
-    type=click.IntRange(1),
+    type=options.COUNT,
+    metavar="N",
     default=8,
     show_default=True,
     help="Number of limits if none are given.",
@@ -42,6 +43,7 @@ __all__ = ["curve_command"]
 @click.option(
     "--seconds",
     type=click.FloatRange(0),
+    metavar="SECONDS",
     default=1.0,
     show_default=True,
     help="Time limit of the solver for each point.",

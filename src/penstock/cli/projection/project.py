@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from penstock.cli import options, reports
+from penstock.cli.progress import busy
 from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.errors import ArgumentError
 from penstock.planner.projection.cluster import Cluster
@@ -17,66 +18,87 @@ from penstock.sim.throughput import Workload
 
 __all__ = ["project_command"]
 
-_POSITIVE = click.FloatRange(0, min_open=True)
-_SHARE = click.FloatRange(0, 1)
 
-
-@click.command("project")
+@options.command("project")
 @click.argument("layers_file", metavar="LAYERS", type=options.INPUT_FILE)
-@click.option("--nodes", type=click.IntRange(1), required=True, help="Number of nodes.")
+@click.option("--nodes", type=options.COUNT, metavar="N", required=True, help="Number of nodes.")
 @click.option(
     "--devices-per-node",
-    type=click.IntRange(1),
+    type=options.COUNT,
+    metavar="N",
     default=8,
     show_default=True,
     help="Devices of a node.",
 )
 @click.option(
-    "--bandwidth-inside", type=_POSITIVE, required=True, help="Bytes/s of a device in its node."
+    "--bandwidth-inside",
+    type=options.Bytes(),
+    metavar="BYTES/S",
+    required=True,
+    help="Bytes per second of a device in its node, such as 400GB.",
 )
 @click.option(
-    "--bandwidth-between", type=_POSITIVE, required=True, help="Bytes/s of a device between nodes."
+    "--bandwidth-between",
+    type=options.Bytes(),
+    metavar="BYTES/S",
+    required=True,
+    help="Bytes per second of a device between nodes, such as 50GB.",
 )
 @click.option(
-    "--latency-inside", type=float, default=0.0, help="Seconds of an empty message in a node."
+    "--latency-inside",
+    type=float,
+    metavar="SECONDS",
+    default=0.0,
+    help="Seconds of an empty message in a node, such as 2e-6.",
 )
 @click.option(
-    "--latency-between", type=float, default=0.0, help="Seconds of an empty message between nodes."
+    "--latency-between",
+    type=float,
+    metavar="SECONDS",
+    default=0.0,
+    help="Seconds of an empty message between nodes, such as 1e-5.",
 )
 @click.option("--memory", type=options.Bytes(), help="Memory of a device, such as 80GB.")
 @click.option(
     "--speed",
-    type=_POSITIVE,
+    type=options.POSITIVE,
+    metavar="FACTOR",
     default=1.0,
     show_default=True,
     help="How many times faster a device is than the one on which LAYERS were measured.",
 )
 @click.option(
-    "--microbatches",
     "-m",
-    type=click.IntRange(1),
+    "--microbatches",
+    type=options.COUNT,
+    metavar="N",
     required=True,
     help="Microbatches of a step, over all replicas.",
 )
-@click.option("--tensor", type=click.IntRange(1), help="Devices that share a rank's layers.")
-@click.option("--pipeline", type=click.IntRange(1), help="Ranks of a pipeline.")
+@click.option(
+    "--tensor", type=options.COUNT, metavar="N", help="Devices that share a rank's layers."
+)
+@click.option("--pipeline", type=options.COUNT, metavar="N", help="Ranks of a pipeline.")
 @click.option(
     "--tensor-efficiency",
-    type=_SHARE,
+    type=options.SHARE,
+    metavar="SHARE",
     default=1.0,
     show_default=True,
     help="Share of the ideal speed-up that tensor parallelism keeps in compute.",
 )
 @click.option(
     "--tensor-overlap",
-    type=_SHARE,
+    type=options.SHARE,
+    metavar="SHARE",
     default=0.0,
     show_default=True,
     help="Share of tensor collectives that compute hides.",
 )
 @click.option(
     "--data-overlap",
-    type=_SHARE,
+    type=options.SHARE,
+    metavar="SHARE",
     default=0.0,
     show_default=True,
     help="Share of the reduction of gradients that compute hides.",
@@ -138,27 +160,28 @@ def project_command(
         data_overlap=data_overlap,
         shards_optimizer=shard_optimizer,
     )
-    if tensor is None and pipeline is None:
-        found = project_all(
-            layers,
-            cluster,
-            microbatches=microbatches,
-            tokens_per_microbatch=work.tokens_per_microbatch,
-            flops_per_token=work.flops_per_token,
-            assumptions=given,
-        )
-    else:
-        found = (
-            project(
+    with busy("projecting"):
+        if tensor is None and pipeline is None:
+            found = project_all(
                 layers,
                 cluster,
-                _degrees(cluster, tensor or 1, pipeline or 1),
                 microbatches=microbatches,
                 tokens_per_microbatch=work.tokens_per_microbatch,
                 flops_per_token=work.flops_per_token,
                 assumptions=given,
-            ),
-        )
+            )
+        else:
+            found = (
+                project(
+                    layers,
+                    cluster,
+                    _degrees(cluster, tensor or 1, pipeline or 1),
+                    microbatches=microbatches,
+                    tokens_per_microbatch=work.tokens_per_microbatch,
+                    flops_per_token=work.flops_per_token,
+                    assumptions=given,
+                ),
+            )
     _show(found, as_json=as_json)
 
 

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import click
 
+from penstock.cli.options import POSITIVE
 from penstock.errors import ArgumentError
 from penstock.sim.throughput import Throughput, Workload
 
@@ -21,17 +22,22 @@ def with_workload(command: Command) -> Command:
     """
 
     @click.option(
-        "--tokens", type=click.FloatRange(0, min_open=True), help="Tokens of a microbatch."
+        "--tokens",
+        type=POSITIVE,
+        metavar="TOKENS",
+        help="Tokens of a microbatch, such as 4096; adds tokens per second.",
     )
     @click.option(
         "--flops-per-token",
         type=click.FloatRange(0),
+        metavar="FLOPS",
         default=0.0,
         help="FLOPs of a token, forward and backward; for dense transformers 6 x parameters.",
     )
     @click.option(
         "--peak-flops",
         type=click.FloatRange(0),
+        metavar="FLOP/S",
         default=0.0,
         help="Most FLOP/s that a device can do, such as 989e12, for MFU.",
     )

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
-from math import inf
 from pathlib import Path
-from string import ascii_letters
 from typing import Any, TypeAlias
 
 import click
 
+from penstock.cli.options.completion import complete_schedule
+from penstock.cli.options.types import COUNT, INPUT_FILE, OUTPUT_FILE, Numbers
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.sim.period import BOUNDARIES, DEFAULT_BOUNDARY
@@ -17,16 +17,14 @@ from penstock.sim.period import BOUNDARIES, DEFAULT_BOUNDARY
 __all__ = [
     "BOUNDARY",
     "HTML",
-    "INPUT_FILE",
     "JSON",
     "LOWER",
     "MICROBATCHES",
-    "OUTPUT_FILE",
     "SOLVER_SECONDS",
-    "Bytes",
     "Size",
     "merge_costs",
     "ranks_option",
+    "schedule_argument",
     "with_costs",
     "with_figures",
     "with_given_costs",
@@ -37,9 +35,9 @@ __all__ = [
 Command: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[Command], Command]
 
-INPUT_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUTPUT_FILE = click.Path(dir_okay=False, path_type=Path, writable=True)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of pictures.")
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="Print everything, as JSON, instead of pictures."
+)
 BOUNDARY = click.option(
     "--boundary",
     type=click.Choice(BOUNDARIES),
@@ -52,7 +50,8 @@ HTML = click.option("--html", "html_file", type=OUTPUT_FILE, help="Write an inte
 MICROBATCHES = click.option(
     "-m",
     "--microbatches",
-    type=click.IntRange(1),
+    type=COUNT,
+    metavar="N",
     default=8,
     show_default=True,
     help="Number of microbatches in a step.",
@@ -60,17 +59,29 @@ MICROBATCHES = click.option(
 SOLVER_SECONDS = click.option(
     "--seconds",
     type=click.FloatRange(0),
+    metavar="SECONDS",
     default=5.0,
     show_default=True,
     help="Time limit of the solver.",
 )
 
-_PREFIXES = ("", "k", "m", "g", "t", "p")
-_UNITS = {
-    f"{prefix}ib" if prefix else "": 1024.0**power for power, prefix in enumerate(_PREFIXES)
-} | {f"{prefix}b": 1000.0**power for power, prefix in enumerate(_PREFIXES)}
-
-# By field of Costs. A value is one number, or one per stage (for a transfer, one).
+# Costs that are neither seconds nor bytes.
+_COST_UNITS = {
+    "overlap_gain": "SHARE",
+    "collective_overlap": "SHARE",
+    "wires": "NODE",
+    "microbatch_scale": "FACTOR",
+}
+# One number each; of the others one, or one per stage, rank or microbatch.
+_SINGLE_COSTS = (
+    "transfer",
+    "send",
+    "overlap_gain",
+    "host_action",
+    "host_message",
+    "collective_overlap",
+)
+# By field of Costs.
 _COST_HELP = {
     "forward": "Seconds of a forward.",
     "backward_input": "Seconds of a backward for inputs.",
@@ -94,6 +105,9 @@ _COST_HELP = {
     "collective_overlap": "Share of these collectives that runs beside compute, from 0 to 1.",
     "wires": "The node of each rank; messages from a node to others share one wire.",
     "microbatch_scale": "Size of every microbatch, as multiples of what the costs are for.",
+    "recompute": "Seconds to recompute what a forward saves; by default those of the forward.",
+    "input_bytes": "Bytes that a recomputed forward keeps; by default those of a message.",
+    "host_link": "Bytes per second from a rank to its host, and as many back at the same time.",
 }
 
 
@@ -106,12 +120,24 @@ class Size:
     stages_per_rank: int | None
 
 
+def schedule_argument(name: str = "schedule", *, several: bool = False, metavar: str) -> Decorator:
+    """Return the argument that takes the name of a family or a file."""
+    return click.argument(
+        name,
+        metavar=metavar,
+        nargs=-1 if several else 1,
+        required=True,
+        shell_complete=complete_schedule,
+    )
+
+
 def ranks_option(default: int, help_text: str = "Number of ranks.") -> Decorator:
     """Return the option for the number of ranks."""
     return click.option(
         "-r",
         "--ranks",
-        type=click.IntRange(1),
+        type=COUNT,
+        metavar="N",
         default=default,
         show_default=True,
         help=help_text,
@@ -125,7 +151,8 @@ def with_size(command: Command) -> Command:
     @MICROBATCHES
     @click.option(
         "--stages-per-rank",
-        type=click.IntRange(1),
+        type=COUNT,
+        metavar="N",
         help="Number of stages per rank. [default: that of the family]",
     )
     @wraps(command)
@@ -168,8 +195,13 @@ def with_given_costs(command: Command) -> Command:
 
     for name in reversed(names):
         flag, help_text = f"--{name.replace('_', '-')}", _COST_HELP[name]
-        wrapper = click.option(flag, name, type=_Numbers(), help=help_text)(wrapper)
+        wrapper = click.option(flag, name, type=_type_of(name), help=help_text)(wrapper)
     return wrapper
+
+
+def _type_of(cost: str) -> Numbers:
+    unit = "BYTES" if cost.endswith("_bytes") else _COST_UNITS.get(cost, "SECONDS")
+    return Numbers(unit, is_several=cost not in _SINGLE_COSTS)
 
 
 def merge_costs(file: Path | None, given: Mapping[str, object]) -> Costs:
@@ -197,40 +229,3 @@ def with_figures(command: Command) -> Command:
         help_text = f"Write a figure as {name.upper()}."
         wrapper = click.option(f"--{name}", type=OUTPUT_FILE, help=help_text)(wrapper)
     return wrapper
-
-
-class _Numbers(click.ParamType[Any]):
-    """A number, or several separated by commas."""
-
-    name = "NUMBER[,NUMBER...]"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | tuple[float, ...]:
-        try:
-            numbers = tuple(float(part) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} must be a number, or numbers separated by commas", param, ctx)
-        return numbers[0] if len(numbers) == 1 else numbers
-
-
-class Bytes(click.ParamType[Any]):
-    """A number of bytes, with or without a unit: 1e9, 512MiB, 40GiB, 80 GB."""
-
-    name = "BYTES"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """Return the number of bytes."""
-        text = str(value).strip()
-        number = text.rstrip(ascii_letters)
-        unit = text.removeprefix(number).lower()
-        try:
-            found = float(number) * _UNITS[unit]
-        except (ValueError, KeyError):
-            found = -1.0
-        if not 0 <= found < inf:
-            message = f"{value!r} must be a number of bytes, such as 1e9, 512MiB or 40GiB"
-            self.fail(message, param, ctx)
-        return found

@@ -1,0 +1,60 @@
+"""Options: types with units, those that commands share, and help by purpose."""
+
+from penstock.cli.options.completion import complete_schedule
+from penstock.cli.options.grouping import GroupedCommand, command
+from penstock.cli.options.shared import (
+    BOUNDARY,
+    HTML,
+    JSON,
+    LOWER,
+    MICROBATCHES,
+    SOLVER_SECONDS,
+    Size,
+    merge_costs,
+    ranks_option,
+    schedule_argument,
+    with_costs,
+    with_figures,
+    with_given_costs,
+    with_size,
+)
+from penstock.cli.options.types import (
+    COUNT,
+    INPUT_FILE,
+    INPUT_FILES,
+    OUTPUT_FILE,
+    OUTPUT_FOLDER,
+    POSITIVE,
+    SHARE,
+    Bytes,
+    Numbers,
+)
+
+__all__ = [
+    "BOUNDARY",
+    "COUNT",
+    "HTML",
+    "INPUT_FILE",
+    "INPUT_FILES",
+    "JSON",
+    "LOWER",
+    "MICROBATCHES",
+    "OUTPUT_FILE",
+    "OUTPUT_FOLDER",
+    "POSITIVE",
+    "SHARE",
+    "SOLVER_SECONDS",
+    "Bytes",
+    "GroupedCommand",
+    "Numbers",
+    "Size",
+    "command",
+    "complete_schedule",
+    "merge_costs",
+    "ranks_option",
+    "schedule_argument",
+    "with_costs",
+    "with_figures",
+    "with_given_costs",
+    "with_size",
+]
