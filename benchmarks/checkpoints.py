@@ -32,8 +32,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_by_torch
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 import penstock as ps
-
-RESULTS = Path(__file__).parent / "results" / "checkpoints.md"
+from result_files import write_result
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ def row(name: str, times: list[Times], base: list[Times]) -> str:
 
 def table(title: str, found: dict[str, list[Times]]) -> str:
     lines = [
-        f"### {title}",
+        f"## {title}",
         "",
         "| what | seconds until done | of the processor | blocked | processor, of torch's |",
         "|---|---|---|---|---|",
@@ -187,16 +186,15 @@ def main() -> None:
     small = Subject((16, 16), options.small)
     # Parameters of 2048 x 2048 with two averages: 48 MiB each.
     large = Subject((2048, 2048), max(1, round(options.mebibytes / 48)))
-    text = "\n\n".join(
+    sections = [
         table(f"{title}, {subject.num_bytes / 2**20:.0f} MiB", measure(subject, options.rounds))
         for title, subject in (
             (f"{options.small} small parameters with AdamW", small),
             ("Large parameters with AdamW", large),
         )
-    )
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text + "\n", encoding="utf-8")
+    ]
+    spread = f"medians of {options.rounds} runs in turns, with the least and the most"
+    print(write_result("checkpoints", "Checkpoints", sections, spread=spread))
     dist.destroy_process_group()
 
 

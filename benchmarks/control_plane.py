@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from penstock.alive.guard_opening import open_heartbeat
@@ -30,8 +29,8 @@ from penstock.alive.tree.member import Member
 from penstock.ranks.tree.links import TreeLinks, open_links
 from penstock.ranks.tree.meeting import Meeting
 from penstock.torch_private import PrefixStore, TCPStore
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results" / "control_plane.md"
 HOST = "127.0.0.1"
 PROCESSES = 8
 STEPS = 20
@@ -177,7 +176,7 @@ def open_processes(size: int) -> Iterator[Callable[[str], Phase]]:
         answers = [pipe.recv() for pipe in pipes]
         errors = [error for _, found, _ in answers for error in found]
         if errors:
-            raise SystemExit("\n".join(errors[:5]))
+            raise SystemExit("\n".join([f"{what} failed:", *errors[:5]]))
         learned = [one for _, _, found in answers for one in found]
         return Phase(time.monotonic() - begin, answers[0][0], learned)
 
@@ -229,8 +228,8 @@ def main() -> None:
     size = parser.parse_args().ranks
     lines = ["| what | on the clock | processor time of rank 0 |", "|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in measure(size)]
-    RESULTS.write_text("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    title = f"The control plane of {size:,} ranks"
+    print(write_result("control_plane", title, ["\n".join(lines)], spread="one run"))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ from torch.distributed import pipelining
 
 import penstock as ps
 from penstock.alive.timeouts import Timeouts
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results" / "faults.md"
 LIBRARIES = ("torch", "penstock")
 SCHEDULES = ("1F1B", "ZBV")
 KINDS = ("raise in F", "raise in B", "SIGKILL", "SIGSTOP", "exit")
@@ -151,11 +151,12 @@ def main() -> None:
         for number, result in enumerate(pool.map(run_case, cases), 1):
             print(f"{number} of {len(cases)}: {progress(result)}", file=sys.stderr, flush=True)
             results.append(result)
-    sizes = f"torch {torch.__version__}, {os.cpu_count()} cores"
-    text = f"{sizes}\n\n{table(results)}\n\n{said_table(results)}\n"
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text, encoding="utf-8")
+    spread = f"medians over the cases, with the worst; {options.at_once} cases at a time"
+    sections = [
+        f"## Outcomes\n\n{table(results)}",
+        f"## What another rank raised\n\n{said_table(results)}",
+    ]
+    print(write_result("faults", "Faults", sections, spread=spread))
 
 
 def progress(result: Result) -> str:

@@ -4,10 +4,9 @@
     python benchmarks/gpu_ranks.py --quick            fewer repeats, three schedules
     python benchmarks/gpu_ranks.py --only ZBV 1F1B
 
-With as many GPUs as ranks every rank has its own. With fewer, all ranks share the first one: each
-gets its share of the multiprocessors by MPS, if that can be started, and NCCL is made to talk over
-loopback sockets, because it refuses two ranks on one device of one host. That link is slow, so
-compare the columns of NCCL with each other, and peer memory with what the simulator predicts.
+With fewer GPUs than ranks, all ranks share the first one; see ranks_on_one_gpu.py. NCCL is slow
+then, so compare the columns of NCCL with each other, and peer memory with what the simulator
+predicts.
 
 Each schedule runs in turns: torch over NCCL, Penstock over NCCL, Penstock over peer memory. No
 outputs are returned on either side. "One by one" waits for all devices after every step and takes
@@ -25,22 +24,13 @@ Prints its table and writes it to benchmarks/results/gpu_ranks.md.
 """
 
 import argparse
-import datetime
 import gc
 import os
-import shutil
-import socket
-import statistics
-import subprocess
 import sys
-import tempfile
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -53,8 +43,17 @@ from torch.multiprocessing.spawn import spawn
 
 import penstock as ps
 from penstock.sim.costs_of_timeline import costs_of
+from ranks_on_one_gpu import (
+    Meter,
+    describe_device,
+    free_port,
+    join,
+    shared_device,
+    spread_of,
+    take_turns,
+)
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results" / "gpu_ranks.md"
 # Our name, torch's class where there is one, and stages per rank.
 SCHEDULES = (
     ("GPipe", "ScheduleGPipe", 1),
@@ -135,8 +134,7 @@ class Rank:
     def __init__(self, rank: int, options: argparse.Namespace, device: torch.device) -> None:
         self.rank, self.options, self.device = rank, options, device
         self.ranks, self.began = options.ranks, perf_counter()
-        # The host's own barrier: NCCL's would take part of a shared device.
-        self.host = dist.new_group(backend="gloo")
+        self.meter = Meter(device)
         generator = torch.Generator(device).manual_seed(1)
         shape = options.microbatches, options.tokens, options.width
         self.x, self.y = (
@@ -213,43 +211,25 @@ class Rank:
 
     def time_one(self, runner: Runner) -> float:
         self.clear(runner)
-        torch.cuda.synchronize()
-        dist.barrier(self.host)
-        begin = perf_counter()
-        runner.step()
-        torch.cuda.synchronize()
-        return self.slowest(perf_counter() - begin)
+        return self.meter.time(runner.step)
 
-    def time_many(self, runner: Runner, steps: int) -> float:
-        torch.cuda.synchronize()
-        dist.barrier(self.host)
-        begin = perf_counter()
-        for _ in range(steps):
+    def time_many(self, runner: Runner) -> float:
+        def step() -> None:
             self.clear(runner)
             runner.step()
-        torch.cuda.synchronize()
-        return self.slowest(perf_counter() - begin) / steps
 
-    def slowest(self, seconds: float) -> float:
-        largest = torch.tensor([seconds], dtype=torch.float64)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, self.host)
-        return largest.item()
+        return self.meter.time(step, self.options.many)
 
     def peak(self, runner: Runner, others: int) -> float:
-        """The most MiB of any rank in a step, without the bytes that other runners hold."""
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
         self.clear(runner)
-        runner.step()
-        torch.cuda.synchronize()
-        return self.slowest(torch.cuda.max_memory_allocated() - others) / 2**20
+        return self.meter.peak(runner.step, others)
 
     def costs_alone(self) -> ps.Costs:
         """Costs of a rank's share of the model, which the first rank measures alone."""
         found: list[Any] = [None]
         if self.rank == 0:
             found = [self.measure()]
-        dist.broadcast_object_list(found, 0, self.host)
+        dist.broadcast_object_list(found, 0, self.meter.host)
         f, i, w, b = found[0]
         return ps.Costs(forward=f, backward_input=i, backward_weight=w, full_backward=b)
 
@@ -291,30 +271,24 @@ class Rank:
         makers += [partial(self.ours, name, per_rank, transport) for transport in transports]
         runners = [self.warm_up(make) for make in makers]
         held = sum(runner.held for runner in runners)
-        ones: dict[str, list[float]] = {runner.who: [] for runner in runners}
-        manys: dict[str, list[float]] = {runner.who: [] for runner in runners}
-        for number in range(self.options.repeats):
-            for runner in runners[number % len(runners) :] + runners[: number % len(runners)]:
-                ones[runner.who].append(self.time_one(runner))
-        for _ in range(2):
-            for runner in runners:
-                manys[runner.who].append(self.time_many(runner, self.options.many))
+        ones = take_turns(runners, self.options.repeats, self.time_one)
+        manys = take_turns(runners, 2, self.time_many)
         built = ps.build(name, ranks=self.ranks, microbatches=self.options.microbatches)
         timeline = ps.simulate(built, costs)
         rows = [
             Row(
                 name,
                 runner.who,
-                spread_of(ones[runner.who]),
-                min(manys[runner.who]),
+                spread_of(one),
+                min(many),
                 self.peak(runner, held - runner.held),
                 timeline.end_time,
                 self.simulate_recorded(runner, name),
                 max(timeline.busy_seconds),
             )
-            for runner in runners
+            for runner, one, many in zip(runners, ones, manys, strict=True)
         ]
-        dist.barrier(self.host)
+        dist.barrier(self.meter.host)
         for runner in runners:
             runner.close()
         del runners
@@ -330,38 +304,11 @@ def beside(measured: float, simulated: float | None) -> str:
     return f"{1e3 * simulated:.1f} ({measured / simulated / 1e3:.3f})"
 
 
-def spread_of(seconds: list[float]) -> tuple[float, float, float]:
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return low, middle, high
-
-
-def join(rank: int, port: int, options: argparse.Namespace) -> torch.device:
-    """Join the ranks' process group, and return this rank's device."""
-    warnings.simplefilter("ignore")
-    is_shared = torch.cuda.device_count() < options.ranks
-    device = torch.device("cuda", 0 if is_shared else rank)
-    if is_shared:
-        # NCCL takes every rank for a host of its own.
-        os.environ.update(NCCL_HOSTID=f"host{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
-        os.environ.update(NCCL_P2P_DISABLE="1", NCCL_SHM_DISABLE="1")
-        os.environ.update(NCCL_SOCKET_NTHREADS="2", NCCL_NSOCKS_PERTHREAD="2")
-    torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl",
-        rank=rank,
-        world_size=options.ranks,
-        init_method=f"tcp://127.0.0.1:{port}",
-        timeout=datetime.timedelta(seconds=120),
-        device_id=device,
-    )
-    return device
-
-
 def work(rank: int, port: int, options: argparse.Namespace) -> None:
     """Run everything on one rank; the first one prints and writes the tables."""
-    device = join(rank, port, options)
+    device = join(rank, port, options.ranks)
     try:
-        bench(Rank(rank, options, device), torch.cuda.device_count() < options.ranks)
+        bench(Rank(rank, options, device))
     except BaseException:
         # The other ranks wait for this one.
         traceback.print_exc()
@@ -370,15 +317,13 @@ def work(rank: int, port: int, options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def bench(own: Rank, is_shared: bool) -> None:
+def bench(own: Rank) -> None:
     options = own.options
     own.tell("measuring on the first rank alone")
     costs = own.costs_alone()
     one = {name: 1e3 * costs.per_stage(name, 1)[0] for name in COMPUTE}
-    link = "loopback sockets" if is_shared else "the machine's own links"
-    share = f"{options.ranks} ranks on one GPU, {options.share} % each by MPS" if is_shared else ""
     head = [
-        f"{torch.cuda.get_device_name()} {share}, torch {torch.__version__}, NCCL over {link}.",
+        f"{describe_device(options.ranks, options.share)}.",
         f"{options.layers} blocks of d={options.width} a rank, {options.tokens} tokens, "
         f"{options.microbatches} microbatches, bf16, {options.repeats} repeats.",
         "Measured on the first rank alone, ms a microbatch and rank: F {forward:.2f}, I "
@@ -407,33 +352,10 @@ def bench(own: Rank, is_shared: bool) -> None:
             if own.rank == 0:
                 print(line, flush=True)
     if own.rank == 0 and not options.quick:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text("# Steps of several GPU ranks\n\n" + "\n".join(lines) + "\n")
-
-
-@contextmanager
-def shared_device(ranks: int, share: int) -> Iterator[None]:
-    """Split one GPU between processes by MPS, where that can be started."""
-    tool = shutil.which("nvidia-cuda-mps-control")
-    if torch.cuda.device_count() >= ranks or tool is None:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="mps-") as folder:
-        names = ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY")
-        os.environ.update(dict.fromkeys(names, folder))
-        subprocess.run([tool, "-d"], check=True)
-        os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
-        try:
-            yield
-        finally:
-            subprocess.run([tool], input=b"quit\n", check=False)
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+        spread = f"medians of {options.repeats} repeats in turns, with quartiles"
+        device = torch.cuda.get_device_name()
+        text = "\n".join(lines)
+        write_result("gpu_ranks", "Several GPU ranks", [text], spread=spread, device=device)
 
 
 def main() -> None:

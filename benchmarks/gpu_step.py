@@ -17,7 +17,6 @@ import statistics
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -27,9 +26,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 import penstock as ps
+from result_files import write_result
 from split_backward import Block, median_ratio, synchronize
 
-RESULTS = Path(__file__).parent / "results" / "gpu_step.md"
 MICROBATCHES = 8
 SCHEDULES = ["GPipe", "1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 SCHEDULES += ["DualPipeV"]
@@ -178,9 +177,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = Size(2048, 2048) if device.type == "cuda" else Size(64, 64)
     start_group(device)
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    lines = [f"torch {torch.__version__}, {name}, {sys.version.split()[0]}", ""]
-    lines += [
+    name = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    lines = [
         f"{size}, {MICROBATCHES} microbatches; MiB is the peak above what is held before.",
         "",
     ]
@@ -188,10 +186,10 @@ def main() -> None:
     for schedule in SCHEDULES:
         lines += rows_of(schedule, size, device, repeats)
     dist.destroy_process_group()
-    text = "\n".join(lines) + "\n"
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text, encoding="utf-8")
+    spread = f"medians of {repeats} repeats in turns; ratios are medians of ratios of one repeat"
+    title = "Whole steps on one device"
+    text = "\n".join(lines)
+    print(write_result("gpu_step", title, [text], spread=spread, device=name))
 
 
 if __name__ == "__main__":

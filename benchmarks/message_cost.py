@@ -4,7 +4,7 @@
 
 Two ranks. The receiver runs a chain of matrix products alone, while it waits for one message, and
 while messages arrive one after the other. Penstock's own channels carry the messages. With one
-GPU both ranks share it, by MPS if that can be started; see gpu_ranks.py. Times are medians.
+GPU both ranks share it, by MPS if that can be started; see ranks_on_one_gpu.py. Times are medians.
 Prints its table and writes it to benchmarks/results/message_cost.md.
 """
 
@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from gpu_ranks import RESULTS, free_port, join, shared_device
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import Message
 from penstock.tensors.packet import Packet
+from ranks_on_one_gpu import free_port, join, shared_device
+from result_files import write_result
 
 MEBIBYTES = 8
 ARRIVING = 20
@@ -97,10 +98,10 @@ def measure(rank: int, transport: GroupTransport, options: argparse.Namespace) -
 
 
 def work(rank: int, port: int, options: argparse.Namespace) -> None:
-    device = join(rank, port, options)
+    device = join(rank, port, options.ranks)
     lines = [
-        f"{torch.cuda.get_device_name()}, {options.share} % of it for each of two ranks, torch "
-        f"{torch.__version__}: {options.products} products of 2048 x 2048 in bf16, ms.",
+        f"{options.products} products of 2048 x 2048 in bf16, ms; {options.share} % of the GPU "
+        "for each of two ranks.",
         "",
         f"| messages by | alone | one pending | {ARRIVING} x {MEBIBYTES} MiB arriving |",
         "|---|---|---|---|",
@@ -120,7 +121,11 @@ def work(rank: int, port: int, options: argparse.Namespace) -> None:
         transport.close()
     if rank == 1:
         print("\n".join(lines), flush=True)
-        (RESULTS.parent / "message_cost.md").write_text("\n".join(lines) + "\n")
+        spread = f"medians of {options.repeats} repeats"
+        gpu = torch.cuda.get_device_name()
+        text = "\n".join(lines)
+        title = "Compute beside messages"
+        write_result("message_cost", title, [text], spread=spread, device=gpu)
     dist.barrier()
     dist.destroy_process_group()
 

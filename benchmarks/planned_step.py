@@ -1,268 +1,368 @@
 """Plans that run: uneven models on two gloo processes, predicted beside measured.
 
-    python benchmarks/planned_step.py            about five minutes, on a machine that is quiet
-    python benchmarks/planned_step.py --quick    fewer repeats
+    OMP_NUM_THREADS=1 python benchmarks/planned_step.py            on two quiet cores
+    OMP_NUM_THREADS=1 python benchmarks/planned_step.py --quick    fewer repeats
 
-For each model: costs are measured and read off recorded steps of the best fixed family, a schedule
-is solved for them at the memory of that family, and steps of the plan and of the families take
-turns. Families for two stages, one per rank, run the same model cut more coarsely. On a machine
-that has other things to do, only its quick steps are informative: of recorded steps the fastest
-fifth counts, and of timed steps the time that a fifth of them keeps; medians are shown beside it.
-Prints its tables and writes them to benchmarks/results/planned_step.md.
+The models are uneven as real ones are: large vocabularies at both ends, an encoder and a decoder,
+and a rank that is slower than the other. For each, layers and links are measured, and a search
+chooses cuts, placement and order, at the memory of the best family. Every fixed family of one copy
+runs the same model cut in two ways: with the same number of layers for each stage, and so that
+stages are as even as they can be. The plan is then made anew from its own recorded steps. All take
+turns, and each number is a median with the interquartile range as a share of it.
+
+A family at the plan's own cut shows what the order alone is worth; users without a planner do not
+have it, so it is not among the rivals. Prints its tables and writes them to
+benchmarks/results/planned_step.md.
 """
 
 import argparse
-import os
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from pathlib import Path
+from itertools import accumulate, pairwise
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
 from penstock.errors import PenstockError
-from penstock.measuring.links import measure_links
-from penstock.measuring.stages import measure
-from penstock.planner.order.solver import solve
+from penstock.ir.actions import Action, Kind
+from penstock.measuring.links import Links, measure_links
+from penstock.measuring.stability import spread_of
+from penstock.measuring.stages import measure_closely
+from penstock.planner.partition.partition import Partition, partition
+from penstock.planner.partition.pieces import Piece
 from penstock.planner.plans import Plan
-from penstock.planner.problem import SchedulingProblem
+from penstock.planner.revision import revise
+from penstock.planner.search.search import search
 from penstock.schedules.registry import FAMILIES
-from penstock.sim.costs_of_timeline import costs_of
-from penstock.sim.review import Review, review
+from penstock.sim.difference import Difference
+from penstock.sim.review import review
 from penstock.tools.launcher import Report, run_on_ranks
+from penstock.training.options import RunOptions
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results" / "planned_step.md"
 LIMIT_SECONDS = 900
-ROWS, WIDTH, VOCABULARY = 64, 384, 3072
-RECORDED_STEPS = 25
-QUICK_SHARE = 0.2
-COARSE = ("1F1B", "ZB-H1", "ZB-H2")
-SOLVE_SECONDS = 5.0
+RANKS = 2
+ROWS, WIDTH, VOCABULARY = 64, 256, 4096
+RECORDED_STEPS = 15
+SEARCH_SECONDS = 10.0
+# The families that are predicted to be fastest run, these many for each way to cut.
+MOST_RIVALS = 4
+COMPUTE = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT, Kind.FULL_BACKWARD)
+
+
+class Block(nn.Module):
+    """A residual block of two matrices, `wide` times as wide inside."""
+
+    def __init__(self, wide: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            nn.LayerNorm(WIDTH),
+            nn.Linear(WIDTH, wide * WIDTH),
+            nn.GELU(),
+            nn.Linear(wide * WIDTH, WIDTH),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)  # type: ignore[no-any-return]  # modules are untyped
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model by how many layers each of its stages has, and how it is run.
+    """A model as a list of layers: how wide each block is, and what comes before and after.
 
-    With `has_head` the last stage ends in a layer as wide as a vocabulary, and a loss over it.
+    `factors` is what each rank takes for its compute, as a multiple of what it would take.
     """
 
     name: str
-    layers: tuple[int, ...]
-    has_head: bool
-    placement: ps.Placement
-    microbatches: int
+    widths: tuple[int, ...]
+    vocabulary: int = 0
+    factors: tuple[float, ...] = (1.0, 1.0)
+    microbatches: int = 6
+
+    @property
+    def loss(self) -> Callable[..., torch.Tensor]:
+        """Return the loss of the model."""
+        return nn.CrossEntropyLoss() if self.vocabulary else nn.MSELoss()
+
+    def layers(self) -> list[nn.Module]:
+        """Make the layers, the same on every rank."""
+        torch.manual_seed(0)
+        blocks: list[nn.Module] = [Block(wide) for wide in self.widths]
+        if self.vocabulary:
+            # One-hot words times a matrix: an embedding whose gradient is dense.
+            first = nn.Linear(self.vocabulary // 4, WIDTH)
+            return [first, *blocks, nn.Linear(WIDTH, self.vocabulary)]
+        return blocks
+
+    def batch(self, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Draw a batch of these rows, and what its outputs are compared with."""
+        torch.manual_seed(1)
+        if self.vocabulary:
+            words = torch.randint(self.vocabulary // 4, (rows,))
+            one_hot = nn.functional.one_hot(words, self.vocabulary // 4).float()
+            return one_hot, torch.randint(self.vocabulary, (rows,))
+        return torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
 
 
 CASES = (
-    Case("heavy first and last stage, loop", (16, 4, 4, 8), True, ps.Placement.loop(2, 2), 4),
-    Case("the same with more microbatches", (16, 4, 4, 8), True, ps.Placement.loop(2, 2), 8),
-    Case("heavy second and last stage, V", (4, 12, 4, 12), False, ps.Placement.v(2), 4),
+    Case("large vocabulary at both ends", (4,) * 6, vocabulary=VOCABULARY),
+    Case("encoder and decoder", (2,) * 6 + (7,) * 4),
+    Case("one slow rank", (4,) * 8, factors=(1.0, 1.5)),
 )
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one case gave: seconds per step by name, predictions, and where they were off."""
+class Runner:
+    """An order with the cut of the model that it runs."""
 
-    seconds: dict[str, list[float]]
-    predicted: dict[str, float]
-    first_guess: float
-    peak_bytes: dict[str, float]
+    sizes: tuple[int, ...]
+    schedule: ps.Schedule
+    predicted: float
+    peak_bytes: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case gave: what ran, seconds per step, and where the plan's step was off."""
+
+    runners: Mapping[str, Runner]
+    seconds: Mapping[str, list[float]]
     lower_bound: float
-    review: Review
-    replanned: float
+    first_guess: str
+    difference: Difference
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true")
-    repeats = 10 if parser.parse_args().quick else 40
-    sections = [
-        f"torch {torch.__version__}, {os.cpu_count()} cores, two gloo processes with one thread "
-        f"each. Measured is what the quickest {QUICK_SHARE:.0%} of {repeats} steps keep; the "
-        "steps of all schedules took turns."
-    ]
-    for case in CASES:
-        work = partial(_run_case, case, repeats)
-        outcome = run_on_ranks(work, 2, seconds=LIMIT_SECONDS)[0]
+    parser.add_argument("--case", type=int, choices=range(len(CASES)), help="only this case")
+    options = parser.parse_args()
+    repeats = 8 if options.quick else 60
+    chosen = CASES if options.case is None else (CASES[options.case],)
+    sections = ["Two gloo processes with one thread each; the steps of all schedules took turns."]
+    for case in chosen:
+        outcome = run_on_ranks(partial(_run_case, case, repeats), RANKS, seconds=LIMIT_SECONDS)[0]
         sections.append(_describe(case, outcome))
-    text = "\n\n".join(sections) + "\n"
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text, encoding="utf-8")
+    if options.quick or options.case is not None:
+        print("\n\n".join(sections))
+        return
+    spread = f"medians of {repeats} steps, ± the interquartile range as a share of the median"
+    print(write_result("planned_step", "Beside real steps", sections, spread=spread))
 
 
 def _describe(case: Case, found: Outcome) -> str:
-    planned = quick(found.seconds["planned"])
+    measured = {name: statistics.median(times) for name, times in found.seconds.items()}
+    planned = measured["planned again"]
     lines = [
-        f"## {case.name}: stages of {' '.join(map(str, case.layers))} layers"
-        f"{' and a head' if case.has_head else ''}, {case.microbatches} microbatches",
+        f"## {case.name}: {len(case.layers())} layers, {case.microbatches} microbatches",
         "",
-        "| schedule | peak MiB of a rank | predicted s | measured s | predicted / measured "
-        "| measured / planned | median s |",
-        "|---|---|---|---|---|---|---|",
+        "| schedule | layers per stage | peak MiB | predicted ms | measured ms | spread "
+        "| measured / predicted | measured / planned again |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name, times in found.seconds.items():
-        predicted, seconds = found.predicted[name], quick(times)
+    for name, seconds in measured.items():
+        one = found.runners[name]
+        spread = spread_of(np.array(found.seconds[name]))
         lines.append(
-            f"| {name} | {found.peak_bytes[name] / 2**20:.1f} | {predicted:.3f} | {seconds:.3f} "
-            f"| {predicted / seconds:.2f} | {seconds / planned:.2f} "
-            f"| {statistics.median(times):.3f} |"
+            f"| {name} | {' '.join(map(str, one.sizes))} | {one.peak_bytes / 2**20:.1f} "
+            f"| {1e3 * one.predicted:.1f} | {1e3 * seconds:.1f} | ±{spread:.0%} "
+            f"| {seconds / one.predicted:.2f} | {seconds / planned:.2f} |"
         )
+    lines.append("")
+    for way in ("even", "balanced"):
+        rivals = {name: measured[name] for name in measured if name.endswith(f", {way}")}
+        best = min(rivals, key=lambda name: rivals[name])
+        ratio = rivals[best] / planned
+        lines.append(f"The best family with {way} cuts, {best}, is {ratio:.2f} of the plan.")
     lines += [
         "",
-        f"Predicted from `measure` and `measure_links` alone, before any step: "
-        f"{found.first_guess:.3f} s. Proven bound of any schedule at this memory: "
-        f"{found.lower_bound:.3f} s. Planned anew from the recorded steps of the plan: "
-        f"{found.replanned:.3f} s.",
+        f"Planned from recorded steps, no schedule with this cut and memory is faster than "
+        f"{1e3 * found.lower_bound:.1f} ms. {found.first_guess}",
         "",
         "```text",
-        str(found.review),
+        str(found.difference),
         "```",
     ]
     return "\n".join(lines)
 
 
-def make_stages(case: Case) -> list[nn.Module]:
-    torch.manual_seed(0)
-    stages: list[nn.Module] = []
-    for count in case.layers:
-        layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(count)]
-        stages.append(nn.Sequential(*layers))
-    if case.has_head:
-        stages[-1] = nn.Sequential(stages[-1], nn.Linear(WIDTH, VOCABULARY))
-    return stages
-
-
-def make_batch(case: Case, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(1)
-    if case.has_head:
-        return torch.randn(rows, WIDTH), torch.randint(VOCABULARY, (rows,))
-    return torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
-
-
 def _run_case(case: Case, repeats: int, _report: Report) -> Outcome:
-    stages = make_stages(case)
-    loss: Callable[..., torch.Tensor] = nn.CrossEntropyLoss() if case.has_head else nn.MSELoss()
-    x, y = make_batch(case, ROWS * case.microbatches)
+    layers = case.layers()
+    x, y = case.batch(ROWS * case.microbatches)
+    pieces, links = _shared(_measure(case, layers))
 
-    def pipeline(schedule: ps.Schedule | Plan) -> ps.Pipeline:
-        order = schedule.schedule if isinstance(schedule, Plan) else schedule
-        modules = stages if order.num_stages == len(stages) else _join(stages, order.num_stages)
-        return ps.Pipeline(modules, schedule, loss=loss, group=dist.group.WORLD)
+    def pipeline(one: Runner | Plan, sizes: Sequence[int]) -> ps.Pipeline:
+        order = one.schedule if isinstance(one, Runner) else one
+        options = RunOptions(around=_slow_down(case.factors[dist.get_rank()]))
+        stages = _cut(layers, sizes)
+        group = dist.group.WORLD
+        return ps.Pipeline(stages, order, loss=case.loss, group=group, options=options)
 
-    def record(pipe: ps.Pipeline) -> list[ps.Timeline]:
-        results = [pipe.step(x, target=y, record=True) for _ in range(RECORDED_STEPS + 1)]
-        found = [result.timeline for result in results[1:] if result.timeline is not None]
-        found.sort(key=lambda timeline: timeline.end_time)
-        return found[: int(QUICK_SHARE * RECORDED_STEPS)]
-
-    guess = _shared(_guess(case, stages, loss))
-    families = _families(case.placement, case.microbatches)
-    learned = {
-        name: costs_of(*record(pipeline(schedule)), like=guess)
-        for name, schedule in families.items()
-    }
-    memory, costs = _best_family(families, learned)
-    plan = _shared(_solve(case, costs, memory))
-    coarse = _families(ps.Placement.loop(2), case.microbatches)
-    rivals = families | {f"{name}, two stages": coarse[name] for name in COARSE}
-    predictions = {"planned": plan.timeline} | {
-        name: ps.simulate(schedule, costs.recut(2, schedule.num_stages))
-        for name, schedule in rivals.items()
-    }
-    pipelines = {"planned": pipeline(plan)} | {
-        name: pipeline(schedule)
-        for name, schedule in rivals.items()
-        if predictions[name].peak_bytes <= memory
-    }
+    rivals = dict(_rivals(case, pieces, links))
+    memory = min(rivals.values(), key=lambda one: one.predicted).peak_bytes
+    plan = _shared(_search(case, pieces, links, memory))
+    assert plan.choices is not None, "a search makes choices"
+    sizes = plan.choices.sizes
+    runners = {"planned": _runner(plan, sizes)}
+    pipelines = {"planned": pipeline(plan, sizes)}
+    recorded = _record(pipelines["planned"], x, y)
+    again = _shared(revise(plan, *recorded, seconds=5.0).new if dist.get_rank() == 0 else None)
+    runners["planned again"] = _runner(again, sizes)
+    pipelines["planned again"] = pipeline(again, sizes)
+    same_cut = dict(_families(again.problem.costs, sizes, case.microbatches, "the plan's cut"))
+    fastest = min(same_cut, key=lambda name: same_cut[name].predicted)
+    for name, one in (rivals | {fastest: same_cut[fastest]}).items():
+        runners[name] = one
+        pipelines[name] = pipeline(one, one.sizes)
     calls = {name: partial(pipe.step, x, target=y) for name, pipe in pipelines.items()}
     seconds = take_turns(repeats, calls)
-    timelines = record(pipelines["planned"])
-    again = costs_of(*timelines, like=costs)
+    recorded = _record(pipelines["planned again"], x, y)
+    middle = sorted(recorded, key=lambda one: one.end_time)[len(recorded) // 2]
     return Outcome(
+        runners=runners,
         seconds=seconds,
-        predicted={name: predictions[name].end_time for name in pipelines},
-        first_guess=ps.simulate(plan.schedule, guess).end_time,
-        peak_bytes={name: predictions[name].peak_bytes for name in pipelines},
-        lower_bound=plan.lower_bound,
-        review=review(plan.timeline, timelines[len(timelines) // 2]),
-        replanned=_shared(_solve(case, again, memory)).timeline.end_time,
+        lower_bound=again.lower_bound,
+        first_guess=f"Host seconds per message: {1e6 * links.host_message:.0f} us; round trips "
+        f"varied by {max(links.spread.values()):.0%}.",
+        difference=review(again.timeline, middle).difference,
     )
 
 
-def _join(stages: list[nn.Module], count: int) -> list[nn.Module]:
-    """The same model in fewer stages."""
-    size = len(stages) // count
-    return [nn.Sequential(*stages[size * i : size * (i + 1)]) for i in range(count)]
-
-
-def _guess(case: Case, stages: list[nn.Module], loss: Callable[..., torch.Tensor]) -> ps.Costs:
-    """Costs before any step: both ranks measure at once, as both will work at once."""
-    row, target = make_batch(case, ROWS)
-    costs = measure(stages, example=(row,), loss=loss, target=target, repeats=9)
+def _measure(case: Case, layers: Sequence[nn.Module]) -> tuple[list[Piece], Links]:
+    """Measure layers and links; both ranks measure at once, as both will work at once."""
+    row, target = case.batch(ROWS)
+    found = measure_closely(layers, example=(row,), loss=case.loss, target=target, repeats=15)
+    names = [field.name for field in fields(Piece) if field.name not in ("name", "host_action")]
+    columns = {name: found.costs.per_stage(name, len(layers)) for name in names}
+    host = found.costs.host_action
+    pieces = [
+        Piece(f"{number}", **{n: float(c[number]) for n, c in columns.items()}, host_action=host)
+        for number in range(len(layers))
+    ]
     assert dist.group.WORLD is not None, "there is a group"
-    links = measure_links(dist.group.WORLD)
-    return replace(
-        costs, transfer=links.transfer(float(costs.per_stage("message_bytes", 4).max()))
+    return pieces, measure_links(dist.group.WORLD)
+
+
+def _search(case: Case, pieces: Sequence[Piece], links: Links, memory: float) -> Plan | None:
+    """Rank 0 searches; the others get what it found. Plans that recompute are left out."""
+    if dist.get_rank() != 0:
+        return None
+    largest = max(piece.message_bytes for piece in pieces)
+    found = search(
+        pieces,
+        ranks=RANKS,
+        batch=case.microbatches,
+        memory=memory,
+        transfer=links.transfer(largest),
+        host_message=links.host_message,
+        rank_factors=case.factors,
+        seconds=SEARCH_SECONDS,
     )
+    return next(one.plan for one in found.found if not one.choices.checkpointed)
 
 
-def _families(placement: ps.Placement, microbatches: int) -> dict[str, ps.Schedule]:
-    """The fixed families that exist for a placement, with one copy of the model."""
-    found = {}
-    ranks, stages = placement.num_ranks, placement.num_stages
+def _rivals(case: Case, pieces: Sequence[Piece], links: Links) -> Iterator[tuple[str, Runner]]:
+    """Yield the families that are predicted to be fastest, for each way to cut the model."""
+    for way in ("even", "balanced"):
+        found: dict[str, Runner] = {}
+        for per_rank in (1, 2):
+            for placement in (ps.Placement.loop(RANKS, per_rank), ps.Placement.v(RANKS)):
+                if placement.num_stages != RANKS * per_rank:
+                    continue
+                balanced = partition(pieces, placement)
+                sizes = balanced.sizes if way == "balanced" else _even(len(pieces), placement)
+                cut = replace(balanced, cuts=(0, *accumulate(sizes)))
+                costs = links.add_to(_slower(cut, case.factors))
+                found |= dict(_families(costs, sizes, case.microbatches, way, placement))
+        fastest = sorted(found, key=lambda name: found[name].predicted)[:MOST_RIVALS]
+        yield from ((name, found[name]) for name in fastest)
+
+
+def _even(count: int, placement: ps.Placement) -> tuple[int, ...]:
+    """Return the same number of layers for each stage; the first ones take what is left over."""
+    each, more = divmod(count, placement.num_stages)
+    return tuple(each + (stage < more) for stage in range(placement.num_stages))
+
+
+def _slower(cut: Partition, factors: Sequence[float]) -> ps.Costs:
+    """Return what stages cost on ranks of different speed."""
+    costs, stages = cut.to_costs(), cut.placement.num_stages
+    each = np.array(factors)[list(cut.placement.rank_of_stage)]
+    seconds = {
+        name: (each * costs.per_stage(name, stages)).tolist()
+        for name in ("forward", "backward_input", "backward_weight")
+    }
+    return replace(costs, **seconds)
+
+
+def _families(
+    costs: ps.Costs,
+    sizes: Sequence[int],
+    microbatches: int,
+    way: str,
+    placement: ps.Placement | None = None,
+) -> Iterator[tuple[str, Runner]]:
+    """Yield the fixed families with one copy of the model that exist for a cut."""
+    stages = len(sizes)
     for name in FAMILIES:
         try:
             schedule = ps.build(
-                name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages // ranks
+                name, ranks=RANKS, microbatches=microbatches, stages_per_rank=stages // RANKS
             )
         except PenstockError:
             continue
         is_chain = schedule.dataflow == ps.Dataflow.chain(stages)
-        if schedule.placement == placement and is_chain and not schedule.is_forward_only:
-            found[name] = schedule
-    return found
+        if not is_chain or schedule.is_forward_only or schedule.num_stages != stages:
+            continue
+        if placement is None or schedule.placement == placement:
+            timeline = ps.simulate(schedule, costs)
+            found = Runner(tuple(sizes), schedule, timeline.end_time, timeline.peak_bytes)
+            yield f"{name}, {way}", found
 
 
-def _best_family(
-    families: dict[str, ps.Schedule], learned: dict[str, ps.Costs]
-) -> tuple[float, ps.Costs]:
-    """The memory of the family that is predicted to be fastest, and what its steps cost."""
-    timelines = {name: ps.simulate(families[name], learned[name]) for name in families}
-    best = min(timelines, key=lambda name: timelines[name].end_time)
-    return timelines[best].peak_bytes, learned[best]
+def _runner(plan: Plan, sizes: tuple[int, ...]) -> Runner:
+    return Runner(sizes, plan.schedule, plan.seconds, plan.timeline.peak_bytes)
 
 
-def _solve(case: Case, costs: ps.Costs, memory: float) -> Plan | None:
-    """Rank 0 solves; the others get what it found."""
-    if dist.get_rank() != 0:
-        return None
-    problem = SchedulingProblem.of(costs, case.placement, case.microbatches, memory)
-    return solve(problem, seconds=SOLVE_SECONDS)
+def _cut(layers: Sequence[nn.Module], sizes: Sequence[int]) -> list[nn.Module]:
+    ends = (0, *accumulate(sizes))
+    return [nn.Sequential(*layers[begin:end]) for begin, end in pairwise(ends)]
+
+
+def _slow_down(factor: float) -> dict[Kind, Callable[[Action, Callable[[], None]], None]]:
+    """Return what makes every compute action of this rank take `factor` times as long."""
+
+    def run_slowly(_action: Action, run: Callable[[], None]) -> None:
+        begin = perf_counter()
+        run()
+        end = begin + factor * (perf_counter() - begin)
+        while perf_counter() < end:
+            pass
+
+    return {} if factor == 1 else dict.fromkeys(COMPUTE, run_slowly)
+
+
+def _record(pipe: ps.Pipeline, x: torch.Tensor, y: torch.Tensor) -> list[ps.Timeline]:
+    results = [pipe.step(x, target=y, record=True) for _ in range(RECORDED_STEPS + 1)]
+    return [result.timeline for result in results[1:] if result.timeline is not None]
 
 
 def _shared(value: Any) -> Any:
-    """What rank 0 has."""
+    """Return what rank 0 has."""
     box = [value]
     dist.broadcast_object_list(box, src=0)
     return box[0]
 
 
-def quick(times: list[float]) -> float:
-    """The seconds that the quickest of these keep."""
-    return sorted(times)[int(QUICK_SHARE * len(times))]
-
-
 def take_turns(repeats: int, calls: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """The seconds of each call, after a round that does not count."""
+    """Return the seconds of each call, after a round that does not count."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for turn in range(repeats + 1):

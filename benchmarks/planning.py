@@ -10,27 +10,23 @@ Ours is the best of three runs and torch's is one run, because its largest takes
 
 import argparse
 import math
-import platform
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining._utils import generate_stage_to_rank_mapping
 
 import penstock as ps
 from penstock.ir.schedule import Schedule
+from result_files import write_result
 
 Result = TypeVar("Result")
-
-RESULTS = Path(__file__).parent / "results" / "planning.md"
 
 
 def main() -> None:
@@ -45,8 +41,6 @@ def main() -> None:
     plan_and_check(64, 512)
     sizes = [(16, 128), (32, 256), (64, 512)]
     sections = [
-        f"torch {torch.__version__}, numpy {np.__version__}, Python {platform.python_version()}, "
-        f"{platform.machine()}",
         lowering_table(sizes[:2] if arguments.quick else sizes),
         growth_table(6 if arguments.quick else 7),
         simulation_table(),
@@ -55,10 +49,8 @@ def main() -> None:
         # In a process of its own, so that its peak memory is its own.
         command = [sys.executable, __file__, "--large-only"]
         sections.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    text = "\n\n".join(section.strip() for section in sections) + "\n"
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text, encoding="utf-8")
+    spread = "the best of two to five runs, but one run of torch's largest"
+    print(write_result("planning", "Planning", sections, spread=spread))
 
 
 def timed(function: Callable[[], Result]) -> tuple[float, Result]:

@@ -19,14 +19,12 @@ the microbatches with the same modules, loss and batch:
 
 import argparse
 import copy
-import os
 import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import truediv
-from pathlib import Path
 from time import perf_counter, thread_time
 from typing import Any
 
@@ -43,8 +41,8 @@ from penstock.files.flight.record_file import FlightWriter, flight_path
 from penstock.loss.reduction import Reduction
 from penstock.sim.costs_of_timeline import costs_of
 from penstock.tools.launcher import Report, run_on_ranks
+from result_files import write_result
 
-RESULTS = Path(__file__).parent / "results" / "runtime.md"
 LIMIT_SECONDS = 900
 _REDUCTIONS: tuple[Reduction, ...] = ("mean", "auto")
 SCHEDULES = {
@@ -87,15 +85,12 @@ def main() -> None:
     names = ["1F1B", "ZBV"] if quick else list(SCHEDULES)
     repeats = 3 if quick else 7
     sections = [
-        f"torch {torch.__version__}, {os.cpu_count()} cores",
         overhead_table(repeats),
         step_table(names, repeats),
         memory_table(names),
     ]
-    text = "\n\n".join(sections) + "\n"
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text, encoding="utf-8")
+    spread = f"medians of {repeats} repeats in turns, with quartiles or the least in brackets"
+    print(write_result("runtime", "Running", sections, spread=spread))
 
 
 def torch_schedule(name: str, modules: dict[int, nn.Module], total: int, m: int, loss: Any) -> Any:

@@ -1,7 +1,7 @@
 """Solved schedules beside published ones: bubble rates, the proven bound, and the time it took.
 
-    python -m benchmarks.solving                    every row, 5 seconds each
-    python -m benchmarks.solving --seconds 20       with more time
+    PYTHONPATH=. python benchmarks/solving.py                    every row, 5 seconds each
+    PYTHONPATH=. python benchmarks/solving.py --seconds 20       with more time
 
 Costs and published rates are those in tests/facts.py, priced by the rules in docs/design.md: the
 bubble rate is 1 - work / longest span, as in the papers. The last tables are for what is not
@@ -11,11 +11,9 @@ tables and writes them to benchmarks/results/solving.md.
 """
 
 import argparse
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
-from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -28,10 +26,9 @@ from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from penstock.sim.period import Boundary, name_seconds
+from result_files import write_result
 from tests.facts import CONTROLLABLE_MEMORY, V_ORDER, ZERO_BUBBLE
 from tests.planner.problems import published_problem
-
-RESULTS = Path(__file__).parent / "results" / "solving.md"
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,12 @@ def main() -> None:
         "Other limits and sizes, of which nothing is published": unpublished(),
     }
     tables = [
-        f"numpy {np.__version__}, Python {platform.python_version()}, {platform.machine()}, one "
-        f"core; at most {seconds:g} s each",
         *(rates_table(title, rows, seconds) for title, rows in sections.items()),
         uneven_table(seconds, "everything"),
         uneven_table(seconds, "nothing"),
     ]
-    text = "\n\n".join(tables) + "\n"
-    RESULTS.write_text(text, encoding="utf-8")
-    print(text)
+    spread = f"one run on one core, at most {seconds:g} s for each row"
+    print(write_result("solving", "Beside published schedules", tables, spread=spread))
 
 
 def one_activation() -> Iterator[Row]:

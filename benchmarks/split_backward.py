@@ -14,11 +14,9 @@ benchmarks/results/split_backward.md.
 
 import argparse
 import statistics
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -34,8 +32,7 @@ from torch.utils.checkpoint import checkpoint
 from penstock.parallel.replica import replica_of
 from penstock.step.stage import Stage
 from penstock.tensors.packet import Packet
-
-RESULTS = Path(__file__).parent / "results" / "split_backward.md"
+from result_files import write_result
 
 
 @dataclass(frozen=True)
@@ -362,9 +359,8 @@ def main() -> None:
     repeats = 7 if parser.parse_args().quick else 31
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     shapes = CUDA_SHAPES if device.type == "cuda" else CPU_SHAPES
-    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    lines = [f"torch {torch.__version__}, {name}, {sys.version.split()[0]}", ""]
-    lines += [
+    name = torch.cuda.get_device_name() if device.type == "cuda" else ""
+    lines = [
         "| blocks | run | ms per phase | ms in a loop | over plain | over plain, compiled "
         "| host ms | MiB after | W needs |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -376,10 +372,10 @@ def main() -> None:
     lines += ["", "Host ms of the backward (B, or I and W) by number of blocks:", ""]
     lines += ["| blocks | plain | ours | torch |", "|---|---|---|---|"]
     lines += scaling_table(256, 64, device, repeats)
-    text = "\n".join(lines) + "\n"
-    print(text)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(text, encoding="utf-8")
+    spread = f"medians of {repeats} repeats in turns; ratios are medians of ratios of one repeat"
+    title = "The split backward of one stage"
+    text = "\n".join(lines)
+    print(write_result("split_backward", title, [text], spread=spread, device=name))
 
 
 if __name__ == "__main__":

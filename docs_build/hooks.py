@@ -1,5 +1,6 @@
-"""Hooks of MkDocs: generated pages, pictures, and next steps."""
+"""Hooks of MkDocs: generated pages, pictures, measured results, and next steps."""
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from docs_build.gallery import gallery_page
 from docs_build.next_steps import with_next_steps
 from docs_build.pictures import Sizes, draw_pictures, price
 from docs_build.reference import commands_page, reference_page
+from docs_build.results import read_results, show_others, show_results
 from docs_build.scripts import examples_page
 from penstock import view
 from penstock.view.playground.page import playground
@@ -17,10 +19,16 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "on_page_markdown"]
+__all__ = ["on_config", "on_files", "on_page_markdown"]
 
 _ROOT = Path(__file__).parents[1]
+_RESULTS = read_results()
 _COMPARED = ("1F1B", "ZB-H1", "ZBV")
+
+
+def on_config(config: "MkDocsConfig") -> None:
+    """Name the version that the site is about in the header of every page."""
+    config.site_name = f"{config.site_name} {version('penstock')}"
 
 
 def on_files(files: Files, *, config: "MkDocsConfig") -> Files:
@@ -42,9 +50,11 @@ def on_files(files: Files, *, config: "MkDocsConfig") -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: "Page", files: Files, **_: object) -> str:
-    """Draw the pictures of a page, and add its next steps at the end."""
-    titles = {file.src_uri: _title(file.content_string) for file in files.documentation_pages()}
-    return with_next_steps(page.file.src_uri, draw_pictures(markdown), titles)
+    """Draw the pictures of a page, show its results, and add its next steps at the end."""
+    pages = {file.src_uri: file.content_string for file in files.documentation_pages()}
+    measured = show_results(show_others(markdown, pages.values(), _RESULTS), _RESULTS)
+    titles = {name: _title(text) for name, text in pages.items()}
+    return with_next_steps(page.file.src_uri, draw_pictures(measured), titles)
 
 
 def _title(markdown: str) -> str:

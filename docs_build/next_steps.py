@@ -42,10 +42,18 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
         ("running.md", "train what you have split"),
         ("models.md", "which models were tested"),
     ),
-    "models.md": (("running.md", "train what you have split"),),
+    "models.md": (
+        ("families.md", "every fifth family of the release, measured"),
+        ("running.md", "train what you have split"),
+    ),
+    "families.md": (("running.md", "train what you have split"),),
     "running.md": (
         ("planning.md", "an order for your costs and memory"),
         ("performance.md", "what it costs, measured"),
+    ),
+    "integrations.md": (
+        ("checkpoints.md", "checkpoints that any layout resumes"),
+        ("limits.md", "what is known not to work"),
     ),
     "schedules.md": (
         ("planning.md", "let the planner find an order"),

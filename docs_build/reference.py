@@ -126,13 +126,25 @@ def commands_page() -> str:
     """Return the help of every command, as printed."""
     parts = [
         "# Reference: command line\n",
-        "Also as `python -m penstock`. Planning works without torch.\n",
+        "Also as `python -m penstock`. Planning works without torch. Colours are for terminals "
+        "only, and `NO_COLOR=1` turns them off.\n",
+        "For completion by TAB of commands, options, families and files, add this line to "
+        "`~/.bashrc`:\n",
+        '```sh\neval "$(_PENSTOCK_COMPLETE=bash_source penstock)"\n```\n',
+        "For zsh it is `zsh_source` in `~/.zshrc`; for fish, "
+        "`_PENSTOCK_COMPLETE=fish_source penstock | source` in `~/.config/fish/config.fish`.\n",
+        f"## penstock\n\n```console\n{_main_help()}\n```\n",
     ]
     with Context(main, info_name="penstock") as context:
         for name, command in _commands(main, context).items():
             with Context(command, info_name=name, parent=context) as inner:
                 parts.append(f"## penstock {name}\n\n```console\n{command.get_help(inner)}\n```\n")
     return "\n".join(parts)
+
+
+def _main_help() -> str:
+    with Context(main, info_name="penstock") as context:
+        return main.get_help(context)
 
 
 def _commands(group: Group, context: Context) -> Mapping[str, Command]:

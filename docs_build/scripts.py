@@ -13,6 +13,7 @@ __all__ = ["ORDER", "Script", "examples_page", "read_scripts"]
 ORDER = (
     "first_pipeline",
     "hugging_face",
+    "hugging_face_trainer",
     "own_schedule",
     "custom_csv",
     "plan_a_cluster",
@@ -47,7 +48,8 @@ def examples_page(folder: Path) -> str:
     """Return the page as Markdown."""
     parts = [
         "# Examples\n",
-        "Short scripts to copy. The tests run each on a CPU, with the command shown.\n",
+        "Short scripts to copy. The tests run each on a CPU, with the command shown. Beside them "
+        "is a notebook, `examples/first_look.ipynb`, whose cells the tests run too.\n",
     ]
     for script in read_scripts(folder):
         parts.append(f"## {script.title}\n\n{script.text}\n\n```sh\n{script.command}\n```\n")

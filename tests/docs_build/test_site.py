@@ -1,5 +1,6 @@
 """The site: it builds without warnings, has every page, and fetches nothing."""
 
+import json
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+import penstock
 from docs_build.next_steps import NEXT_STEPS
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +20,7 @@ LIMIT_SECONDS = 240
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as `make check` does."""
+    """Build the site, and let warnings be errors."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
     result = subprocess.run(
@@ -58,6 +60,20 @@ def test_every_page_is_built_with_its_next_steps(site: Path) -> None:
     for page in nav():
         text = (site / page).with_suffix(".html").read_text()
         assert "<strong>Next</strong>" in text, page
+
+
+# The search found every microbatch of every picture, as one long number.
+def test_the_search_leaves_the_digits_of_pictures_out(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    texts = [entry["text"] for entry in entries if entry["location"].startswith("gallery.html#")]
+    assert any("1F1B, 4 ranks, 8 microbatches" in text for text in texts)
+    assert [text for text in texts if re.search(r"\d{8}", text)] == []
+
+
+def test_the_header_names_the_version(site: Path) -> None:
+    for page in nav():
+        text = (site / page).with_suffix(".html").read_text()
+        assert f'title="Penstock {penstock.__version__}"' in text, page
 
 
 def test_every_picture_is_drawn(site: Path) -> None:
