@@ -1,5 +1,6 @@
-"""Schedules, timelines and plans in a notebook, parsed as a browser would."""
+"""Schedules, timelines, plans and comparisons in a notebook, parsed as a browser would."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,14 @@ from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
-from penstock.view.notebook import plan_html, register_types, schedule_html, timeline_html
+from penstock.view.drawing import Comparison
+from penstock.view.notebook import (
+    comparison_html,
+    plan_html,
+    register_types,
+    schedule_html,
+    timeline_html,
+)
 from tests.tables import read_schedule
 
 HOSTILE = '<script>alert("&")</script>'
@@ -73,7 +81,9 @@ def test_types_are_registered_with_the_formatter_of_a_shell() -> None:
     assert html.show(schedule) == schedule_html(schedule)
     assert html.show(simulate(schedule)) == timeline_html(simulate(schedule))
     assert html.show(make_plan()) == plan_html(make_plan())
-    assert set(html.functions) == {Schedule, Timeline, Plan}
+    both = Comparison({"a": simulate(schedule)})
+    assert html.show(both) == comparison_html(both)
+    assert set(html.functions) == {Schedule, Timeline, Plan, Comparison}
 
 
 def test_schedule_is_drawn_with_unit_costs() -> None:
@@ -95,6 +105,20 @@ def test_timeline_lists_its_numbers() -> None:
 def test_plan_has_the_same_text_as_when_printed() -> None:
     found = make_plan()
     assert Reader(plan_html(found)).texts == str(found).splitlines()
+
+
+def test_comparison_draws_every_timeline_to_one_scale() -> None:
+    names = ("1F1B", "ZBV")
+    timelines = {name: simulate(build(name, ranks=2, microbatches=4)) for name in names}
+    text = comparison_html(Comparison(timelines))
+    assert Reader(text).texts == [
+        "1F1B",
+        "end time 15 s, bubble 20.0 %, peak 2 microbatches",
+        "ZBV",
+        "end time 12.5 s, bubble 4.0 %, peak 2 microbatches",
+    ]
+    axes = [re.findall(r">(\d+)<", part)[-1] for part in text.split("</svg>")[:2]]
+    assert axes[0] == axes[1]
 
 
 def test_large_timelines_are_summarised_with_a_note() -> None:
@@ -165,7 +189,7 @@ print(*html.types)
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"), [("shell", "Schedule Timeline Plan"), ("library", "")]
+    ("mode", "expected"), [("shell", "Schedule Timeline Plan Comparison"), ("library", "")]
 )
 def test_importing_the_package_in_a_notebook_registers_its_types(mode: str, expected: str) -> None:
     # IPython is not a dependency, so a minimal stand-in replaces it.

@@ -284,7 +284,7 @@ def test_comparison_is_saved_by_its_ending(name: str, tmp_path: Path) -> None:
         ),
         (
             lambda: view.page(Path("plan.yaml")),
-            "the name of a file must end in .csv, .json or .json.gz (got 'plan.yaml')",
+            "the name of a file must end in .csv, .json, .json.gz or .flight (got 'plan.yaml')",
         ),
         (
             lambda: view.draw(3),  # type: ignore[arg-type]  # what the message is about

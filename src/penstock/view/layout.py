@@ -2,7 +2,8 @@
 
 -0.5 +-------------------+      one lane per rank, centred on the rank's number;
    0 | rank 0's lane     |      the members of an overlap share its height,
- 0.5 +-------------------+      forward above, backward below
+     |                   |      forward above, backward below; copies to the host are
+ 0.5 +-------------------+      a strip above the lane, and those back one below it
    1 | rank 1's lane     |
 """
 
@@ -17,10 +18,13 @@ from penstock.ir.placement import Placement
 from penstock.ir.rows import Bools, Floats
 from penstock.sim.timeline import Timeline
 
-__all__ = ["BUSY_KINDS", "LANE_HEIGHT", "Rectangles", "rectangles"]
+__all__ = ["BUSY_KINDS", "LANE_HEIGHT", "STRIPS", "Rectangles", "rectangles"]
 
 # The share of a lane that its bars fill; the rest separates neighbouring ranks.
 LANE_HEIGHT = 0.84
+
+# What is drawn beside the lane, since it runs beside compute: its top and bottom from the centre.
+STRIPS = {Kind.OFFLOAD: (-0.5, -LANE_HEIGHT / 2), Kind.RELOAD: (LANE_HEIGHT / 2, 0.5)}
 
 # A receive waits in the background; every other kind keeps its rank busy.
 BUSY_KINDS = tuple(kind for kind in Kind if kind not in (Kind.RECV_F, Kind.RECV_B))
@@ -80,6 +84,9 @@ def rectangles(timeline: Timeline, kinds: Collection[Kind] = BUSY_KINDS) -> Rect
     rank = rows.rank_of_row()
     number, size = _number_in_group(rows.joined, rows.kind)
     top, bottom = (LANE_HEIGHT * (part / size - 0.5) for part in (number, number + 1))
+    for kind, edges in STRIPS.items():
+        for column, edge in zip((top, bottom), edges, strict=True):
+            column[rows.is_kind(kind)] = edge
     drawn = np.flatnonzero(rows.is_kind(*kinds) & (end > start))
     return Rectangles(
         row=drawn,
@@ -103,8 +110,9 @@ def _uncovered(timeline: Timeline) -> tuple[Floats, Floats]:
     start, end, rows = timeline.start.copy(), timeline.end.copy(), timeline.schedule.rows
     if timeline.program is None:
         return start, end
-    is_beside, rank = timeline.program.is_beside, rows.rank_of_row()
-    is_work = rows.is_kind(*BUSY_KINDS) & ~is_beside & (end > start)
+    rank = rows.rank_of_row()
+    is_beside = timeline.program.is_beside & ~rows.is_kind(*STRIPS)
+    is_work = rows.is_kind(*BUSY_KINDS) & ~timeline.program.is_beside & (end > start)
     for row in np.flatnonzero(is_beside).tolist():
         meets = is_work & (rank == rank[row]) & (timeline.start < end[row])
         meets &= timeline.end > start[row]

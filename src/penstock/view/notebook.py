@@ -1,4 +1,4 @@
-"""Schedules, timelines and plans in a notebook: a line of numbers and a picture.
+"""Schedules, timelines, plans and comparisons in a notebook: numbers and a picture.
 
 A notebook asks its shell how to display a type. The package registers its types with the shell
 when it is imported, so that schedules and timelines stay independent of pictures.
@@ -15,11 +15,13 @@ from penstock.ir.text import format_table
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
+from penstock.view.drawing import Comparison
 from penstock.view.svg import MAX_BARS, MAX_RANKS, is_summarised, timeline_drawing
 from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = [
     "Formatter",
+    "comparison_html",
     "join_notebook",
     "plan_html",
     "register_types",
@@ -47,11 +49,12 @@ def join_notebook() -> None:
 
 
 def register_types(formatters: Mapping[str, Formatter]) -> None:
-    """Register schedules, timelines and plans with the formatters of a shell."""
+    """Register schedules, timelines, plans and comparisons with the formatters of a shell."""
     html = formatters["text/html"]
     html.for_type(Schedule, schedule_html)
     html.for_type(Timeline, timeline_html)
     html.for_type(Plan, plan_html)
+    html.for_type(Comparison, comparison_html)
 
 
 def schedule_html(schedule: Schedule) -> str:
@@ -80,6 +83,18 @@ def plan_html(plan: Plan) -> str:
     return _as_text(whole)
 
 
+def comparison_html(comparison: Comparison) -> str:
+    """Draw timelines below one another, to one scale, each with its main numbers."""
+    whole = Element("div")
+    timelines = comparison.timelines.values()
+    seconds = max((timeline.end_time for timeline in timelines), default=0.0)
+    for name, timeline in comparison.timelines.items():
+        SubElement(SubElement(whole, "div"), "strong").text = name
+        SubElement(whole, "div").text = _numbers(timeline)
+        _add_picture(whole, timeline, seconds)
+    return _as_text(whole)
+
+
 def _start(heading: str, *lines: str) -> Element:
     whole = Element("div")
     SubElement(SubElement(whole, "div"), "strong").text = heading
@@ -103,8 +118,8 @@ def _numbers(timeline: Timeline) -> str:
     return f"end time {seconds} s, bubble {bubble}, peak {held}"
 
 
-def _add_picture(whole: Element, timeline: Timeline) -> None:
-    whole.append(timeline_drawing(timeline))
+def _add_picture(whole: Element, timeline: Timeline, seconds: float | None = None) -> None:
+    whole.append(timeline_drawing(timeline, seconds=seconds))
     if is_summarised(timeline):
         count = len(timeline.schedule.rows)
         note = f"{count:,} actions: each column shows what takes most of its time"

@@ -53,6 +53,9 @@ LOOKS: dict[Kind, Look] = {
     Kind.UNSHARD: Look("#8d8799", "U", "Unshard"),
     Kind.RESHARD: Look("#b9b5c2", "R", "Reshard"),
     Kind.REDUCE_GRAD: Look("#7c8a80", "G", "Reduce gradients"),
+    Kind.RECOMPUTE: Look("#7196c8", "C", "Recompute"),
+    Kind.OFFLOAD: Look("#b79ac9", "v", "Offload"),
+    Kind.RELOAD: Look("#d3bfe0", "^", "Reload"),
 }
 
 # Trace viewers accept only these colour names; each is the nearest to the kind's own colour.
@@ -68,6 +71,9 @@ TRACE_COLOURS: dict[Kind, str] = {
     Kind.UNSHARD: "generic_work",
     Kind.RESHARD: "grey",
     Kind.REDUCE_GRAD: "thread_state_unknown",
+    Kind.RECOMPUTE: "rail_animation",
+    Kind.OFFLOAD: "thread_state_sleeping",
+    Kind.RELOAD: "thread_state_iowait",
 }
 
 

@@ -9,19 +9,31 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.costs.given import costs_or_unit
 from penstock.errors import ArgumentError, ParseError
+from penstock.files.flight.timeline import last_recorded_step
+from penstock.files.flight.waits import read_flights
 from penstock.files.timeline import read_timeline
 from penstock.files.trace.reading import read_trace
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
+from penstock.schedules.registry import FAMILIES
 from penstock.sim.comparison import costs_for
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 
-__all__ = ["Source", "is_file", "price_alike", "read_recorded", "read_source", "timeline_of"]
+__all__ = [
+    "Source",
+    "is_file",
+    "is_flight",
+    "price_alike",
+    "read_recorded",
+    "read_source",
+    "timeline_of",
+]
 
-# A string is the name of a family, or of a file if it has one of these endings.
+# A string is the name of a family, or of a file if it has one of these endings, or of a folder
+# with the flight records of a run.
 Source: TypeAlias = Schedule | Timeline | Plan | Path | str
-_ENDINGS = (".csv", ".json", ".json.gz")
+_ENDINGS = (".csv", ".json", ".json.gz", ".flight")
 _FIRST_KEY = re.compile(r'\s*\{\s*"(\w+)"')
 _HEAD_BYTES = 4096
 # The first key of a file identifies its kind, in whatever order its keys are written.
@@ -30,13 +42,27 @@ _PLAN_KEYS = ("format", "boundary", "choices", "costs", "memory", "orders", "pre
 
 
 def is_file(source: Path | str) -> bool:
-    """Whether a source is the path of a file rather than the name of a family."""
-    return isinstance(source, Path) or source.lower().endswith(_ENDINGS)
+    """Whether a source is the path of a file or folder rather than the name of a family."""
+    if isinstance(source, Path) or source.lower().endswith(_ENDINGS):
+        return True
+    return source not in FAMILIES and is_flight(source)
+
+
+def is_flight(source: Path | str) -> bool:
+    """Whether a source is a flight record, or a folder with the records of a run."""
+    path = Path(source)
+    return path.name.lower().endswith(".flight") or any(path.glob("*.flight"))
 
 
 def read_source(path: Path | str) -> Schedule | Plan | Timeline:
-    """Read a schedule (.csv), or a plan, a recorded timeline or a trace (.json, .json.gz)."""
+    """Read what a file holds.
+
+    That is a schedule (.csv), a plan, a recorded timeline or a trace (.json, .json.gz), or the
+    last step in flight records (.flight, or their folder).
+    """
     file = Path(path)
+    if is_flight(file):
+        return read_recorded(file)
     name = file.name.lower()
     if not name.endswith(_ENDINGS):
         raise ArgumentError(
@@ -50,16 +76,25 @@ def read_source(path: Path | str) -> Schedule | Plan | Timeline:
 
 
 def read_recorded(path: Path | str, *more: Path | str, step: int = -1) -> Timeline:
-    """Read a recorded timeline, or the traces of one or more ranks.
+    """Read a recorded timeline, the traces of one or more ranks, or the last step of a flight.
 
     `step` selects one of several profiled steps of a trace, from 0; -1 is the last.
     """
+    if is_flight(path):
+        return _read_flight(path, *more)
     key = _first_key(Path(path))
     if key in _PLAN_KEYS:
         raise ParseError(f"{path} must be a recorded timeline or a trace (got a plan)")
     if key in _TIMELINE_KEYS and not more:
         return read_timeline(path)
     return read_trace(path, *more, step=step)
+
+
+def _read_flight(*paths: Path | str) -> Timeline:
+    found = last_recorded_step(read_flights(paths))
+    if found is None:
+        raise ParseError(f"{paths[0]} must have a step (got records without a compute action)")
+    return found.timeline
 
 
 def timeline_of(

@@ -154,7 +154,8 @@ def _counters(timeline: Timeline) -> Iterator[_Event]:
     unit, held = "activations", timeline.held_activations.astype(np.float64)
     if timeline.peak_bytes:
         unit, held = "bytes", timeline.memory
-    is_early = rows.is_kind(Kind.FORWARD, *_RECEIVES)
+    early = [kind for kind in Kind if kind.takes_bytes_first]
+    is_early = rows.is_kind(*early, *_RECEIVES)
     moment = np.where(is_early, timeline.start, timeline.end)
     for rank in range(rows.num_ranks):
         last = None

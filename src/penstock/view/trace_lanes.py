@@ -11,11 +11,12 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.ir.actions import Kind
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Lane", "TraceLanes", "find_lanes"]
 
-_STREAMS = ("compute", "communication")
+_STREAMS = ("compute", "communication", "copies to the host", "copies back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,15 @@ class TraceLanes:
 def find_lanes(timeline: Timeline) -> TraceLanes:
     """Assign every row to a thread of its rank on which no two rows overlap."""
     rows = timeline.schedule.rows
-    rank, is_compute = rows.rank_of_row(), rows.is_compute
+    rank = rows.rank_of_row()
+    is_compute, is_out = rows.is_compute | rows.is_kind(Kind.RECOMPUTE), rows.is_kind(Kind.OFFLOAD)
+    is_back = rows.is_kind(Kind.RELOAD)
+    streams = (is_compute, ~(is_compute | is_out | is_back), is_out, is_back)
     order = np.lexsort((timeline.end, timeline.start, rank))
     of_row = np.zeros(len(rows), dtype=np.int64)
     lanes: list[Lane] = []
     for number in range(rows.num_ranks):
-        for stream, is_member in zip(_STREAMS, (is_compute, ~is_compute), strict=True):
+        for stream, is_member in zip(_STREAMS, streams, strict=True):
             members = order[(rank[order] == number) & is_member[order]]
             found = list(_choose(timeline.start[members].tolist(), timeline.end[members].tolist()))
             of_row[members] = np.array(found, dtype=np.int64) + len(lanes) + 1

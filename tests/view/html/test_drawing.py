@@ -161,9 +161,11 @@ def test_two_hundred_thousand_actions_zoom_without_a_long_task(visit_page: Opene
     assert len(timeline.schedule.rows) > 200_000
     visit = visit_page(page(timeline), viewport=DESK)
     visit.page.mouse.move(640, 400)
+    visit.page.keyboard.down("Control")
     for _ in range(60):
         visit.page.mouse.wheel(0, -60)
         visit.page.evaluate("() => new Promise(requestAnimationFrame)")
+    visit.page.keyboard.up("Control")
     visit.settle()
     left, right = visit.ask("window")
     assert right - left < timeline.end.max() / 100

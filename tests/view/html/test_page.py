@@ -152,10 +152,11 @@ def test_title_defaults_to_the_names() -> None:
         for text in (
             page(timeline),
             page({"predicted": timeline, "recorded": timeline}),
+            page(dict.fromkeys("abc", timeline)),
             page(timeline, title="R&D <one>"),
         )
     ]
-    assert found == [["1F1B"], ["predicted and recorded"], ["R&amp;D &lt;one&gt;"]]
+    assert found == [["1F1B"], ["predicted and recorded"], ["a, b and c"], ["R&amp;D &lt;one&gt;"]]
 
 
 def test_names_are_escaped_everywhere() -> None:

@@ -79,3 +79,10 @@ def test_summary_of_nothing_is_an_empty_table() -> None:
         "peak",
         "microbatches",
     ]
+
+
+def test_of_many_ranks_only_the_first_and_the_last_are_listed() -> None:
+    rows = [line.split() for line in printed(rank_table(timeline_of("1F1B", 40, 2))).splitlines()]
+    expected = [*map(str, range(16)), "...", *map(str, range(24, 40))]
+    assert [row[0] for row in rows[1:]] == expected
+    assert rows[17] == ["...", "8", "more"]

@@ -73,10 +73,14 @@ class Bars {
   }
 
   top(row) {
+    const strip = this.timeline.kinds[this.timeline.kind(row)].strip;
+    if (strip) return this.timeline.rank[row] + strip[0];
     return this.timeline.rank[row] + this.laneHeight * (this.part[row] / this.parts[row] - 0.5);
   }
 
   bottom(row) {
+    const strip = this.timeline.kinds[this.timeline.kind(row)].strip;
+    if (strip) return this.timeline.rank[row] + strip[1];
     return this.timeline.rank[row] + this.laneHeight * ((this.part[row] + 1) / this.parts[row] - 0.5);
   }
 

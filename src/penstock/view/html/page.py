@@ -23,7 +23,7 @@ from penstock.view.html.tables import (
     stage_section,
     summary_section,
 )
-from penstock.view.layout import BUSY_KINDS, LANE_HEIGHT
+from penstock.view.layout import BUSY_KINDS, LANE_HEIGHT, STRIPS
 from penstock.view.palette import IDLE, LOOKS, MEMORY, shade, text_colour
 
 __all__ = ["page"]
@@ -75,7 +75,7 @@ def page(timelines: Timeline | Mapping[str, Timeline], *, title: str | None = No
     tables += stage_section(timelines) + rank_section(timelines)
     style, script = _style(), join_scripts(f"html/{name}" for name in _SCRIPTS)
     return Template(read_part("html/page.html")).substitute(
-        title=escape(" and ".join(timelines) if title is None else title),
+        title=escape(_title(timelines) if title is None else title),
         policy=policy(style, script),
         summary=escape(_summary(timelines)),
         style=style,
@@ -92,6 +92,11 @@ def page(timelines: Timeline | Mapping[str, Timeline], *, title: str | None = No
 
 def _style() -> str:
     return Template(read_part("html/style.css")).substitute(idle=IDLE, memory=MEMORY)
+
+
+def _title(timelines: Mapping[str, Timeline]) -> str:
+    *others, last = timelines
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _summary(timelines: Mapping[str, Timeline]) -> str:
@@ -183,7 +188,13 @@ def _data(timelines: Mapping[str, Timeline], timeline_data: list[PageData]) -> s
     settings = {
         "lane_height": LANE_HEIGHT,
         "kinds": [
-            {"text": kind.text, "label": LOOKS[kind].label, "is_busy": kind in BUSY_KINDS}
+            {
+                "text": kind.text,
+                "label": LOOKS[kind].label,
+                "is_busy": kind in BUSY_KINDS,
+                "takes_bytes_first": kind.takes_bytes_first,
+                "strip": STRIPS.get(kind),
+            }
             for kind in Kind
         ],
         "shades": [[(fill, text_colour(fill)) for fill in fills] for fills in shades],

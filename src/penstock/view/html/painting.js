@@ -6,6 +6,7 @@ const MAX_NUMBERS = 2500;
 const SMALL_FONT = "9.5px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const FONT = "11px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
 const DIGIT_WIDTH = 6.6;
+const LEAST_LABEL_Y = 6;
 // What is left of the colour of kinds that the legend hides.
 const HIDDEN_SHARE = 0.12;
 
@@ -144,7 +145,8 @@ function paintLabels(context, lanes, colours) {
   for (const rank of lanes.visibleRanks) {
     if (rank % every) continue;
     const label = lanes.isNarrow ? String(rank) : `rank ${rank}`;
-    context.fillText(label, lanes.margin - 7, lanes.y(rank, rank));
+    // Half of the text of a thin first lane would be above the canvas.
+    context.fillText(label, lanes.margin - 7, Math.max(lanes.y(rank, rank), LEAST_LABEL_Y));
   }
 }
 
@@ -164,7 +166,9 @@ function paintAxis(context, lanes, colours) {
     const x = Math.round(lanes.x(tick * step)) + 0.5;
     context.moveTo(x, top);
     context.lineTo(x, top + 5);
-    const label = formatTick(tick * step, step);
+    // The first label names the unit.
+    const unit = tick === Math.ceil(left / step) ? " s" : "";
+    const label = formatTick(tick * step, step) + unit;
     // Keep the last label on the canvas.
     const rightmost = lanes.margin + lanes.width + 6 - label.length * 3.2;
     context.fillText(label, Math.min(x, rightmost), top + 8);

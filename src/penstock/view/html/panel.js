@@ -72,9 +72,8 @@ class Panel {
     // The last change before the visible part may be a few rows back, within an overlap.
     for (let row = Math.max(from - 4, first[rank]); row < first[rank + 1]; row++) {
       if (start[row] > right) break;
-      // A forward allocates when it starts; every other kind changes memory when it ends.
-      const isForward = this.timeline.kinds[this.timeline.kind(row)].text === "F";
-      visit(isForward ? start[row] : end[row], memory[row]);
+      const isEarly = this.timeline.kinds[this.timeline.kind(row)].takes_bytes_first;
+      visit(isEarly ? start[row] : end[row], memory[row]);
     }
   }
 

@@ -12,6 +12,9 @@ from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = ["rank_table", "summary_table"]
 
+# With more ranks a table is no longer read but searched.
+_MOST_RANKS = 32
+
 
 def summary_table(
     timelines: Mapping[str, Timeline],
@@ -55,14 +58,22 @@ def _throughput_cells(timeline: Timeline, seconds: float, workload: Workload) ->
 
 
 def rank_table(timeline: Timeline, boundary: Boundary = DEFAULT_BOUNDARY) -> Table:
-    """List the stages, the busy and idle time, and the peak memory of every rank."""
+    """List the stages, the busy and idle time, and the peak memory of every rank.
+
+    Of many ranks only the first and the last are listed.
+    """
     has_bytes = bool(timeline.peak_bytes)
     table = _start_table("rank", "stages", "busy s", "idle s", "bubble", "peak activations")
     if has_bytes:
         table.add_column("peak bytes", justify="right")
     step = timeline.repeat(boundary)
     busy, idle, bubble = step.busy_seconds, step.idle_seconds, step.rank_bubble_rates
-    for rank in range(timeline.schedule.num_ranks):
+    ranks = timeline.schedule.num_ranks
+    for rank in range(ranks):
+        if ranks > _MOST_RANKS and _MOST_RANKS // 2 <= rank < ranks - _MOST_RANKS // 2:
+            if rank == _MOST_RANKS // 2:
+                table.add_row("...", f"{ranks - _MOST_RANKS} more")
+            continue
         cells = [
             " ".join(map(str, timeline.schedule.placement.stages(rank))),
             format_number(busy[rank]),
