@@ -38,14 +38,12 @@ test-gpu:
 	@$(GPU_PYTHON) -c 'import sys, torch; torch.cuda.is_available() or \
 	    sys.exit("make test-gpu needs a CUDA device, but torch sees none")'
 	OMP_NUM_THREADS=1 PYTHONPATH=src timeout --signal=INT --kill-after=20 $(GPU_SECONDS) \
-	    $(GPU_PYTHON) -m pytest -m gpu -rfEs --durations=15 -o faulthandler_timeout=240 \
-	    $$(grep -rl --include='test_*.py' 'mark\.gpu' tests | sort)
+	    $(GPU_PYTHON) -m tests.gpu
 
 check: $(READY) scripts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && $(MKDOCS) build --quiet --site-dir "$$folder"
 
 # The types of the pages' scripts, where Node is installed; TypeScript comes from npm, once.
 TYPESCRIPT ?= npx --yes --package typescript@5.9.3 tsc
@@ -76,8 +74,9 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/gpu_step.py
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 	    && $(BIN)/python benchmarks/gpu_ranks.py && $(BIN)/python benchmarks/message_cost.py \
+	    && $(BIN)/python benchmarks/llama_ranks.py \
 	    || echo 'the benchmarks of GPU ranks need a CUDA device'
-	$(BIN)/python -m benchmarks.solving
+	PYTHONPATH=. $(BIN)/python benchmarks/solving.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/planned_step.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/faults.py --quick
 

@@ -26,7 +26,7 @@ from tests.gpu.test_faults import Trap
 from tests.models import make_stages, mean_loss
 from tests.processes import backend_of
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 VICTIM = 1
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)

@@ -100,6 +100,7 @@ def build_again_and_again(rank: int, device: torch.device) -> list[int]:
     return free
 
 
+@pytest.mark.alone
 def test_closed_pipelines_leave_no_memory_behind(
     two_ranks: Processes, accelerator: torch.device
 ) -> None:

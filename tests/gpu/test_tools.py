@@ -113,7 +113,7 @@ def make_training(
         group=group,
         device=device,
         seed=5,
-        ranks=None,
+        ranks=1 if group is None else None,
     )
     return pipeline, torch.optim.Adam(pipeline.parameters(), lr=1e-2)
 
