@@ -38,7 +38,7 @@ LAYERS = (
     ("training",),
     ("measuring", "checkpoint"),
     ("elastic", "tools"),
-    ("dropin", "cli", "testing"),
+    ("dropin", "cli", "testing", "integrations"),
     ("__init__", "__main__"),
 )
 TORCH_LINE = LAYERS.index(("torch_private",))
@@ -46,6 +46,7 @@ OPTIONAL = {"fsspec", "matplotlib", "numba", "ortools"}
 # Private attributes that are neither torch's nor ours, and what they are.
 FOREIGN_ATTRIBUTES = {
     "_active_collector": "transformers: what collects outputs now",
+    "_dataloaders": "accelerate: the loaders that it has prepared",
     "_exit": "os: ends the process at once",
     "_fields": "a named tuple's names",
     "_getframe": "sys: the frame that runs now",

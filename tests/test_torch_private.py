@@ -356,7 +356,11 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
     ),
     autocast_is_noticed: ("is_any_autocast_enabled",),
     hooks_of_saved_tensors_are_noticed: ("top_saved_tensors_default_hooks",),
-    transforms_are_noticed: ("peek_interpreter_stack", "is_functorch_wrapped_tensor"),
+    transforms_are_noticed: (
+        "peek_interpreter_stack",
+        "is_functorch_wrapped_tensor",
+        "get_functorch_unwrapped",
+    ),
     a_profiler_is_noticed: ("profiler_enabled",),
     switching_gradients_is_a_function_call: ("set_grad_enabled",),
     subclasses_are_taken_as_plain: ("DisableTorchFunctionSubclass",),

@@ -29,7 +29,6 @@ from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
 from penstock.sim.review import review
 from penstock.sim.timeline import Timeline
-from penstock.version import own_version
 
 if TYPE_CHECKING:
     from penstock import checkpoint as checkpoint
@@ -69,9 +68,10 @@ if TYPE_CHECKING:
     from penstock.training.pipeline import Pipeline
     from penstock.training.step_result import StepResult
 
-__version__ = own_version()
+    __version__: str
 
-# Loaded when first used: the planner, whatever needs torch, and the rooms.
+# Loaded when first used: the planner, whatever needs torch, and the rooms. The version is too: it
+# is read from the metadata of the installed package.
 _HOMES = {
     "Along": "penstock.step.microbatches",
     "Checkpoints": "penstock.checkpoint.checkpoints",
@@ -172,6 +172,8 @@ if "IPython" in modules:
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("penstock.version").own_version()
     with torch_needed_by(f"penstock.{name}"):
         if name in _HOMES:
             return getattr(import_module(_HOMES[name]), name)
@@ -182,4 +184,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     hidden = [name for name in globals() if name.startswith("__")]
-    return sorted({*hidden, *__all__, *_ROOMS})
+    return sorted({*hidden, "__version__", *__all__, *_ROOMS})

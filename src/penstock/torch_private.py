@@ -115,6 +115,7 @@ __all__ = [
     "get_debug_level",
     "get_default_group",
     "get_default_store",
+    "get_functorch_unwrapped",
     "global_forward_hooks",
     "global_forward_hooks_with_kwargs",
     "global_forward_pre_hooks",
@@ -162,8 +163,9 @@ is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 top_saved_tensors_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 # The innermost transform of `torch.func` that runs now, or None.
 peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
-# Whether a tensor belongs to a transform of `torch.func`.
+# Whether a tensor belongs to a transform of `torch.func`, and the tensor in it.
 is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
+get_functorch_unwrapped = torch._C._functorch.get_unwrapped
 # Whether a profiler is running.
 profiler_enabled = torch._C._autograd._profiler_enabled
 # What `no_grad` and its like call; a TorchFunctionMode sees the calls.

@@ -93,7 +93,7 @@ def test_a_file_without_end_is_refused(name: str) -> None:
     ("data", "reason"),
     [
         (b"\xff\xfe0F0", "not a text file: byte 0 is not UTF-8"),
-        (b"a" * 200_000, "field larger than field limit"),
+        (b"a" * 200_000, "not a CSV file: field larger than field limit"),
         (b"0F0,0X0", "rank 0, cell 1: not a valid action: '0X0'"),
     ],
 )

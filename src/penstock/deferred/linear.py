@@ -22,7 +22,7 @@ from penstock.torch_private import (
     top_saved_tensors_default_hooks,
 )
 
-__all__ = ["DeferredLinear", "LayerCall"]
+__all__ = ["DeferredLinear", "LayerCall", "held_by", "hold"]
 
 # Checked in every call, where each look-up of an attribute takes a good part of the time.
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -127,6 +127,21 @@ class _Product(torch.autograd.Function):
 _run_product: Any = super(torch.autograd.Function, _Product).apply
 # The function that autograd calls in a pass; by default it looks up `backward` each time.
 _Product._backward_cls.apply = _Product.backward  # type: ignore[attr-defined]  # made by its metaclass
+
+
+def held_by(node: object) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the input that a node of ours holds, and its matrix; None for any other node."""
+    if not isinstance(node, _Product._backward_cls):
+        return None
+    call = node.call  # type: ignore[attr-defined]  # set by `forward`
+    return call[0], call[4]
+
+
+def hold(node: object, value: torch.Tensor | None, matrix: torch.Tensor | None) -> None:
+    """Let a node of ours hold another copy of the same input and matrix, or none for a while."""
+    _, weight, bias, cast, _, _, version = node.call  # type: ignore[attr-defined]  # set by `forward`
+    kept = 0 if matrix is None else matrix._version
+    node.call = value, weight, bias, cast, matrix, kept, version  # type: ignore[attr-defined]  # as above
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
