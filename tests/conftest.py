@@ -1,6 +1,7 @@
 """What every test shares: the settings of Hypothesis, worlds of processes, and who needs a GPU."""
 
 import gc
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -27,6 +28,12 @@ with suppress(ImportError):
 
 # What other packages warn of on a machine with a GPU depends on its versions, not on us.
 _GPU_WARNINGS = ("default", "error:::penstock")
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start, also if a shell started the tests in its background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
