@@ -93,7 +93,7 @@ def wait_to_be_lost(folder: Path, when: str) -> None:
 def main() -> None:
     """Train in the folder that is given."""
     folder = Path(sys.argv[1])
-    timeouts = ps.Timeouts(silence_seconds=60, join_seconds=20)
+    timeouts = ps.Timeouts(silence_seconds=60, join_seconds=60)
     wait_to_be_lost(folder, "before the meeting")
 
     def batch_of(step: int) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:

@@ -68,7 +68,7 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def run(self, job: Callable[..., Any], *args: Any, seconds: float = 60.0) -> list[Any]:
+    def run(self, job: Callable[..., Any], *args: Any, seconds: float = 240.0) -> list[Any]:
         """Call `job(rank, *args)` on every rank; what each returned, in order of rank.
 
         The job is a function at the top of a module, and its results can be pickled.

@@ -21,7 +21,7 @@ from penstock.planner.search.layer_files import read_layers
 from tests.elastic_run import ROWS, STEPS, WIDTH, Model, adam, batch, make_job
 from tests.processes import Processes
 
-_LIMIT_SECONDS = 240.0
+_LIMIT_SECONDS = 600.0
 _SCRIPT = Path(__file__).with_name("elastic_run.py")
 
 
@@ -64,7 +64,7 @@ class Agents:
             *("--rdzv-endpoint", f"127.0.0.1:{self._port}"),
             "--rdzv-conf",
             f"is_host={int(not self.running)},last_call_timeout=3,"
-            "keep_alive_interval=2,keep_alive_max_attempt=10,join_timeout=120",
+            "keep_alive_interval=2,keep_alive_max_attempt=15,join_timeout=300",
             *(str(_SCRIPT), str(self._folder)),
         ]
         log = (self._folder / f"agent-{len(self.running)}.txt").open("wb")

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import count
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,9 @@ from penstock.checkpoint.storage.steps import RenamedSteps
 from penstock.errors import CheckpointError
 
 SECONDS = 0.6
-LIMIT_SECONDS = 60.0
+# A lease of this length is not renewed while a test writes to its file.
+LONG_SECONDS = 60.0
+LIMIT_SECONDS = 240.0
 # From a server that has loaded torch, because starting it seven times took most of the time.
 FORKED = get_context("forkserver")
 
@@ -34,8 +37,8 @@ def make_pipeline() -> ps.Pipeline:
 
 
 @contextmanager
-def held(storage: LocalStorage) -> Iterator[Lease]:
-    lease = Lease(storage, SECONDS)
+def held(storage: LocalStorage, seconds: float = SECONDS) -> Iterator[Lease]:
+    lease = Lease(storage, seconds)
     lease.hold()
     try:
         yield lease
@@ -48,7 +51,10 @@ def pretend(folder: Path, **changes: object) -> None:
     file = folder / LEASE
     facts = json.loads(file.read_text())
     process = replace(this_process(), machine="another boot of another machine")
-    file.write_text(json.dumps(facts | {"process": asdict(process), "job": "ab"} | changes))
+    # At once, as a job does: nobody reads half of a lease.
+    half = folder / "half"
+    half.write_text(json.dumps(facts | {"process": asdict(process), "job": "ab"} | changes))
+    half.replace(file)
 
 
 def test_lease_is_given_back(tmp_path: Path) -> None:
@@ -76,13 +82,13 @@ def test_lease_that_is_released_by_its_own_thread_is_given_back(tmp_path: Path) 
     storage.lease.hold()
     for thread in enumerate_threads():
         if thread.name == "renew the lease":
-            thread.join(20)
+            thread.join(LIMIT_SECONDS)
     assert storage.size(LEASE) is None
 
 
 def test_lease_that_is_not_renewed_elsewhere_is_taken_over(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    with held(storage) as first:
+    with held(storage, LONG_SECONDS) as first:
         pretend(tmp_path)
         with held(storage) as second:
             message = "has lost its lease of .* has taken it over"
@@ -93,16 +99,10 @@ def test_lease_that_is_not_renewed_elsewhere_is_taken_over(tmp_path: Path) -> No
 
 def test_lease_that_is_renewed_elsewhere_is_refused_with_who_has_it(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
-    with held(storage):
+    with held(storage, LONG_SECONDS):
         pretend(tmp_path, host="node7", since="noon")
         other = Lease(storage, 30.0)
 
-        # The other job renews its lease while this one looks.
-        def renew() -> None:
-            for number in (1, 2):
-                pretend(tmp_path, host="node7", since="noon", renewals=number)
-
-        renewing = Thread(target=renew)
         errors = []
 
         def wait() -> None:
@@ -113,13 +113,12 @@ def test_lease_that_is_renewed_elsewhere_is_refused_with_who_has_it(tmp_path: Pa
 
         waiting = Thread(target=wait)
         waiting.start()
-        renewing.start()
-        waiting.join(20)
-        renewing.join()
-        if not errors:
-            # It began to look after both renewals.
-            pretend(tmp_path, host="node7", since="noon", renewals=3)
-            waiting.join(20)
+        # The other job renews its lease while this one looks.
+        for number in count(1):
+            pretend(tmp_path, host="node7", since="noon", renewals=number)
+            waiting.join(0.05)
+            if not waiting.is_alive():
+                break
     assert errors == [
         f"{tmp_path} must be saved to by one job at a time (process {os.getpid()} on node7 since "
         "noon uses it); end that job, or save to another folder"
@@ -290,7 +289,7 @@ def test_jobs_that_are_killed_one_after_the_other_lose_nothing(tmp_path: Path) -
 
 def test_job_that_was_stopped_finds_out_that_another_has_taken_over(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with jobs(1, folder, SECONDS) as (stopped,):
+    with jobs(1, folder, LONG_SECONDS) as (stopped,):
         assert stopped.save() == "saved 1"
         os.kill(stopped.number, signal.SIGSTOP)
         # To a job on another machine it looks as if it had ended.

@@ -27,7 +27,7 @@ from penstock.tools.launcher import (
     run_on_ranks,
 )
 
-SECONDS = 60.0
+SECONDS = 240.0
 
 
 def add_up(report: Report) -> tuple[int, float, int]:

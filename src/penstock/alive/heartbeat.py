@@ -86,7 +86,7 @@ class Heartbeat:
         self._abort_call: Callable[[], None] = _nothing
         self._numbers = numbers
         usual = _BEAT_SECONDS * max(1.0, len(numbers) / _RANKS_AT_FULL_RATE)
-        self._pause = min(usual, timeouts.silence_seconds / 4)
+        self._pause = min(usual, timeouts.silence_seconds / 8)
         # What this thread has found, and what the training thread may know.
         self._found: LostRank | None = None
         self._lost: LostRank | None = None

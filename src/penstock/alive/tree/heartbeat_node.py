@@ -40,6 +40,10 @@ __all__ = ["HeartbeatNode"]
 
 _LOGGER = getLogger(__name__)
 
+# A rank looks for another connection after this share of the time after which it would be called
+# lost itself: early enough that a link that is cut one way is replaced before.
+_SEEK_SHARE = 1 / 3
+
 
 class HeartbeatNode:
     """One rank among `size`; one thread calls its methods."""
@@ -173,7 +177,7 @@ class HeartbeatNode:
         if self._root.has_left:
             return self._root.find_lost(self.me.pipeline, status, self._timeouts)
         silence = self._silence.lasts(self._above, now)
-        if self._parent is not None and silence < self._timeouts.silence_seconds / 2:
+        if self._parent is not None and silence < self._timeouts.silence_seconds * _SEEK_SHARE:
             return None
         found = self.seeker.seek(now, self._has_left)
         if found is not None:
