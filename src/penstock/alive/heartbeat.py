@@ -254,7 +254,8 @@ class Heartbeat:
     def _seconds_to_wait(self) -> float:
         if self._found is not None and (self._lost is None or self._progress_log.is_inside):
             return _LOOK_SECONDS
-        return max(0.0, self._next_beat - monotonic())
+        # Ranks of large groups beat less often, but look as often as those of small ones.
+        return min(_BEAT_SECONDS, max(0.0, self._next_beat - monotonic()))
 
     def _wake_up(self) -> None:
         self._waker.clear()
