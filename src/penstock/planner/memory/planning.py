@@ -27,8 +27,7 @@ from penstock.planner.memory.fitting import (
     fit_order,
     recompute_stages,
 )
-from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.solver import solve
+from penstock.planner.memory.orders import find_orders
 from penstock.planner.plan_files import ROUNDING
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
@@ -40,8 +39,6 @@ from penstock.sim.timeline import Timeline
 
 __all__ = ["plan_memory"]
 
-# Orders are found for limits this many times as large as the real one.
-_RELAXED = (1.0, 1.5, 2.5, inf)
 _SHARE_FOR_ORDERS = 0.6
 # The most microbatches that room is reserved for, so that copies come back early.
 _MOST_RESERVED = 3
@@ -94,7 +91,7 @@ def plan_memory(
 
 def _solve(problem: SchedulingProblem, seconds: float) -> Plan:
     """Return the fastest schedule that is found for one placement."""
-    orders = _orders(problem, _SHARE_FOR_ORDERS * seconds)
+    orders, _ = find_orders(problem, seconds=_SHARE_FOR_ORDERS * seconds, effort=None)
     clock, best, limit = EffortClock(), _Best(problem), (1 - _SHARE_FOR_ORDERS) * seconds
     for number, timeline in enumerate(orders):
         if number >= _FEWEST_ORDERS and clock.seconds >= limit:
@@ -184,17 +181,3 @@ class _Best:
 def _keeps_limit(timeline: Timeline, problem: SchedulingProblem) -> bool:
     pairs = zip(timeline.rank_peak_bytes, problem.memory, strict=True)
     return all(peak <= limit * (1 + ROUNDING) for peak, limit in pairs)
-
-
-def _orders(problem: SchedulingProblem, seconds: float) -> list[Timeline]:
-    """Return runs of orders that keep everything, the fastest first."""
-    found = list(fixed_schedules(problem.without_limit))
-    for factor in _RELAXED:
-        memory = tuple(
-            resident + factor * (limit - resident)
-            for limit, resident in zip(problem.memory, problem.resident.tolist(), strict=True)
-        )
-        relaxed = replace(problem, memory=memory)
-        found.append(solve(relaxed, seconds=seconds / len(_RELAXED)).schedule)
-    timelines = [simulate(schedule, problem.costs) for schedule in dict.fromkeys(found)]
-    return sorted(timelines, key=lambda timeline: timeline.period(problem.boundary))
