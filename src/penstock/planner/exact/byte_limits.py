@@ -17,7 +17,7 @@ from penstock.planner.exact.model import Interval, ScheduleModel
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import IntervalVar, LinearExprT
 
-__all__ = ["add_bytes"]
+__all__ = ["add_bytes", "find_unit"]
 
 # A room is counted in units, in at most this many binary digits.
 _DIGITS = 24
@@ -42,7 +42,7 @@ def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> No
         for name in ("activation", "weight_stash")
     )
     sizes = [float(each) for s in stages for table in (taken, left) for each in set(table[s])]
-    unit = _find_unit([room, *sizes])
+    unit = find_unit([room, *sizes])
     intervals: list[IntervalVar] = []
     demands: list[int] = []
     for stage in stages:
@@ -58,7 +58,7 @@ def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> No
     filled.model.add_cumulative(intervals, demands, ceil(room / unit))
 
 
-def _find_unit(sizes: list[float]) -> float:
+def find_unit(sizes: list[float]) -> float:
     """Return the largest common divisor of sizes, or a small part of the first if it is tiny.
 
     The solver multiplies bytes with ticks, and that must not overflow.

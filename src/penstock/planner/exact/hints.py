@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,11 +55,20 @@ def _hint(filled: ScheduleModel, pieces: tuple[Interval, ...], starts: Floats) -
             filled.model.add_hint(piece.start, filled.ticks.down(start))
 
 
-def read_schedule(filled: ScheduleModel, value: Callable[[LinearExprT], int]) -> Schedule:
-    """Return the schedule of a solution: every rank's actions in the order of their times."""
+def read_schedule(
+    filled: ScheduleModel,
+    value: Callable[[LinearExprT], int],
+    more: Iterable[tuple[int, int, Action]] = (),
+) -> Schedule:
+    """Return the schedule of a solution: every rank's actions in the order of their times.
+
+    `more` are actions that are not among those of the model, with their times.
+    """
+    holder = filled.problem.placement.rank_of_stage
+    others = list(more)
     orders = []
     for rank in range(filled.problem.ranks):
-        timed: list[tuple[int, int, Action]] = []
+        timed = [entry for entry in others if holder[entry[2].stage] == rank]
         for stage in filled.problem.placement.stages(rank):
             timed += _timed_actions(filled, value, stage)
         # An action without length comes before one that starts when it ends.

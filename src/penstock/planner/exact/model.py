@@ -1,9 +1,10 @@
 """A problem as a constraint model: an interval per action, one at a time on every rank.
 
-The model assumes that microbatches keep their order in each stage and kind. That loses nothing: in
-any schedule, give the j-th start of a stage and kind to microbatch j. The j-th of what needs an
-input starts no earlier than the j-th input is there, so all is well with the same times and bytes.
-Microbatches of different size are free to overtake one another. Collectives and shared wires are
+`add_order` makes microbatches of equal size keep their order in each stage and kind. That loses
+nothing if nothing is recomputed or offloaded: in any schedule, give the j-th start of a stage and
+kind to microbatch j. The j-th of what needs an input starts no earlier than the j-th input is
+there, so all is well with the same times and bytes. Microbatches of different size are free to
+overtake one another. Collectives and shared wires are
 left out, which makes nothing slower.
 """
 
@@ -22,7 +23,7 @@ from penstock.planner.problem import SchedulingProblem
 if TYPE_CHECKING:
     from ortools.sat.python.cp_model import CpModel, IntervalVar, IntVar, LinearExprT
 
-__all__ = ["Actions", "Interval", "ScheduleModel", "make_model"]
+__all__ = ["Actions", "Interval", "ScheduleModel", "add_order", "make_model"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +85,6 @@ def make_model(
     )
     _add_needs(filled)
     _add_ranks(filled)
-    if problem.is_even:
-        _add_order(filled)
     _add_limits(filled)
     return filled
 
@@ -216,8 +215,8 @@ def _add_start(filled: ScheduleModel, stage: int, arrival: Floats) -> IntVar | i
     return latest
 
 
-def _add_order(filled: ScheduleModel) -> None:
-    """Keep microbatches in order, except for W of stages where some are merged."""
+def add_order(filled: ScheduleModel) -> None:
+    """Keep even microbatches in order, except for W of stages where some are merged."""
     for kind in (filled.forward, filled.backward, filled.weight):
         for stage, pieces in enumerate(kind):
             if kind is filled.weight and stage in filled.is_merged:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import le
-from threading import current_thread, main_thread
-from types import ModuleType
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.errors import MissingDependencyError
 from penstock.ir.actions import Action, Kind
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.exact.byte_limits import add_bytes
+from penstock.planner.exact.constraint_solver import (
+    kept_interrupt,
+    load_library,
+    make_solver,
+)
 from penstock.planner.exact.hints import add_hints, read_schedule
-from penstock.planner.exact.model import ScheduleModel, make_model
+from penstock.planner.exact.model import ScheduleModel, add_order, make_model
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 
 if TYPE_CHECKING:
-    from ortools.sat.python.cp_model import CpSolver, CpSolverSolutionCallback
+    from ortools.sat.python.cp_model import CpSolverSolutionCallback
 
 __all__ = ["Exact", "prove"]
 
@@ -81,16 +81,18 @@ def _search(
     limits: tuple[float, float | None],
     progress: Progress | None,
 ) -> Exact:
-    library = _load_library()
+    library = load_library()
     least = known.lower_bound
     if problem.costs.has_collectives:
         least = lower_bound(replace(problem, costs=problem.costs.without_collectives()))
     filled = make_model(library.CpModel(), problem, least=least, most=known.seconds)
+    if problem.is_even:
+        add_order(filled)
     add_bytes(filled)
     add_hints(filled, known.schedule)
     filled.model.minimize(filled.step)
-    solver = _make_solver(library, *limits)
-    with _kept_interrupt():
+    solver = make_solver(library, *limits)
+    with kept_interrupt():
         status = solver.solve(filled.model, _make_follower(filled, progress))
     bound = max(known.lower_bound, filled.to_bound(solver.best_objective_bound))
     best = known
@@ -105,37 +107,6 @@ def _search(
 
 def _seconds(schedule: Schedule, problem: SchedulingProblem) -> float:
     return simulate(schedule, problem.costs).period(problem.boundary)
-
-
-@contextmanager
-def _kept_interrupt() -> Iterator[None]:
-    """Restore what Ctrl-C does afterwards: the solver leaves it ending the process at once."""
-    if current_thread() is not main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _make_solver(library: ModuleType, seconds: float, work: float | None) -> CpSolver:
-    """Return a deterministic solver on one core.
-
-    Its linear relaxation says little about orders and takes long; what helps is to look hard at
-    who must come before whom on a rank.
-    """
-    solver: CpSolver = library.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    if work is not None:
-        solver.parameters.max_deterministic_time = work
-    solver.parameters.num_workers = 1
-    solver.parameters.linearization_level = 0
-    solver.parameters.use_strong_propagation_in_disjunctive = True
-    solver.parameters.use_dynamic_precedence_in_disjunctive = True
-    solver.parameters.use_hard_precedences_in_cumulative = True
-    return solver
 
 
 def _make_follower(
@@ -169,14 +140,3 @@ def _one_at_a_time(problem: SchedulingProblem) -> Schedule:
                 actions.append(Action(Kind.BACKWARD_WEIGHT, stage, number))
         orders.append(actions)
     return Schedule.from_orders(orders, name="one at a time")
-
-
-def _load_library() -> ModuleType:
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise MissingDependencyError(
-            "exact answers need OR-Tools, which is not installed; "
-            "pip install 'penstock[solver]' brings it"
-        ) from error
-    return cp_model

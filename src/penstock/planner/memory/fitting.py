@@ -30,10 +30,14 @@ _Fitting: TypeAlias = Callable[[RankOrder], list[Insertion] | None]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How one rank is fitted: by which means, with room for some microbatches that come back."""
+    """How one rank is fitted: by which means, with room for some microbatches that come back.
+
+    What costs least gives way first, or what is needed latest.
+    """
 
     means: frozenset[Kind]
     reserve: int = 0
+    is_latest_first: bool = False
 
 
 def fit_order(
@@ -54,7 +58,7 @@ def recompute_stages(problem: SchedulingProblem, timeline: Timeline) -> Schedule
 
 def _hold(order: RankOrder, way: Way) -> list[Insertion] | None:
     largest = max((saved.bytes for saved in order.saved), default=0.0)
-    return hold(order, way.means, way.reserve * largest)
+    return hold(order, way.means, way.reserve * largest, is_latest_first=way.is_latest_first)
 
 
 def _recompute_stages(order: RankOrder) -> list[Insertion] | None:

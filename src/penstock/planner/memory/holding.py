@@ -28,9 +28,8 @@ class Saved:
     """What one forward of a rank saves.
 
     `forward` and `backward` are positions in the rank's order, `bytes` what is saved, `inputs`
-    what is left of it if it is recomputed, `stash` what is left of it after I. `copy` is the
-    seconds of a copy to the host or back, and `again` those of a recomputation that are not
-    hidden by waiting.
+    what is left of it if it is recomputed. `copy` is the seconds of a copy to the host or back,
+    and `again` those of a recomputation that are not hidden by waiting.
     """
 
     stage: int
@@ -73,6 +72,7 @@ class _State:
     order: RankOrder
     means: frozenset[Kind]
     room: float
+    is_latest_first: bool = False
     held: float = 0.0
     out_is_free: float = 0.0
     kept: list[Saved] = field(default_factory=list)
@@ -85,7 +85,7 @@ class _State:
             choices = [choice for saved in self.kept for choice in self._ways(saved, position)]
             if not choices:
                 return False
-            _, _, kind, saved, ready = min(choices, key=lambda choice: choice[:2])
+            _, _, kind, saved, ready = min(choices, key=self._rank)
             self.kept.remove(saved)
             if kind is Kind.RECOMPUTE:
                 self.recomputed.add(saved)
@@ -95,6 +95,10 @@ class _State:
                 self.out_is_free = ready
                 self.held -= saved.bytes
         return True
+
+    def _rank(self, choice: tuple[float, float, Kind, Saved, float]) -> tuple[float, float]:
+        cost, due = choice[:2]
+        return (due, cost) if self.is_latest_first else (cost, due)
 
     def _ways(self, saved: Saved, position: int) -> list[tuple[float, float, Kind, Saved, float]]:
         """Return what it costs per byte to do without something here, for each way to do that."""
@@ -112,14 +116,17 @@ class _State:
         return found
 
 
-def hold(order: RankOrder, means: frozenset[Kind], reserve: float) -> list[Insertion] | None:
+def hold(
+    order: RankOrder, means: frozenset[Kind], reserve: float, *, is_latest_first: bool = False
+) -> list[Insertion] | None:
     """Return what to insert so that a rank keeps its room, or None if nothing does.
 
-    `reserve` bytes stay free as long as something is away, so that it can come back early.
+    `reserve` bytes stay free as long as something is away, so that it can come back early. With
+    `is_latest_first` gives way what is needed latest, whatever it costs.
     """
     by_forward = {saved.forward: saved for saved in order.saved}
     by_backward = {saved.backward: saved for saved in order.saved}
-    state = _State(order, means, max(0.0, order.room - reserve))
+    state = _State(order, means, max(0.0, order.room - reserve), is_latest_first)
     again: list[Insertion] = []
     for position in range(len(order.start)):
         if (saved := by_forward.get(position)) is not None:

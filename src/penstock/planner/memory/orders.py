@@ -10,19 +10,22 @@ taken from a solution: what is recomputed or offloaded in it is decided for the 
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from math import ceil, inf
 
 import numpy as np
 
+from penstock.ir.actions import Kind
 from penstock.ir.rows import Bools, Floats
+from penstock.ir.schedule import Schedule
+from penstock.passes.backward import split_backward
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import solve
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 
-__all__ = ["find_orders"]
+__all__ = ["OrderFinder"]
 
 # Orders are found for limits this many times as large as the real one.
 _RELAXED = (1.0, 1.5, 2.5, inf)
@@ -30,34 +33,52 @@ _RELAXED = (1.0, 1.5, 2.5, inf)
 _OFFLOADED = ((0.0, 1.0), (0.0, 2.0), (0.5, 1.0))
 # The shares of the ranks, from the first on, that recompute all of their stages.
 _RECOMPUTED = (0.25, 0.5, 0.75, 1.0)
+_MOST_EASIER = len(_RELAXED) + len(_OFFLOADED) + len(_RECOMPUTED)
 
 
-def find_orders(
-    problem: SchedulingProblem, *, seconds: float, effort: float | None
-) -> tuple[list[Timeline], bool]:
-    """Return runs of orders that keep everything, the fastest first; and if the clock ended it."""
-    easier = [one for one in dict.fromkeys(_easier(problem)) if (one.missing_bytes <= 0).all()]
-    found = list(fixed_schedules(problem.without_limit))
-    is_cut_short = False
-    for one in easier:
-        rows = None if effort is None else effort / len(easier)
-        plan = solve(one, seconds=seconds / len(easier), effort=rows)
-        found.append(plan.schedule)
-        is_cut_short |= plan.is_cut_short
-    timelines = [simulate(schedule, problem.costs) for schedule in dict.fromkeys(found)]
-    return sorted(timelines, key=lambda run: run.period(problem.boundary)), is_cut_short
+@dataclass(slots=True)
+class OrderFinder:
+    """Finds orders for a problem; what was solved for some means is not solved again for others.
+
+    `effort` is that for every easier problem, or `seconds` are those for all of them.
+    """
+
+    problem: SchedulingProblem
+    effort: float | None
+    seconds: float
+    is_cut_short: bool = False
+    _solved: dict[SchedulingProblem, Schedule] = field(default_factory=dict)
+
+    def find(self, means: frozenset[Kind]) -> list[Timeline]:
+        """Return runs of orders that keep everything and suit some means, the fastest first."""
+        problem = self.problem
+        easier = [one for one in _easier(problem, means) if (one.missing_bytes <= 0).all()]
+        found = list(fixed_schedules(problem.without_limit))
+        found += [self._solve(one) for one in easier]
+        found += [split_backward(schedule) for schedule in found]
+        timelines = [simulate(schedule, problem.costs) for schedule in dict.fromkeys(found)]
+        return sorted(timelines, key=lambda run: run.period(problem.boundary))
+
+    def _solve(self, easier: SchedulingProblem) -> Schedule:
+        if easier not in self._solved:
+            seconds = self.seconds / _MOST_EASIER
+            plan = solve(easier, seconds=seconds, effort=self.effort)
+            self.is_cut_short |= plan.is_cut_short
+            self._solved[easier] = plan.schedule
+        return self._solved[easier]
 
 
-def _easier(problem: SchedulingProblem) -> Iterator[SchedulingProblem]:
-    """Yield problems whose orders are worth fitting; some of them may not fit themselves."""
+def _easier(problem: SchedulingProblem, means: frozenset[Kind]) -> Iterator[SchedulingProblem]:
+    """Yield problems whose orders are worth fitting by some means; some may have no solution."""
     resident, room = problem.resident, problem.room
     for factor in _RELAXED:
         yield replace(problem, memory=_tuple(resident + factor * room))
-    if problem.costs.host_link is not None:
+    if Kind.OFFLOAD in means:
         for share, whole in _OFFLOADED:
             yield _offloading(problem, share, whole)
     inputs = problem.costs.saved_input_bytes(problem.stages)
-    if (inputs < problem.costs.per_stage("activation_bytes", problem.stages)).any():
+    taken = problem.costs.per_stage("activation_bytes", problem.stages)
+    if Kind.RECOMPUTE in means and (inputs < taken).any():
         for share in _RECOMPUTED:
             yield _recomputing(problem, ceil(share * problem.ranks))
 

@@ -1,51 +1,56 @@
 """Planning with memory as part of the order: what to recompute, offload or keep.
 
-orders for several limits -> each fitted into the real one by several means -> the fastest
+orders for easier problems -> each fitted into the limit by several means -> the fastest
+                                                                  -> exact, if small
 
-An order that needs more than a rank has is fitted by recomputing and offloading. So orders are
-found for the limit itself, for larger ones and for none, and whatever is fastest after fitting
-wins. Recomputing whole stages is among the ways to fit, and so is each means alone.
+An order that needs more than a rank has is fitted by recomputing and offloading. Recomputing whole
+stages is among the ways to fit. Each means alone is tried as far as if it were the only one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import inf
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from typing import Literal, TypeAlias
 
 from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.costs.given import costs_or_unit
-from penstock.errors import MemoryLimitError
+from penstock.errors import ArgumentError, MemoryLimitError
+from penstock.ir.actions import Kind
 from penstock.ir.placement import Placement
-from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
-from penstock.planner.effort_clock import EffortClock, require_seconds
-from penstock.planner.memory.fitting import (
-    BOTH,
-    OFFLOAD,
-    RECOMPUTE,
-    Way,
-    fit_order,
-    recompute_stages,
-)
-from penstock.planner.memory.orders import find_orders
-from penstock.planner.plan_files import ROUNDING
+from penstock.planner.effort_clock import EffortClock, require_effort, require_seconds
+from penstock.planner.exact.prove_memory import prove_memory
+from penstock.planner.memory.choosing import BestFit, fit_all
+from penstock.planner.memory.fitting import BOTH, OFFLOAD, RECOMPUTE
+from penstock.planner.memory.orders import OrderFinder
+from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.search import ROWS_PER_SECOND
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.layouts import Layout, find_placement, placements_for
 from penstock.schedules.sizes import require_size
 from penstock.sim.engine import simulate
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
-from penstock.sim.timeline import Timeline
 
-__all__ = ["plan_memory"]
+__all__ = ["Means", "plan_memory"]
 
-_SHARE_FOR_ORDERS = 0.6
-# The most microbatches that room is reserved for, so that copies come back early.
-_MOST_RESERVED = 3
-# A fit changes the times that it was made for; the next one is made for the new times.
-_ROUNDS = 3
-# The fastest orders are fitted whatever the clock says.
-_FEWEST_ORDERS = 4
+Means: TypeAlias = Literal["both", "recompute", "offload"]
+
+_MEANS: dict[str, frozenset[Kind]] = {"both": BOTH, "recompute": RECOMPUTE, "offload": OFFLOAD}
+
+_SHARE_FOR_ORDERS = 0.5
+_SHARE_FOR_EXACT = 0.5
+# Fitting an order and running it takes as long as building this many.
+_BUILT_PER_FIT = 20.0
+
+# The largest sizes for which an exact answer can be expected.
+_RANKS_FOR_EXACT = 4
+_WORKS_FOR_EXACT = 32
+# The exact solver counts its own work, in units of some seconds.
+_WORK_PER_SECOND = 0.25
+# The time on the wall ends it if it takes this many times as long.
+_BUSY = 10.0
 
 
 def plan_memory(
@@ -56,13 +61,20 @@ def plan_memory(
     memory: float | Sequence[float],
     placement: Placement | Layout | None = None,
     boundary: Boundary = DEFAULT_BOUNDARY,
+    means: Means = "both",
     seconds: float = 5.0,
+    effort: float | None = None,
+    known: Sequence[Plan] = (),
 ) -> Plan:
     """Find a fast schedule that keeps a memory limit by recomputing and offloading where it pays.
 
     Each forward of each stage and microbatch is kept, recomputed or, if `costs` have a
-    `host_link`, offloaded. The arguments are those of `plan`. The lower bound is that of the same
-    problem without a limit, because what is recomputed or offloaded only takes more time.
+    `host_link`, offloaded; `means` says which of the two may be. The other arguments are those of
+    `plan`. With `effort`, the rows of orders to build for each easier problem, both means are
+    never slower than one of them, and the plan is the same everywhere.
+
+    The lower bound is that of the same problem without a limit, because what is recomputed or
+    offloaded only takes more time; for up to 4 ranks and 32 forwards the exact solver raises it.
 
     >>> costs = Costs(activation_bytes=1, message_bytes=0.1, host_link=1)
     >>> found = plan_memory(costs, ranks=2, microbatches=4, memory=1.5, seconds=0.5)
@@ -71,7 +83,9 @@ def plan_memory(
     """
     require_size(ranks, microbatches)
     require_seconds(seconds)
+    require_effort(effort)
     costs = costs_or_unit(costs)
+    wanted = _read_means(means, costs)
     if placement is None:
         holders = list(placements_for(costs, ranks))
     else:
@@ -81,103 +95,117 @@ def plan_memory(
         cut = costs.recut(ranks, holder.num_stages)
         try:
             problem = SchedulingProblem.of(cut, holder, microbatches, memory, boundary=boundary)
-            plans.append(_solve(problem, seconds / len(holders)))
+            limit = _Limit(seconds / len(holders), effort)
+            plans.append(_Solver(problem, wanted, limit, known).solve())
         except MemoryLimitError as error:
             refused.append(error)
     if not plans:
         raise refused[0]
-    return min(plans, key=lambda found: found.seconds)
+    best = min(plans, key=lambda found: found.seconds)
+    return replace(best, is_cut_short=best.gap > 0 and any(one.is_cut_short for one in plans))
 
 
-def _solve(problem: SchedulingProblem, seconds: float) -> Plan:
-    """Return the fastest schedule that is found for one placement."""
-    orders, _ = find_orders(problem, seconds=_SHARE_FOR_ORDERS * seconds, effort=None)
-    clock, best, limit = EffortClock(), _Best(problem), (1 - _SHARE_FOR_ORDERS) * seconds
-    for number, timeline in enumerate(orders):
-        if number >= _FEWEST_ORDERS and clock.seconds >= limit:
-            break
-        best.fit(timeline)
-    best.improve(lambda: clock.seconds < limit)
-    if best.timeline is None:
-        raise MemoryLimitError(
-            "no schedule was found that keeps the memory limit, even if all stages recompute; "
-            "use a larger limit, more ranks or smaller microbatches"
+def _read_means(means: str, costs: Costs) -> frozenset[Kind]:
+    if means not in _MEANS:
+        raise ArgumentError(f"means must be one of {', '.join(_MEANS)} (got {means!r})")
+    if means == "offload" and costs.host_link is None:
+        raise ArgumentError(
+            "offloading needs a link to the host; give costs a host_link in bytes per second"
         )
-    schedule = replace(best.timeline.schedule, name="planned")
-    check(schedule)
-    return Plan(problem, schedule, lower_bound(problem.without_limit))
+    return _MEANS[means] if costs.host_link is not None else RECOMPUTE
 
 
 @dataclass(slots=True)
-class _Best:
-    """The fastest run so far that keeps the limit."""
+class _Limit:
+    """How much to do: seconds of the clock, or rows of orders, which no clock ends."""
+
+    seconds: float
+    effort: float | None
+    is_cut_short: bool = False
+    _clock: EffortClock = field(default_factory=EffortClock)
+
+    def part(self, problem: SchedulingProblem, share: float) -> Callable[[], bool]:
+        """Return whether a share of this is left, asked before every fit that is not a must."""
+        if self.effort is None:
+            end = self._clock.seconds + share * self.seconds
+            return lambda: self._note(self._clock.seconds < end)
+        fits = iter(range(int(self.effort / (_BUILT_PER_FIT * Lanes(problem).num_rows))))
+        return lambda: next(fits, None) is not None
+
+    def _note(self, is_left: bool) -> bool:
+        self.is_cut_short |= not is_left
+        return is_left
+
+    @property
+    def exact(self) -> tuple[float, float]:
+        """The seconds on the wall of a proof, and the work that the solver counts."""
+        seconds = _SHARE_FOR_EXACT * self.seconds
+        if self.effort is not None:
+            seconds = self.effort / ROWS_PER_SECOND[True]
+        return _BUSY * max(0.5, seconds), _WORK_PER_SECOND * seconds
+
+
+@dataclass(frozen=True, slots=True)
+class _Solver:
+    """Finds the fastest schedule for one placement."""
 
     problem: SchedulingProblem
-    timeline: Timeline | None = None
-    seconds: float = inf
-    ways: tuple[Way, ...] = ()
+    means: frozenset[Kind]
+    limit: _Limit
+    known: Sequence[Plan]
 
-    def fit(self, timeline: Timeline) -> None:
-        """Try all ways to fit an order; `timeline` is its run without a limit."""
-        if self._seconds(timeline) >= self.seconds:
-            return
-        self._offer(timeline)
-        # Nothing goes into an overlap.
-        if timeline.schedule.rows.joined.any():
-            return
-        self._offer_schedule(recompute_stages(self.problem, timeline))
-        for way in self._ways():
-            before = self.seconds
-            self._offer_fit(timeline, (way,) * self.problem.ranks)
-            if self.seconds < before:
-                self._fit_again()
+    def solve(self) -> Plan:
+        """Return the best plan by each means alone, by all, and of those that are known."""
+        problem, limit = self.problem, self.limit
+        finder = OrderFinder(problem, limit.effort, _SHARE_FOR_ORDERS * limit.seconds)
+        each = [RECOMPUTE, OFFLOAD] if self.means == BOTH else []
+        found = BestFit(problem)
+        for means in (*each, self.means):
+            share = (1 - _SHARE_FOR_ORDERS) / (len(each) + 1)
+            orders = finder.find(means)
+            fitted = fit_all(problem, orders, means, limit.part(problem, share))
+            if fitted.timeline is not None:
+                found.offer(fitted.timeline, fitted.ways)
+        for plan in self.known:
+            if _is_for(plan, problem, self.means):
+                found.offer(simulate(plan.schedule, problem.costs))
+        if found.timeline is None:
+            raise MemoryLimitError(
+                "no schedule was found that keeps the memory limit, even if all stages recompute; "
+                "use a larger limit, more ranks or smaller microbatches"
+            )
+        return self._make_exact(found, finder.is_cut_short or limit.is_cut_short)
 
-    def improve(self, has_time: Callable[[], bool]) -> None:
-        """Try other ways for single ranks, until none of them helps or the time is over."""
-        is_better = True
-        while is_better and self.ways and has_time():
-            before = self.seconds
-            for rank in range(self.problem.ranks):
-                for way in self._ways() if has_time() else ():
-                    assert self.timeline is not None, "some way was offered"
-                    ways = (*self.ways[:rank], way, *self.ways[rank + 1 :])
-                    self._offer_fit(self.timeline, ways)
-            is_better = self.seconds < before
-
-    def _ways(self) -> Iterator[Way]:
-        if self.problem.costs.host_link is not None:
-            yield from (Way(BOTH, reserve) for reserve in range(_MOST_RESERVED + 1))
-            yield from (Way(OFFLOAD, reserve) for reserve in range(2))
-        yield Way(RECOMPUTE)
-
-    def _fit_again(self) -> None:
-        """Fit the best order so far again, for the times that it has now."""
-        for _ in range(_ROUNDS):
-            before = self.timeline
-            assert before is not None, "one was offered"
-            self._offer_fit(before, self.ways)
-            if self.timeline is before:
-                return
-
-    def _offer_fit(self, timeline: Timeline, ways: tuple[Way, ...]) -> None:
-        before = self.timeline
-        self._offer_schedule(fit_order(self.problem, timeline, ways))
-        if self.timeline is not before:
-            self.ways = ways
-
-    def _offer_schedule(self, schedule: Schedule | None) -> None:
-        if schedule is not None:
-            self._offer(simulate(schedule, self.problem.costs))
-
-    def _offer(self, timeline: Timeline) -> None:
-        seconds = self._seconds(timeline)
-        if seconds < self.seconds and _keeps_limit(timeline, self.problem):
-            self.timeline, self.seconds, self.ways = timeline, seconds, ()
-
-    def _seconds(self, timeline: Timeline) -> float:
-        return timeline.period(self.problem.boundary)
+    def _make_exact(self, found: BestFit, is_cut_short: bool) -> Plan:
+        """Return the plan, after a search for a better one with a proof if it is small."""
+        assert found.timeline is not None, "something keeps the limit"
+        problem, schedule = self.problem, found.timeline.schedule
+        bound = lower_bound(problem.without_limit)
+        if _can_be_exact(problem) and found.seconds > bound * (1 + 1e-9):
+            seconds, work = self.limit.exact
+            exact = prove_memory(
+                problem, start=schedule, means=self.means, seconds=seconds, work=work
+            )
+            schedule, bound = exact.schedule, max(bound, exact.lower_bound)
+            is_cut_short = not exact.is_optimal
+        schedule = replace(schedule, name="planned")
+        check(schedule)
+        plan = Plan(problem, schedule, bound, is_cut_short=is_cut_short)
+        return replace(plan, is_cut_short=is_cut_short and plan.gap > 0)
 
 
-def _keeps_limit(timeline: Timeline, problem: SchedulingProblem) -> bool:
-    pairs = zip(timeline.rank_peak_bytes, problem.memory, strict=True)
-    return all(peak <= limit * (1 + ROUNDING) for peak, limit in pairs)
+def _is_for(plan: Plan, problem: SchedulingProblem, means: frozenset[Kind]) -> bool:
+    """Return whether a plan's schedule solves a problem by these means, if it keeps its limit."""
+    schedule = plan.schedule
+    is_same = schedule.placement == problem.placement and schedule.dataflow == problem.dataflow
+    other = {Kind.RECOMPUTE, Kind.OFFLOAD} - means
+    is_allowed = not schedule.rows.has_kind(*other) if other else True
+    return is_same and is_allowed and schedule.microbatches == problem.microbatches
+
+
+def _can_be_exact(problem: SchedulingProblem) -> bool:
+    """Return whether an exact answer can be expected, and its proof would hold."""
+    is_small = problem.ranks <= _RANKS_FOR_EXACT
+    is_small &= problem.stages * problem.microbatches <= _WORKS_FOR_EXACT
+    is_modelled = problem.lasts_until_all_end and not problem.costs.overlap_gain
+    return is_small and is_modelled and find_spec("ortools") is not None
