@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from penstock.assembly import build
+from penstock.checks.report import find_problems
 from penstock.costs import Costs
 from penstock.errors import SizeError
 from penstock.ir.dataflow import Dataflow
@@ -24,6 +25,7 @@ __all__ = [
     "examples",
     "schedules",
     "with_memory_actions",
+    "with_overlaps",
 ]
 
 # As they are before any test registers one of its own.
@@ -90,6 +92,23 @@ def with_memory_actions(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     schedule = add_recompute(schedule, chosen[0])
     behind, ahead = draw(st.integers(0, 2)), draw(st.integers(0, 2))
     return add_offload(schedule, chosen[1], behind=behind, ahead=ahead)
+
+
+@st.composite
+def with_overlaps(draw: st.DrawFn, schedule: Schedule, *, most: int = 8) -> Schedule:
+    """The same order, with some neighbours of each rank overlapped: any two that allow it."""
+    rows = schedule.rows
+    is_own = rows.is_compute.copy()
+    is_own[rows.first[:-1]] = False
+    is_own[1:] &= rows.is_compute[:-1]
+    places = np.flatnonzero(is_own & ~rows.joined).tolist()
+    for place in draw(st.lists(st.sampled_from(places), max_size=most)) if places else []:
+        joined = schedule.rows.joined.copy()
+        joined[place] = True
+        attempt = replace(schedule, rows=replace(schedule.rows, joined=joined))
+        if not find_problems(attempt):
+            schedule = attempt
+    return schedule
 
 
 @st.composite

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from penstock.splitting.output_loss import find_loss
     from penstock.splitting.pipe import Pipe
     from penstock.splitting.splitter import split
+    from penstock.step.lanes.communication import communicate
+    from penstock.step.lanes.turning import turning_point
     from penstock.step.microbatches import Along, Ready, Shared
     from penstock.training.options import RunOptions
     from penstock.training.pipeline import Pipeline
@@ -87,6 +89,7 @@ _HOMES = {
     "Timeouts": "penstock.alive.timeouts",
     "add_loss": "penstock.loss.added",
     "balance": "penstock.measuring.balance",
+    "communicate": "penstock.step.lanes.communication",
     "find_loss": "penstock.splitting.output_loss",
     "here_only": "penstock.splitting.by_layers.hooks.hooks",
     "measure": "penstock.measuring.stages",
@@ -100,6 +103,7 @@ _HOMES = {
     "search": "penstock.planner.search.search",
     "split": "penstock.splitting.splitter",
     "train_elastically": "penstock.elastic",
+    "turning_point": "penstock.step.lanes.turning",
     "write_timeline": "penstock.files.timeline",
 }
 _ROOMS = (
@@ -144,6 +148,7 @@ __all__ = [
     "balance",
     "build",
     "check",
+    "communicate",
     "explain",
     "find_loss",
     "here_only",
@@ -162,6 +167,7 @@ __all__ = [
     "simulate",
     "split",
     "train_elastically",
+    "turning_point",
     "write_timeline",
 ]
 

@@ -5,10 +5,9 @@ are all that a new version has to be compared with. Torch 2.11 to 2.13 have all 
 where a comment says otherwise. Functions on hot paths are torch's own objects, bound when this
 module is imported; what takes long to load is looked up when it is first imported from here.
 
-Private attributes of torch's objects are used where they are needed. `ATTRIBUTES` lists them.
+Private attributes of torch's objects are in `torch_attributes`.
 """
 
-from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +27,21 @@ from torch.nn.modules.module import (
     _global_forward_pre_hooks as global_forward_pre_hooks,
 )
 
+# The modes of this thread that see functions of torch, outermost first, and how to add one to
+# another thread's.
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.overrides import _pop_mode as pop_function_mode
+from torch.overrides import _push_mode as push_function_mode
+
 # Trees of tuples, lists, dicts and what users register; `torch.utils` has no public form of it.
 from torch.utils import _pytree as pytree
 
-# A mode that sees every operation below autograd; and whether a subclass is made of tensors.
+# A mode that sees every operation below autograd; and whether a subclass is made of tensors. The
+# modes of this thread, outermost first, and how to add one to another thread's.
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
+from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
+from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
 from torch.utils._pytree import (
     TreeSpec,
     keystr,
@@ -77,7 +86,6 @@ if TYPE_CHECKING:
     from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
-    "ATTRIBUTES",
     "AsyncCollectiveTensor",
     "CompileContext",
     "DataDependentOutputException",
@@ -106,11 +114,13 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "current_graph_task_id",
+    "dispatch_modes",
     "end_allocate_to_pool",
     "engine_run_backward",
     "foreach_copy_",
     "foreach_div_",
     "foreach_zero_",
+    "function_modes",
     "functorch_config",
     "get_debug_level",
     "get_default_group",
@@ -129,7 +139,13 @@ __all__ = [
     "mesh_layouts",
     "min_cut_rematerialization_partition",
     "peek_interpreter_stack",
+    "pop_dispatch_mode",
+    "pop_function_mode",
+    "pop_saved_tensors_default_hooks",
     "profiler_enabled",
+    "push_dispatch_mode",
+    "push_function_mode",
+    "push_saved_tensors_default_hooks",
     "pytree",
     "release_pool",
     "replicate",
@@ -161,6 +177,9 @@ storage_use_count = torch._C._storage_Use_Count
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 # The hooks that `saved_tensors_hooks` has set last, or None.
 top_saved_tensors_default_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+# How `saved_tensors_hooks` sets and removes its hooks.
+push_saved_tensors_default_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+pop_saved_tensors_default_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
 # The innermost transform of `torch.func` that runs now, or None.
 peek_interpreter_stack = torch._C._functorch.peek_interpreter_stack
 # Whether a tensor belongs to a transform of `torch.func`, and the tensor in it.
@@ -258,93 +277,3 @@ def _find(module: str, attribute: str) -> Any:
     found = import_module(module)
     # A module inside of a package is an attribute of it only after it was imported.
     return getattr(found, attribute, None) or import_module(f"{module}.{attribute}")
-
-
-# Private attributes of torch's objects, by the class that has them.
-ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
-    "Tensor": {
-        "_version": "counts writes in place",
-        "_base": "what a view is a view of, or None",
-        "_is_view": "whether it is a view",
-        "_backward_hooks": "hooks on its gradient, or None",
-        "_post_accumulate_grad_hooks": "hooks that run after its gradient was added, or None",
-    },
-    "UntypedStorage": {"_cdata": "identifies the memory while it exists"},
-    "Module": {
-        "_parameters": "its own parameters, by name",
-        "_buffers": "its own buffers, by name",
-        "_modules": "its children, by name",
-        "_non_persistent_buffers_set": "the buffers that no state_dict has",
-        "_forward_hooks": "hooks after forward, by number",
-        "_forward_hooks_with_kwargs": "the numbers of those that take keywords",
-        "_forward_hooks_always_called": "the numbers of those that run after an error too",
-        "_forward_pre_hooks": "hooks before forward, by number",
-        "_forward_pre_hooks_with_kwargs": "the numbers of those that take keywords",
-        "_backward_hooks": "hooks of its backward",
-        "_backward_pre_hooks": "hooks before its backward",
-        "_state_dict_pre_hooks": "hooks before state_dict, by number",
-        "_apply": "replaces every tensor; what `to` is made of",
-        "_call_impl": "hooks and forward",
-        "_compiled_call_impl": "the same compiled by `module.compile()`, or None",
-    },
-    "OptimizedModule": {
-        "_orig_mod": "the module that `torch.compile` was given",
-        "_initialize": "makes it call the compiled code",
-    },
-    "CompileContext": {"_dynamic": "whether sizes may vary, as `torch.compile` was called"},
-    "backend": {"_torchdynamo_orig_backend": "the backend that a compiler's function wraps"},
-    "Function": {"_backward_cls": "the class of its backward nodes"},
-    "Node": {"_sequence_nr": "grows with each operation of a forward"},
-    "NllLossBackward0": {
-        "_saved_reduction": "0 for no reduction, 1 for a mean, 2 for a sum",
-        "_saved_total_weight": "what the mean was divided by",
-    },
-    "MseLossBackward0": {
-        "_saved_reduction": "0 for no reduction, 1 for a mean, 2 for a sum",
-        "_saved_target": "the target of the loss",
-    },
-    "torch.ops.aten": {
-        "_grouped_mm": "products of many pairs of matrices",
-        "_to_copy": "a cast in a traced graph",
-        "_unsafe_view": "a view of a new tensor in a traced graph",
-    },
-    "OpOverload": {"_schema": "arguments and writes", "_overloadname": "its name after the dot"},
-    "DeviceMesh": {
-        "_get_root_mesh": "the mesh that it was sliced from",
-        "_layout": "the shape and the strides of its dimensions",
-    },
-    "DTensor": {"_local_tensor": "its part on this rank"},
-    "mesh_layouts": {
-        "_MeshLayout": "the layout of a mesh",
-        "_FlatLayout": "the layout of one of its dimensions, since torch 2.13",
-    },
-    # What schedules and stages call of one another; users replace these in classes of their own.
-    "pipelining stage": {
-        "_prepare_forward_infra": "prepares for the first forwards",
-        "_prepare_backward_infra": "prepares for the first backwards",
-        "_create_grad_recv_info": "what gradients a stage receives",
-        "_resolve_peer_global_rank": "the global rank that holds a stage",
-        "_runtime_validate": "whether a stage checks every tensor",
-    },
-    "pipelining schedule": {
-        "_maybe_compute_loss": "computes the loss of a microbatch on the last stage",
-        "_maybe_get_loss": "returns that loss for the backward",
-        "_n_microbatches": "the number of microbatches of a step",
-    },
-    "ProcessGroup": {"_get_backend": "its backend for a kind of device"},
-    "Options": {"_timeout": "how long a backend waits"},
-    "Backend": {
-        "_start_coalescing": "begins a batch of messages",
-        "_end_coalescing": "ends a batch of messages and starts it",
-    },
-    "GradScaler": {"_found_inf_per_device": "whether unscaling found a value that is not finite"},
-    "replicate.state": {"_ddp": "the DDP module inside of a replicated one"},
-    "FSDPModule": {"_get_fsdp_state": "what FSDP2 keeps for a module"},
-    "FSDPState": {
-        "_is_root": "whether it is the outermost, which ends a backward",
-        "_root_post_backward_final_callback": "reduces gradients at the end of a backward",
-        "_fsdp_param_group": "its parameters, before torch 2.12",
-        "_fsdp_param_groups": "its parameters, since torch 2.12",
-    },
-    "FSDPParam": {"_unsharded_param": "the gathered parameter"},
-}

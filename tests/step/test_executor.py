@@ -15,8 +15,10 @@ from penstock.parallel.replica import replica_of
 from penstock.ranks.faults import StepFailedError
 from penstock.ranks.transport import LocalTransport
 from penstock.step.clocks import HostClock
-from penstock.step.executor import Executor, order_for_one_process
+from penstock.step.executor import Executor
+from penstock.step.lanes.overlaps import Overlaps
 from penstock.step.model_end import keep_loss
+from penstock.step.program.entries import order_for_one_process
 from penstock.step.stage import Stage
 from penstock.step.step_data import Around, Microbatches, Results
 from tests.strategies import dag_schedules
@@ -69,6 +71,7 @@ class Run:
             self.transport,
             loss=lambda output, target: (output * target).sum(),
             around=self.around,
+            overlaps=Overlaps(torch.device("cpu")),
         )
         self.transport.begin_step(b"")
 
@@ -163,6 +166,7 @@ def test_losses_are_kept_without_the_memory_that_they_were_made_in() -> None:
         run.transport,
         loss=nn.functional.mse_loss,
         around={},
+        overlaps=Overlaps(torch.device("cpu")),
     )
     run.executor.run(run.batch(), results)
     assert [type(loss) for loss, _ in results.losses] == [float, float]

@@ -1,6 +1,7 @@
 """Recorded steps: marks that cost nothing while the step runs, seconds afterwards."""
 
 from collections.abc import Callable
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -113,17 +114,18 @@ class StepRecorder:
         self._rows: list[int] = []
         self._memory: list[float] = []
         self._marks: list[tuple[Any, Any]] = []
-        self._started: Any = None
+        # By thread: overlapped actions run in several.
+        self._started: dict[int, Any] = {}
         self._waits: dict[Message, tuple[Any, Any]] = {}
         self._arrivals: dict[Message, Any] = {}
 
     def start(self) -> None:
         """Mark the start of an action; what comes before its last mark does not count."""
-        self._started = self._clock.mark()
+        self._started[get_ident()] = self._clock.mark()
 
     def end(self, row: int) -> None:
         """Mark the end of the action that was started."""
-        self._marks.append((self._started, self._clock.mark()))
+        self._marks.append((self._started[get_ident()], self._clock.mark()))
         self._rows.append(row)
         self._memory.append(self._clock.held_bytes())
 

@@ -2,53 +2,39 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
 from penstock.alive.progress_log import Log, NoLog, Note
 from penstock.ir.actions import Action, Kind
-from penstock.ir.clock import run_in_order
-from penstock.ir.graph import build_graph
 from penstock.ir.schedule import Schedule
 from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.transport import Message, Transport
 from penstock.step.clocks import Clock, StepRecorder
-from penstock.step.messages import StepMessages
+from penstock.step.lanes.baton import LaneError
+from penstock.step.lanes.overlaps import Overlaps
+from penstock.step.lanes.turning import without_turns
 from penstock.step.model_end import ModelEnd, keep_loss
+from penstock.step.program.draining import drain
+from penstock.step.program.entries import Entry, join_overlapped
+from penstock.step.program.messages import StepMessages
 from penstock.step.saved.actions import Run, SavedActions
 from penstock.step.stage import Stage
 from penstock.step.step_data import Around, LossFunction, Microbatches, Results, StepRecording
 from penstock.tensors.packet import Packet
 
-__all__ = ["Executor", "order_for_one_process"]
+__all__ = ["Executor"]
 
 # The batch while no step is running.
 _NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Entry:
-    """A row with its call, and the messages from other ranks that the call uses up."""
-
-    row: int
-    action: Action
-    note: Note
-    call: Callable[[], None]
-    takes: list[Message]
-
-
-def order_for_one_process(schedule: Schedule) -> list[int]:
-    """Return all rows in an order in which one thread can run every rank."""
-    graph = build_graph(schedule)
-    ones, zeros = np.ones(len(schedule.rows)), np.zeros(len(graph.need))
-    run = run_in_order(schedule.rows, graph, duration=ones, busy=ones, lag=zeros)
-    order: list[int] = np.lexsort((np.arange(len(ones)), run.start)).tolist()
-    return order
+def _call(entry: Entry) -> None:
+    entry.call()
 
 
 class Executor:
@@ -66,8 +52,10 @@ class Executor:
         *,
         loss: LossFunction | None,
         around: Mapping[Kind, Around],
+        overlaps: Overlaps,
         log: Log | None = None,
     ) -> None:
+        self._overlaps = overlaps
         self._log = NoLog() if log is None else log
         self._schedule = schedule
         self._stages = stages
@@ -84,7 +72,9 @@ class Executor:
         self._batch = _NOTHING
         self._results = Results()
         self._program = [self._bind(row, schedule.rows.action(row), around) for row in rows]
-        self._work = [entry for entry in self._program if not self._is_idle(entry, around)]
+        joined = schedule.rows.joined
+        self._units = list(join_overlapped(self._program, joined, self._as_one))
+        self._work = [entry for entry in self._units if not self._is_idle(entry, around)]
 
     def run(self, batch: Microbatches, results: Results) -> None:
         """Run every action once; those that have nothing to do here are left out."""
@@ -103,27 +93,35 @@ class Executor:
     def abandon(self) -> None:
         """Skip a step without a batch on this rank, and let the other ranks finish theirs."""
         if self._program:
-            self._drain(self._program[0])
+            self._drain(0)
 
     def profile(
         self, batch: Microbatches, results: Results, name: Callable[[Action], str] = str
     ) -> None:
         """Run every action once, each visible in the profiler under its name."""
+
+        def profiled(entry: Entry) -> None:
+            with torch.profiler.record_function(name(entry.action)):
+                entry.call()
+
         with self._step(batch, results):
-            for entry in self._program:
-                with torch.profiler.record_function(name(entry.action)):
-                    self._call(entry)
+            for entry in self._units:
+                self._call(entry, profiled)
 
     def record(self, batch: Microbatches, results: Results, clock: Clock) -> StepRecording:
         """Run every action once and record when; the time waiting for inputs does not count."""
         recorder = StepRecorder(clock)
+
+        def recorded(entry: Entry) -> None:
+            recorder.start()
+            entry.call()
+            recorder.end(entry.row)
+
         self._transport.watch_sends(recorder.note_sent)
         try:
             with self._step(batch, results, recorder):
-                for entry in self._program:
-                    recorder.start()
-                    self._call(entry)
-                    recorder.end(entry.row)
+                for entry in self._units:
+                    self._call(entry, recorded)
         finally:
             self._transport.watch_sends(None)
         return recorder.finish()
@@ -140,24 +138,29 @@ class Executor:
             self._held.clear()
             self.saved.clear()
 
-    def _call(self, entry: _Entry) -> None:
+    def _call(self, entry: Entry, do: Callable[[Entry], None]) -> None:
         self._log.start(entry.note)
         try:
-            entry.call()
+            if entry.members:
+                self._run_together(entry.members, do)
+            else:
+                do(entry)
         except Exception as error:
             self._fail(entry, error)
         self._log.end()
 
-    def _fail(self, entry: _Entry, error: Exception) -> NoReturn:
+    def _fail(self, entry: Entry, error: Exception) -> NoReturn:
         """Let the other ranks finish the step, and raise where this one failed."""
+        if isinstance(error, LaneError):
+            entry, error = entry.members[error.number], error.error
         if isinstance(error, LinkLostError):
             raise error
         failure = StepFailedError(self._place(entry.action), error)
         self._log.fail(str(failure))
-        self._drain(entry)
+        self._drain(self._program.index(entry))
         raise failure from error
 
-    def _is_idle(self, entry: _Entry, around: Mapping[Kind, Around]) -> bool:
+    def _is_idle(self, entry: Entry, around: Mapping[Kind, Around]) -> bool:
         """Whether an action concerns data parallelism, which its stage does not have."""
         kind, stage = entry.action.kind, self._stages[entry.action.stage]
         is_parallel = kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
@@ -168,40 +171,29 @@ class Executor:
         number = "" if action.microbatch is None else f", microbatch {action.microbatch}"
         return f"rank {rank}, stage {action.stage}{number}, {action}"
 
-    def _drain(self, failed: _Entry) -> None:
+    def _drain(self, first: int) -> None:
         """Do the communication that is left, without the work, so that other ranks can finish."""
-        try:
-            for entry in self._program[self._program.index(failed) :]:
-                self._skip(entry)
-        except LinkLostError:
-            raise
-        except Exception as error:
-            # Others may wait for messages that will never be complete.
-            raise LinkLostError(
-                f"the communication of a failed step could not be completed: {error}"
-            ) from error
+        left = [(e.action, e.takes) for e in self._program[first:]]
+        drain(left, self._transport, self.messages, self._held)
 
-    def _skip(self, entry: _Entry) -> None:
-        for message in entry.takes:
-            self._transport.discard(message)
-        if entry.action.kind in (Kind.RECV_F, Kind.RECV_B):
-            self._transport.post_receive(self.messages.of(entry.action))
-        elif entry.action.kind in (Kind.SEND_F, Kind.SEND_B):
-            self._send_if_made(self.messages.of(entry.action))
+    def _as_one(self, group: Sequence[Entry]) -> Entry:
+        members = tuple(group)
+        call = partial(self._run_together, members, _call)
+        return replace(members[0], call=call, members=members)
 
-    def _send_if_made(self, message: Message) -> None:
-        if message not in self._held:
-            self._transport.send_failure(message)
-            return
-        try:
-            self._transport.send(message, self._held.pop(message))
-        except LinkLostError:
-            raise
-        except Exception:
-            # The step has failed already; the first error is the one to raise.
-            self._transport.send_failure(message)
+    def _run_together(self, members: Sequence[Entry], do: Callable[[Entry], None]) -> None:
+        """Run overlapped actions; they are noted one after the other, as they begin."""
 
-    def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> _Entry:
+        def begin(entry: Entry) -> None:
+            if entry is not members[0]:
+                self._log.follow(entry.note)
+            do(entry)
+
+        actions = [entry.action for entry in members]
+        stages = [self._stages[action.stage] for action in actions]
+        self._overlaps.run(actions, stages, [partial(begin, entry) for entry in members])
+
+    def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> Entry:
         call = self._find_call(action)
         takes = [m for m in self.messages.used_by(action) if m.source != m.destination]
         self._notes.update((message, self.messages.note_of(message)) for message in takes)
@@ -209,7 +201,7 @@ class Executor:
         note = Note.of(action, self.messages.of(action).destination if is_send else None)
         if action.kind in around:
             call = partial(around[action.kind], action, call)
-        return _Entry(row, action, note, call, takes)
+        return Entry(row, action, note, call, takes)
 
     def _find_call(self, action: Action) -> Callable[[], None]:
         stage, microbatch = self._stages[action.stage], action.microbatch or 0
@@ -343,6 +335,8 @@ class Executor:
             return self._held.pop(message)
         recorder, receive = self._recorder, self._transport.receive
         self._log.wait(self._notes[message])
-        packet = receive(message) if recorder is None else recorder.wait(message, receive)
+        # Nothing else may use the transport before it has returned.
+        with without_turns():
+            packet = receive(message) if recorder is None else recorder.wait(message, receive)
         self._log.arrived()
         return packet

@@ -10,15 +10,17 @@ user's own generators are put away and given back.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-__all__ = ["KnowsLayers", "LayerRandom", "StageRandom", "stream_seed"]
+__all__ = ["KnowsLayers", "LayerRandom", "StageRandom", "find_generators", "stream_seed"]
 
 # The highest bit of a seed separates a layer's own stream from those between layers. A generator
 # keeps its seed in its state, so a layer that runs again can find its position.
@@ -46,6 +48,27 @@ def stream_seed(*key: int | str) -> int:
     return int.from_bytes(digest, "big") & ~_INSIDE
 
 
+@dataclass(slots=True, eq=False)
+class _Running:
+    """An action that draws from our streams: what their keys share, and the layers it is in."""
+
+    owner: "LayerRandom"
+    generators: Sequence[torch.Generator]
+    key: tuple[int | str, ...]
+    is_forward: bool
+    calls: Counter[str] = field(default_factory=Counter)
+    entered: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def seed(self, seed: int) -> None:
+        """Seed all generators."""
+        for generator in self.generators:
+            generator.manual_seed(seed)
+
+
+# The action of this thread; two of an overlapped pair run in two threads.
+_running: ContextVar[_Running | None] = ContextVar("penstock_random", default=None)
+
+
 class LayerRandom:
     """The seeding of torch's generators for every layer that this process runs."""
 
@@ -53,15 +76,8 @@ class LayerRandom:
         self._seed = seed
         self._device = device
         self._step = 0
-        self._is_active = False
-        self._generators: list[torch.Generator] = []
-        # The part of the key that all streams of the running action share.
-        self._key: tuple[int | str, ...] = ()
-        self._is_forward = False
-        self._calls: Counter[str] = Counter()
         # The call number of a layer at this position, kept only where it is not the first.
         self._later_calls: dict[tuple[str, int], int] = {}
-        self._entered: list[tuple[str, int | None]] = []
 
     def begin_step(self, step: int) -> None:
         """Draw the numbers of this step from now on."""
@@ -80,64 +96,64 @@ class LayerRandom:
 
         Work with a name is one layer as a whole.
         """
-        self._generators = _find_generators(self._device)
-        states = [(generator, generator.get_state()) for generator in self._generators]
-        self._key = (self._seed, "step" if is_training else "eval", self._step, microbatch)
-        self._is_forward = is_forward
-        self._calls.clear()
-        self._entered.clear()
+        generators = find_generators(self._device)
+        states = [(generator, generator.get_state()) for generator in generators]
+        key = (self._seed, "step" if is_training else "eval", self._step, microbatch)
+        running = _Running(self, generators, key, is_forward)
         if name is None:
-            self._seed_all(stream_seed(*self._key, "between", "", 0))
+            running.seed(stream_seed(*key, "between", "", 0))
         else:
-            self._seed_all(_INSIDE | stream_seed(*self._key, name, 0))
-        self._is_active = True
+            running.seed(_INSIDE | stream_seed(*key, name, 0))
+        token = _running.set(running)
         try:
             yield
         finally:
-            self._is_active = False
-            self._generators = []
+            _running.reset(token)
             for generator, state in states:
                 generator.set_state(state)
 
+    def _own(self) -> _Running | None:
+        """Return the action of this thread, if it draws from these streams."""
+        running = _running.get()
+        return running if running is not None and running.owner is self else None
+
     def _enter(self, name: str) -> None:
-        if not self._is_active:
+        running = self._own()
+        if running is None:
             return
         place = torch.default_generator.initial_seed()
         if place & _INSIDE:
             # A layer inside another one draws from the outer stream.
-            self._entered.append((name, None))
+            running.entered.append((name, None))
             return
-        call = self._number(name, place)
-        self._entered.append((name, call))
-        self._seed_all(_INSIDE | stream_seed(*self._key, name, call))
+        call = self._number(running, name, place)
+        running.entered.append((name, call))
+        running.seed(_INSIDE | stream_seed(*running.key, name, call))
 
-    def _number(self, name: str, place: int) -> int:
+    def _number(self, running: _Running, name: str, place: int) -> int:
         """Count the earlier calls of this layer; a repeated run is recognised by its position."""
-        if not self._is_forward:
+        if not running.is_forward:
             return self._later_calls.get((name, place), 0)
-        call = self._calls[name]
-        self._calls[name] += 1
+        call = running.calls[name]
+        running.calls[name] += 1
         if call:
             self._later_calls[name, place] = call
         return call
 
     def _leave(self, name: str) -> None:
-        if not self._is_active:
+        running = self._own()
+        if running is None:
             return
         # Compiled code that stops halfway through a repeated run never calls `leave`.
-        while self._entered:
-            entered, call = self._entered.pop()
+        while running.entered:
+            entered, call = running.entered.pop()
             if entered == name:
                 if call is not None:
-                    self._seed_all(stream_seed(*self._key, "between", name, call + 1))
+                    running.seed(stream_seed(*running.key, "between", name, call + 1))
                 return
 
-    def _seed_all(self, seed: int) -> None:
-        for generator in self._generators:
-            generator.manual_seed(seed)
 
-
-def _find_generators(device: torch.device) -> list[torch.Generator]:
+def find_generators(device: torch.device) -> list[torch.Generator]:
     """Return the generators that modules on a device draw from: the host's and its own."""
     if device.type != "cuda":
         return [torch.default_generator]

@@ -207,11 +207,13 @@ class Pipeline:
         schedule = self.schedule
         ranks = [schedule.placement.rank_of_stage[stage] for stage in self._stages]
         left = sum(map(len, self.undeferred_weights.values())) if self._random_step else 0
+        overlaps = self._part.overlaps.describe()
         return (
             f"<Pipeline {schedule.name}, {self._part.microbatches} microbatches: stages "
             f"{list(self._stages)} of {schedule.num_stages} as ranks {sorted(set(ranks))} of "
             f"{schedule.num_ranks} on {self.device}{self._describe_routes()}"
             f"{f', {left} weights finished in I' if left else ''}"
+            f"{f', {overlaps}' if overlaps else ''}"
             f"{', closed' if self._runner is None else ''}>"
         )
 

@@ -17,9 +17,10 @@ from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import Reduction
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.step.clocks import clock_for
-from penstock.step.executor import Executor, order_for_one_process
+from penstock.step.executor import Executor
 from penstock.step.layer_random import LayerRandom
 from penstock.step.microbatches import find_dims, merge_outputs
+from penstock.step.program.entries import order_for_one_process
 from penstock.step.step_data import LossFunction, Microbatches, Results, StepRecording
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.agreement import Agreed, BatchAgreement
@@ -131,6 +132,7 @@ class StepRunner:
             if self._losses is not None:
                 self._losses.close()
             self._close_channels()
+            self._part.overlaps.close()
             self.guard.close()
             if self.ties is not None:
                 self.ties.close()
@@ -155,8 +157,7 @@ class StepRunner:
         log.start(FLUSH)
         self.transport.end_step()
         log.end()
-        loss = self._finish(request, results, failure)
-        timeline = None
+        loss, timeline = self._finish(request, results, failure), None
         if recording is not None:
             timeline = join_recordings(self.control, lowered, recording)
         return StepResult(loss, merged, timeline)
@@ -337,6 +338,7 @@ class StepRunner:
                 self.transport,
                 loss=self._loss,
                 around=self._settings.options.around,
+                overlaps=self._part.overlaps,
                 log=self.guard.log,
             )
             self._executors[key] = lowered, executor

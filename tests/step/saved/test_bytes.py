@@ -11,7 +11,9 @@ from penstock.loss.weigher import KnownWeights
 from penstock.measuring.live_memory import LiveMemory
 from penstock.parallel.replica import replica_of
 from penstock.ranks.transport import LocalTransport
-from penstock.step.executor import Executor, order_for_one_process
+from penstock.step.executor import Executor
+from penstock.step.lanes.overlaps import Overlaps
+from penstock.step.program.entries import order_for_one_process
 from penstock.step.stage import Stage
 from penstock.step.step_data import Microbatches, Results
 from tests.tables import read_schedule
@@ -41,6 +43,7 @@ class Held:
             transport,
             loss=lambda y, t: (y * t).sum(),
             around=around,
+            overlaps=Overlaps(torch.device("cpu")),
         )
         self.bytes: list[int] = []
         batch = [torch.randn(WIDTH // 2, WIDTH) for _ in range(MICROBATCHES)]

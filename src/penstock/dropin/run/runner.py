@@ -14,6 +14,7 @@ from penstock.ir.actions import Kind
 from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import StepFailedError
 from penstock.step.executor import Executor
+from penstock.step.lanes.overlaps import Overlaps
 from penstock.step.step_data import Microbatches, Results
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.batch import describe_value
@@ -111,6 +112,7 @@ class StepRunner:
                 session.transport,
                 loss=None,
                 around=dict.fromkeys(Kind, self.actions.perform),
+                overlaps=Overlaps(torch.device(stages[0].device)),
                 log=session.guard.log,
             )
         return self._executors[has_backward]

@@ -136,7 +136,12 @@ class StepActions:
             if not (self.custom_functions and self._is_custom(action)):
                 self._do[action.kind](action, run)
         except PipeliningMetadataError as error:
+            self.current = action
             self._session.refuse(error)
+            raise
+        except Exception:
+            # Another action of the same overlap may have begun since.
+            self.current = action
             raise
 
     def _is_custom(self, action: Action) -> bool:

@@ -29,6 +29,7 @@ from penstock.sim.in_flight import messages_in_flight
 from penstock.splitting.pipe import Pipe
 from penstock.splitting.placed_routes import place_values
 from penstock.splitting.signature import Signature, sign
+from penstock.step.lanes.overlaps import Overlaps
 from penstock.step.stage import Stage
 from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap
@@ -89,6 +90,7 @@ class LocalPart:
     stages: dict[int, Stage]
     device: torch.device
     checkpointed: tuple[int, ...]
+    overlaps: Overlaps
 
     @property
     def schedule(self) -> Schedule:
@@ -206,7 +208,8 @@ def _build(request: BuildRequest) -> LocalPart:
     schedules.place_receives(receives_for(request.group, device))
     checkpointed = _checkpointed_stages(request.schedule)
     _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
-    return LocalPart(modules, count, schedules, held, device, checkpointed)
+    overlaps = Overlaps(device, takes_turns=not request.facts.cuda_graphs)
+    return LocalPart(modules, count, schedules, held, device, checkpointed, overlaps)
 
 
 def _take_apart(stages: Pipe | Modules, given: str | Schedule) -> tuple[Modules, Dataflow | None]:

@@ -1,0 +1,55 @@
+"""The random numbers of lanes: each draws what it would draw if it ran alone.
+
+One lane continues the user's stream, as if the others were not there. Each of the others begins a
+stream of its own, whose seed is a hash of where the user's stream was. Backwards draw nothing,
+as a rule; a checkpoint that runs a forward again sets the state that the forward had.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import torch
+
+__all__ = ["LaneGenerators"]
+
+
+class LaneGenerators:
+    """The states of torch's generators, of every lane that does not run now."""
+
+    def __init__(self, generators: Sequence[torch.Generator], *, lanes: int, main: int) -> None:
+        """`main` is the lane that continues the user's streams."""
+        self._generators = generators
+        self._main = main
+        self._states: list[Sequence[torch.Tensor]] = [()] * lanes
+
+    def begin(self) -> None:
+        """Begin a stream for each lane; lane 0 runs first."""
+        given = [generator.get_state() for generator in self._generators]
+        for lane in range(len(self._states)):
+            self._states[lane] = given if lane == self._main else self._branch(given, lane)
+        if self._main != 0:
+            self._load(0)
+
+    def switch(self, lane: int, following: int) -> None:
+        """Put one lane's states away, and go on with another's."""
+        self._states[lane] = [generator.get_state() for generator in self._generators]
+        self._load(following)
+
+    def end(self) -> None:
+        """Go on with the user's streams; lane 0 has run last."""
+        if self._main != 0:
+            self._load(self._main)
+
+    def _load(self, lane: int) -> None:
+        for generator, state in zip(self._generators, self._states[lane], strict=True):
+            generator.set_state(state)
+
+    def _branch(self, given: Sequence[torch.Tensor], lane: int) -> list[torch.Tensor]:
+        branched = []
+        for generator, state in zip(self._generators, given, strict=True):
+            place = blake2b(state.numpy().tobytes(), digest_size=8, salt=bytes([lane % 256]))
+            own = torch.Generator(generator.device)
+            branched.append(
+                own.manual_seed(int.from_bytes(place.digest(), "big") >> 1).get_state()
+            )
+        return branched
