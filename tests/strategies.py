@@ -23,6 +23,7 @@ __all__ = [
     "dag_schedules",
     "every_family",
     "examples",
+    "join_at",
     "schedules",
     "with_memory_actions",
     "with_overlaps",
@@ -94,20 +95,23 @@ def with_memory_actions(draw: st.DrawFn, schedule: Schedule) -> Schedule:
     return add_offload(schedule, chosen[1], behind=behind, ahead=ahead)
 
 
+def join_at(schedule: Schedule, row: int) -> Schedule:
+    """Overlap a row with the one before it, or return the schedule as it is if they cannot be."""
+    rows = schedule.rows
+    if row in rows.first or not rows.is_compute[row - 1 : row + 1].all():
+        return schedule
+    joined = rows.joined.copy()
+    joined[row] = True
+    attempt = replace(schedule, rows=replace(rows, joined=joined))
+    return schedule if find_problems(attempt) else attempt
+
+
 @st.composite
 def with_overlaps(draw: st.DrawFn, schedule: Schedule, *, most: int = 8) -> Schedule:
     """The same order, with some neighbours of each rank overlapped: any two that allow it."""
-    rows = schedule.rows
-    is_own = rows.is_compute.copy()
-    is_own[rows.first[:-1]] = False
-    is_own[1:] &= rows.is_compute[:-1]
-    places = np.flatnonzero(is_own & ~rows.joined).tolist()
-    for place in draw(st.lists(st.sampled_from(places), max_size=most)) if places else []:
-        joined = schedule.rows.joined.copy()
-        joined[place] = True
-        attempt = replace(schedule, rows=replace(schedule.rows, joined=joined))
-        if not find_problems(attempt):
-            schedule = attempt
+    last = len(schedule.rows) - 1
+    for row in draw(st.lists(st.integers(1, last), max_size=most)) if last else []:
+        schedule = join_at(schedule, row)
     return schedule
 
 
