@@ -67,7 +67,7 @@ class Experts(nn.Module):
     def _compute(
         self, rows: torch.Tensor, counts: Sequence[int], experts: Sequence[int]
     ) -> torch.Tensor:
-        parts = rows.split(list(counts))
+        parts = torch.split(rows, list(counts))
         return torch.cat(
             [torch.tanh(self.experts[e](part)) for e, part in zip(experts, parts, strict=True)]
         )
@@ -107,10 +107,12 @@ class Block(nn.Module):
 
     def forward(self, value: torch.Tensor) -> torch.Tensor:
         """Return the output."""
+        found: tuple[torch.Tensor, torch.Tensor]
         if self.is_checkpointed:
-            output, loss = checkpoint(self.mix, value, use_reentrant=False)
+            found = checkpoint(self.mix, value, use_reentrant=False)
         else:
-            output, loss = self.mix(value)
+            found = self.mix(value)
+        output, loss = found
         ps.add_loss(loss)
         return output
 

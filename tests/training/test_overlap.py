@@ -168,7 +168,8 @@ class Breaking(nn.Module):
                 raise ValueError("broken forward")
             if value.requires_grad:
                 value.register_hook(self._fail)  # type: ignore[no-untyped-call]  # untyped upstream
-        return self.talking(value)
+        output: torch.Tensor = self.talking(value)
+        return output
 
     def _fail(self, _: torch.Tensor) -> None:
         raise ValueError("broken backward")

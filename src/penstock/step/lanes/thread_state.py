@@ -42,13 +42,13 @@ class ThreadState:
     def of_this_thread(cls) -> "ThreadState":
         """Return the settings of the thread that asks."""
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-        has_device = torch.cuda.is_available() and torch.cuda.is_initialized()
+        has_device = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # untyped upstream
         return cls(
             is_grad_enabled=torch.is_grad_enabled(),
             is_inference=torch.is_inference_mode_enabled(),
             casts=[(kind, torch.get_autocast_dtype(kind)) for kind in kinds],
             caches_casts=torch.is_autocast_cache_enabled(),
-            function_modes=function_modes(),
+            function_modes=function_modes(),  # type: ignore[no-untyped-call]  # untyped upstream
             dispatch_modes=dispatch_modes(),
             saved_tensor_hooks=top_saved_tensors_default_hooks(True),
             stream=torch.cuda.current_stream() if has_device else None,
@@ -73,7 +73,7 @@ class ThreadState:
                 stack.enter_context(cast)
             # Pushed, not entered: some modes change themselves when they are entered.
             for mode in self.function_modes:
-                push_function_mode(mode)
+                push_function_mode(mode)  # type: ignore[no-untyped-call]  # untyped upstream
                 stack.callback(pop_function_mode)
             for mode in self.dispatch_modes:
                 push_dispatch_mode(mode)
