@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 from docs_build.gallery import gallery_page
 from docs_build.next_steps import with_next_steps
 from docs_build.pictures import Sizes, draw_pictures, price
-from docs_build.reference import commands_page, reference_page
+from docs_build.reference import commands_page, reference_pages
 from docs_build.results import read_results, show_others, show_results
 from docs_build.scripts import examples_page
 from penstock import view
@@ -35,7 +35,7 @@ def on_files(files: Files, *, config: "MkDocsConfig") -> Files:
     """Add the pages that are generated from the package."""
     generated = {
         "gallery.md": gallery_page(),
-        "reference.md": reference_page(),
+        **reference_pages(),
         "commands.md": commands_page(),
         "examples.md": examples_page(_ROOT / "examples"),
         "changelog.md": (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),

@@ -87,7 +87,14 @@ NEXT_STEPS: dict[str, tuple[tuple[str, str], ...]] = {
     "glossary.md": (("how-it-works.md", "the words in pictures"),),
     "design.md": (("where.md", "which file does what"), ("reference.md", "every public name")),
     "where.md": (("design.md", "why it is built this way"),),
-    "reference.md": (("commands.md", "the command line"),),
+    "reference.md": (
+        ("reference-training.md", "what runs a schedule"),
+        ("commands.md", "the command line"),
+    ),
+    "reference-training.md": (
+        ("running.md", "the same in examples"),
+        ("reference.md", "what plans and draws a schedule"),
+    ),
     "commands.md": (("reference.md", "the same from Python"),),
     "changelog.md": (("tour.md", "the tour in five minutes"),),
 }

@@ -9,7 +9,7 @@ import penstock as ps
 from penstock.cli import main
 from penstock.errors import ArgumentError
 
-__all__ = ["GROUPS", "NameGroup", "commands_page", "reference_page"]
+__all__ = ["REFERENCE", "NameGroup", "commands_page", "reference_pages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ def _names_of(room: str) -> str:
     return " ".join(f"{room}.{n}" for n in names if id(getattr(module, n)) not in at_the_top)
 
 
-GROUPS = (
+_PLANNING = (
     NameGroup(
         "Schedules",
         "Build an order, read one, write one, and say what it is made of. "
@@ -53,25 +53,9 @@ GROUPS = (
     ),
     NameGroup(
         "Plans",
-        "Have an order found, for real costs and a memory limit. See [Planning](planning.md).",
+        "Let the planner find an order for real costs and a memory limit. "
+        "See [Planning](planning.md).",
         f"plan search revise Plan partition Piece {_names_of('planner')}",
-    ),
-    NameGroup(
-        "Models",
-        "Cut a model into stages, and measure them. See [Split a model](splitting.md).",
-        "split Pipe find_loss here_only balance measure measure_layers measure_links "
-        + _names_of("measuring"),
-    ),
-    NameGroup(
-        "Training",
-        "Run the stages in the order of a schedule. See [Train a pipeline](running.md).",
-        "Pipeline StepResult RunOptions Along Ready Shared add_loss",
-    ),
-    NameGroup(
-        "Long runs",
-        "Save, resume, and see what becomes of a run in which something goes wrong.",
-        f"Checkpoints {_names_of('checkpoint')} Timeouts train_elastically Job "
-        + _names_of("elastic"),
     ),
     NameGroup(
         "See",
@@ -84,6 +68,31 @@ GROUPS = (
         f"read_timeline write_timeline read_trace {_names_of('files')}",
     ),
     NameGroup(
+        "Errors",
+        "Everything that is raised on purpose; each is also the built-in error that one would "
+        "expect.",
+        f"PenstockError {_names_of('errors')}",
+    ),
+)
+_TRAINING = (
+    NameGroup(
+        "Models",
+        "Cut a model into stages, and measure them. See [Split a model](splitting.md).",
+        "split Pipe find_loss here_only balance measure measure_layers measure_links "
+        + _names_of("measuring"),
+    ),
+    NameGroup(
+        "Training",
+        "Run the stages in the order of a schedule. See [Train a pipeline](running.md).",
+        "Pipeline StepResult RunOptions Along Ready Shared add_loss communicate turning_point",
+    ),
+    NameGroup(
+        "Long runs",
+        "Save, resume, and see what becomes of a run in which something goes wrong.",
+        f"Checkpoints {_names_of('checkpoint')} Timeouts train_elastically Job "
+        + _names_of("elastic"),
+    ),
+    NameGroup(
         "Tests",
         "Faults on purpose, and a step against the unsplit model. See [Soak](soak.md).",
         _names_of("testing"),
@@ -94,29 +103,35 @@ GROUPS = (
         "[Coming from torch](coming-from-torch.md).",
         _names_of("dropin"),
     ),
-    NameGroup(
-        "Errors",
-        "Everything that is raised on purpose; each is also the built-in error that one would "
-        "expect.",
-        f"PenstockError {_names_of('errors')}",
-    ),
 )
+# The pages of the reference, by their file, with the title and what is on them.
+REFERENCE = {
+    "reference.md": ("Reference: planning and seeing", _PLANNING),
+    "reference-training.md": ("Reference: training", _TRAINING),
+}
 
 
-def reference_page() -> str:
-    """Return the page as Markdown; docstrings are inserted when it is rendered."""
-    named = [name for group in GROUPS for name in group.names.split()]
+def reference_pages() -> dict[str, str]:
+    """Return the pages as Markdown, by file; docstrings are inserted when they are rendered."""
+    groups = [group for _, page in REFERENCE.values() for group in page]
+    named = [name for group in groups for name in group.names.split()]
     if wrong := sorted({name for name in named if "." not in name} ^ set(ps.__all__)):
         raise ArgumentError(
             f"every public name must be in one group of docs_build/reference.py (got different "
-            f"lists for {', '.join(wrong)}); compare GROUPS with penstock.__all__"
+            f"lists for {', '.join(wrong)}); compare its groups with penstock.__all__"
         )
+    return {path: _reference_page(path) for path in REFERENCE}
+
+
+def _reference_page(path: str) -> str:
+    title, groups = REFERENCE[path]
+    others = [f"[{name}]({other})" for other, (name, _) in REFERENCE.items() if other != path]
     parts = [
-        "# Reference: Python\n",
-        "Every name that `import penstock as ps` gives; the command line has "
-        "[a page of its own](commands.md).\n",
+        f"# {title}\n",
+        "Names that `import penstock as ps` gives. The others are in "
+        f"{', '.join(others)}; the command line has [a page of its own](commands.md).\n",
     ]
-    for group in GROUPS:
+    for group in groups:
         parts.append(f"## {group.title}\n\n{group.purpose}\n")
         parts.extend(f"::: penstock.{name}\n" for name in group.names.split())
     return "\n".join(parts)

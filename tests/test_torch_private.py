@@ -168,6 +168,31 @@ def hooks_of_saved_tensors_are_noticed() -> bool:
     return (found is None, after is None) == (False, True)
 
 
+def hooks_of_saved_tensors_are_put_in_place() -> bool:
+    torch_private.push_saved_tensors_default_hooks(lambda x: x, lambda x: x)
+    inside = torch_private.top_saved_tensors_default_hooks(False)
+    torch_private.pop_saved_tensors_default_hooks()
+    after = torch_private.top_saved_tensors_default_hooks(False)
+    return (inside is None, after is None) == (False, True)
+
+
+def modes_of_functions_are_put_in_place() -> bool:
+    mode = FunctionCalls()
+    private: Any = torch_private  # these have no types
+    private.push_function_mode(mode)
+    inside = private.function_modes()
+    private.pop_function_mode()
+    return mode in inside and mode not in private.function_modes()
+
+
+def modes_of_operations_are_put_in_place() -> bool:
+    mode = Operations()
+    torch_private.push_dispatch_mode(mode)
+    inside = torch_private.dispatch_modes()
+    torch_private.pop_dispatch_mode()
+    return mode in inside and mode not in torch_private.dispatch_modes()
+
+
 def transforms_are_noticed() -> bool:
     found: list[bool] = []
 
@@ -356,6 +381,20 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
     ),
     autocast_is_noticed: ("is_any_autocast_enabled",),
     hooks_of_saved_tensors_are_noticed: ("top_saved_tensors_default_hooks",),
+    hooks_of_saved_tensors_are_put_in_place: (
+        "pop_saved_tensors_default_hooks",
+        "push_saved_tensors_default_hooks",
+    ),
+    modes_of_functions_are_put_in_place: (
+        "function_modes",
+        "pop_function_mode",
+        "push_function_mode",
+    ),
+    modes_of_operations_are_put_in_place: (
+        "dispatch_modes",
+        "pop_dispatch_mode",
+        "push_dispatch_mode",
+    ),
     transforms_are_noticed: (
         "peek_interpreter_stack",
         "is_functorch_wrapped_tensor",
@@ -454,6 +493,7 @@ def objects_with_attributes() -> dict[str, list[Any]]:
         "CompileContext": [compiled.dynamo_ctx],
         "backend": [compiled.dynamo_ctx.callback],
         "Function": [Twice],
+        "disabled function": [torch.compiler.disable(len)],  # type: ignore[no-untyped-call]  # untyped upstream
         "Node": [difference.grad_fn, entropy.grad_fn],
         "NllLossBackward0": [entropy.grad_fn],
         "MseLossBackward0": [difference.grad_fn],

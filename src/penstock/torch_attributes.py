@@ -41,6 +41,9 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "CompileContext": {"_dynamic": "whether sizes may vary, as `torch.compile` was called"},
     "backend": {"_torchdynamo_orig_backend": "the backend that a compiler's function wraps"},
     "Function": {"_backward_cls": "the class of its backward nodes"},
+    "disabled function": {
+        "_torchdynamo_disable": "compiled code calls it and does not look into it"
+    },
     "Node": {"_sequence_nr": "grows with each operation of a forward"},
     "NllLossBackward0": {
         "_saved_reduction": "0 for no reduction, 1 for a mean, 2 for a sum",

@@ -153,7 +153,7 @@ def test_any_schedule_with_overlapped_pairs_is_exact(data: st.DataObject) -> Non
 
 
 class Breaking(nn.Module):
-    """Fails between two exchanges, in one microbatch of a step that is told to."""
+    """Fails between two exchanges, in one microbatch of a chosen step."""
 
     def __init__(self, part: str) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def generators(lanes: int, main: int = 0) -> LaneGenerators:
 
 
 def notes_of(lanes: list[tuple[str, int]], pool: ThreadPoolExecutor) -> str:
-    """Run lanes that turn so many times; return the order of what they do."""
+    """Run lanes that turn this often; return the order of what they do."""
     notes: list[str] = []
 
     def lane(name: str, turns: int) -> Callable[[], None]:
@@ -48,7 +48,7 @@ def test_two_lanes_alternate_from_turning_point_to_turning_point(pool: ThreadPoo
     assert notes_of([("F", 2), ("B", 2)], pool) == "F0 B0 F1 B1 F2 B2"
 
 
-def test_a_lane_goes_on_alone_when_the_other_is_done(pool: ThreadPoolExecutor) -> None:
+def test_a_lane_continues_alone_when_the_other_is_done(pool: ThreadPoolExecutor) -> None:
     assert notes_of([("F", 3), ("W", 0)], pool) == "F0 W0 F1 F2 F3"
     assert notes_of([("W", 0), ("F", 2)], pool) == "W0 F0 F1 F2"
 
@@ -114,7 +114,7 @@ def test_an_error_before_the_other_lane_has_begun_keeps_it_from_beginning(
         run_by_turns([fail, lambda: pytest.fail("it has begun")], pool, generators(2))
 
 
-def test_an_interrupt_in_a_lane_is_raised_as_it_is(pool: ThreadPoolExecutor) -> None:
+def test_an_interrupt_in_a_lane_is_raised_unchanged(pool: ThreadPoolExecutor) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 

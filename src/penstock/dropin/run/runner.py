@@ -112,7 +112,7 @@ class StepRunner:
                 session.transport,
                 loss=None,
                 around=dict.fromkeys(Kind, self.actions.perform),
-                overlaps=Overlaps(torch.device(stages[0].device)),
+                overlaps=Overlaps(torch.device(next(iter(stages.values())).device)),
                 log=session.guard.log,
             )
         return self._executors[has_backward]

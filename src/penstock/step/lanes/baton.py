@@ -34,7 +34,7 @@ class LaneError(Exception):
 class _EndLane(BaseException):
     """Ends a lane at its turning point, because another one has failed.
 
-    It is no `Exception`, so that a model that catches errors does not keep it.
+    Not an `Exception`, so that a model that catches errors does not keep it.
     """
 
 
@@ -130,7 +130,7 @@ class _Lanes:
         try:
             lane.gate.acquire()
         except BaseException as error:
-            # An interrupt, while another lane runs: it must end before this one may go on.
+            # An interrupt, while another lane runs: it must end before this one may continue.
             self._failure = self._failure or _Failure(lane.number, error)
             self._await(lane)
 

@@ -1,6 +1,6 @@
 """The random numbers of lanes: each draws what it would draw if it ran alone.
 
-One lane continues the user's stream, as if the others were not there. Each of the others begins a
+One lane continues the user's stream, as if it were the only one. Each of the others begins a
 stream of its own, whose seed is a hash of where the user's stream was. Backwards draw nothing,
 as a rule; a checkpoint that runs a forward again sets the state that the forward had.
 """
@@ -31,12 +31,12 @@ class LaneGenerators:
             self._load(0)
 
     def switch(self, lane: int, following: int) -> None:
-        """Put one lane's states away, and go on with another's."""
+        """Put one lane's states away, and load another's."""
         self._states[lane] = [generator.get_state() for generator in self._generators]
         self._load(following)
 
     def end(self) -> None:
-        """Go on with the user's streams; lane 0 has run last."""
+        """Continue the user's streams; lane 0 has run last."""
         if self._main != 0:
             self._load(self._main)
 

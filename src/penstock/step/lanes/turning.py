@@ -12,7 +12,7 @@ class Turning(Protocol):
     """What becomes of the turning points of a running action."""
 
     def reach(self) -> None:
-        """Take note of a turning point; return when the action may go on."""
+        """Take note of a turning point; return when the action may continue."""
 
 
 class Counter:
