@@ -42,7 +42,7 @@ from torch import nn
 from torch.multiprocessing.spawn import spawn
 
 import penstock as ps
-from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.recorded.costs_of_timeline import costs_of
 from ranks_on_one_gpu import (
     Meter,
     describe_device,

@@ -41,8 +41,8 @@ from penstock.planner.plans import Plan
 from penstock.planner.revision import revise
 from penstock.planner.search.search import search
 from penstock.schedules.registry import FAMILIES
-from penstock.sim.difference import Difference
-from penstock.sim.review import review
+from penstock.sim.recorded.difference import Difference
+from penstock.sim.recorded.review import review
 from penstock.tools.launcher import Report, run_on_ranks
 from penstock.training.options import RunOptions
 from result_files import write_result

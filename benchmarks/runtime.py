@@ -39,7 +39,7 @@ from penstock.alive.progress_log import ProgressLog
 from penstock.alive.waker import Waker
 from penstock.files.flight.record_file import FlightWriter, flight_path
 from penstock.loss.reduction import Reduction
-from penstock.sim.costs_of_timeline import costs_of
+from penstock.sim.recorded.costs_of_timeline import costs_of
 from penstock.tools.launcher import Report, run_on_ranks
 from result_files import write_result
 

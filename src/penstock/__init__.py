@@ -27,7 +27,7 @@ from penstock.missing_torch import torch_needed_by
 from penstock.schedules.registry import register
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
-from penstock.sim.review import review
+from penstock.sim.recorded.review import review
 from penstock.sim.timeline import Timeline
 
 if TYPE_CHECKING:

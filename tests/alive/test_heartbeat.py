@@ -282,9 +282,9 @@ def test_connection_that_is_cut_in_one_direction_is_opened_again(
     deaf: int, tmp_path: Path
 ) -> None:
     with open_ranks(tmp_path, 3) as members:
-        children = members[0].heartbeat._node._children
+        children = members[0].heartbeat._node._near.children
         before = children[1]
-        cut_incoming(before if deaf == 0 else members[1].heartbeat._node._parent)
+        cut_incoming(before if deaf == 0 else members[1].heartbeat._node._near.parent)
         while children.get(1) in (before, None):
             assert members[1].heartbeat.find_lost(0.05) is None
         assert [member.heartbeat.find_lost(0.0) for member in members] == [None] * 3
@@ -297,9 +297,9 @@ def test_call_that_was_given_up_does_not_lose_its_rank(tmp_path: Path) -> None:
         node = members[0].heartbeat._node
         for rank in (members[1].heartbeat, members[0].heartbeat):
             rank.enter()
-        before = node._children[1]
+        before = node._near.children[1]
         call(HOST, node.port, token=node._listener.token, rank=1, seconds=LIMIT_SECONDS).close()
-        while node._children.get(1) in (before, None):
+        while node._near.children.get(1) in (before, None):
             assert members[0].heartbeat.find_lost(0.01) is None
         members[1].heartbeat.report_broken_link("reset by peer")
         found = lost_ranks(members)
@@ -316,7 +316,7 @@ def test_rank_that_connects_again_after_the_decision_still_hears_it(
     monkeypatch.setattr(heartbeat_module, "_ANNOUNCE_SECONDS", 0.0)
     monkeypatch.setattr(heartbeat_module, "_GOODBYE_SECONDS", 0.0)
     with open_ranks(tmp_path, 4) as members:
-        cut_incoming(members[2].heartbeat._node._parent)
+        cut_incoming(members[2].heartbeat._node._near.parent)
         vanish(members[1])
         others = [members[rank] for rank in (0, 2, 3)]
         lost_ranks(members[:1])
@@ -344,7 +344,7 @@ def test_all_name_a_rank_that_can_reach_nobody(
     with open_ranks(tmp_path, 3, Timeouts(silence_seconds=5.0)) as members:
         monkeypatch.setattr(seeking, "call", fail)
         node = members[2].heartbeat._node
-        cut_incoming(node._parent)
+        cut_incoming(node._near.parent)
         found = lost_ranks(members)
         assert [lost.rank for lost in found if lost] == [2, 2, 2]
 

@@ -12,7 +12,7 @@ from penstock.costs import Costs
 from penstock.files.timeline import write_timeline
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
-from penstock.sim.review import review
+from penstock.sim.recorded.review import review
 from tests.planner.test_revision import GUESS, TRUTH, make_plan
 
 

@@ -12,8 +12,8 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.solver import solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
-from penstock.sim.costs_of_timeline import costs_of
-from penstock.sim.review import Review, review
+from penstock.sim.recorded.costs_of_timeline import costs_of
+from penstock.sim.recorded.review import Review, review
 from tests.models import (
     copy_blocks,
     cut,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from penstock.cli.reports import slowdown_text
 from penstock.planner.revision import Revision
-from penstock.sim.review import Pair, Review
-from penstock.sim.slowdowns import find_slowdowns
+from penstock.sim.recorded.review import Pair, Review
+from penstock.sim.recorded.slowdowns import find_slowdowns
 from penstock.sim.timeline import Timeline
 
 __all__ = ["review_text", "review_values", "revision_values"]

@@ -9,9 +9,9 @@ from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.breakdown import break_down
-from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.period import name_seconds
-from penstock.sim.review import review
+from penstock.sim.recorded.costs_of_timeline import costs_of
+from penstock.sim.recorded.review import review
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Revision", "revise", "update"]

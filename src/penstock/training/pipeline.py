@@ -31,7 +31,7 @@ from penstock.training.options import DEFAULT_OPTIONS, RunOptions
 from penstock.training.scaler import unscale
 from penstock.training.shared_parameters import merge_names, names_of_shared, ties_of
 from penstock.training.step_result import StepResult
-from penstock.training.step_runner import Merge, StepRunner, StepSettings
+from penstock.training.steps.step_runner import Merge, StepRunner, StepSettings
 from penstock.training.ties import keep_ties
 from penstock.training.whole_state import copy_state, gather_state, guard_original
 

@@ -29,6 +29,7 @@ from penstock.alive.lost_rank import LostRank
 from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.tree.member import Member
+from penstock.alive.tree.neighbours import Neighbours
 from penstock.alive.tree.registry import Registry, is_fact
 from penstock.alive.tree.root_view import RootView
 from penstock.alive.tree.seeking import Seeker
@@ -66,9 +67,7 @@ class HeartbeatNode:
         self._listener = Listener(selector, address, token, self._admit)
         self.port = self._listener.port
         self._silence = Silence(timeouts.silence_seconds)
-        self._parent: JsonConnection | None = None
-        self._above = 0
-        self._children: dict[int, JsonConnection] = {}
+        self._near = Neighbours()
         # What this rank has to pass up of itself and of ranks below: at once, and again after it
         # was connected to another rank above.
         self._facts: list[list[Any]] = [["joined", me.rank, me.name, me.pipeline, me.rank]]
@@ -83,7 +82,7 @@ class HeartbeatNode:
         self._is_open = True
         # Set when all ranks have come.
         self.is_complete = Event()
-        self._silence.hear(self._above, now)
+        self._silence.hear(self._near.above, now)
 
     # ---- for the thread
 
@@ -91,13 +90,13 @@ class HeartbeatNode:
         """Send this rank's status to its neighbours, with what has changed below it."""
         self._statuses.touch(self.rank, status)
         self._pass_up()
-        self._send_down("beat", status.to_values())
+        self._near.send_down("beat", status.to_values())
 
     def find_lost(self, status: RankStatus, now: float) -> LostRank | None:
         """Return the rank that is lost by now, if one is; a stalled step goes to the log."""
         self._listener.drop_late(now)
         for rank in self._silence.find(now):
-            if rank in self._children:
+            if rank in self._near.children:
                 self._silence.forget(rank)
                 self._take_fact(["silent", rank, self.rank])
         if self._announced is not None:
@@ -124,9 +123,9 @@ class HeartbeatNode:
         """Report the lost rank to all neighbours, including the lost one in case it comes back."""
         if self._announced is None:
             self._announced = lost
-            self._unacknowledged = set(self._children) - {lost.rank}
-            self._send_down("lost", lost.to_values())
-            self._send_up("lost", lost.to_values())
+            self._unacknowledged = set(self._near.children) - {lost.rank}
+            self._near.send_down("lost", lost.to_values())
+            self._near.send_up("lost", lost.to_values())
 
     @property
     def is_acknowledged(self) -> bool:
@@ -146,29 +145,25 @@ class HeartbeatNode:
     def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
         """Notify the others that this rank leaves after this number of calls."""
         words = [self.rank, calls, reason, self.me.pipeline, status.to_values()]
-        neighbours = {*self._children, *([] if self._parent is None else [self._above])}
         gone = None if self._announced is None else self._announced.rank
-        self._unacknowledged = set() if gone == self.rank else neighbours - {gone}
-        self._send_up("goodbye", *words)
-        self._send_down("goodbye", *words)
+        self._unacknowledged = set() if gone == self.rank else self._near.ranks() - {gone}
+        self._near.send_up("goodbye", *words)
+        self._near.send_down("goodbye", *words)
 
     def close(self) -> None:
         """Close all connections; closing again does nothing."""
         if self._is_open:
             self._is_open = False
             self._listener.close()
-            for connection in self._connections():
+            for connection in self._near.connections():
                 self._selector.unregister(connection)
                 connection.close()
 
     def release(self) -> None:
         """Close the descriptors only, as a forked copy of the process must."""
         self._listener.release()
-        for connection in self._connections():
+        for connection in self._near.connections():
             connection.close()
-
-    def _connections(self) -> list[JsonConnection]:
-        return [*self._children.values(), *([] if self._parent is None else [self._parent])]
 
     # ---- who is lost
 
@@ -176,8 +171,9 @@ class HeartbeatNode:
         """Return rank 0, or this rank, if nobody above answers any more."""
         if self._root.has_left:
             return self._root.find_lost(self.me.pipeline, status, self._timeouts)
-        silence = self._silence.lasts(self._above, now)
-        if self._parent is not None and silence < self._timeouts.silence_seconds * _SEEK_SHARE:
+        silence = self._silence.lasts(self._near.above, now)
+        limit = self._timeouts.silence_seconds * _SEEK_SHARE
+        if self._near.parent is not None and silence < limit:
             return None
         found = self.seeker.seek(now, self._has_left)
         if found is not None:
@@ -187,14 +183,14 @@ class HeartbeatNode:
 
     def _attach(self, above: int, connection: JsonConnection) -> None:
         """Take a rank as the one above, with everything that it does not know yet."""
-        if self._parent is not None:
-            self._drop_parent(self._parent)
-        self._parent, self._above = connection, above
+        if self._near.parent is not None:
+            self._drop_parent(self._near.parent)
+        self._near.parent, self._near.above = connection, above
         self._silence.hear(above, monotonic())
         self._selector.register(connection, EVENT_READ, partial(self._read_parent, connection))
         self._facts[0][-1] = above
         for fact in self._facts:
-            self._send_up(*fact)
+            self._near.send_up(*fact)
         self._statuses.forget_passed()
         self._pass_up()
 
@@ -203,24 +199,24 @@ class HeartbeatNode:
         if not self._is_open or not 0 < rank < self._size or rank == self.rank:
             connection.close()
             return
-        if rank in self._children:
+        if rank in self._near.children:
             # It has opened another connection, since it did not hear us on the one before.
-            self._drop_child(rank, self._children[rank], has_ended=False)
-        self._children[rank] = connection
+            self._drop_child(rank, self._near.children[rank], has_ended=False)
+        self._near.children[rank] = connection
         self._silence.hear(rank, monotonic())
         self._selector.register(
             connection, EVENT_READ, partial(self._read_child, rank, connection)
         )
         if self.is_complete.is_set():
-            self._send(connection, "all here")
+            self._near.send(connection, "all here")
         if self._announced is not None:
             self._unacknowledged.add(rank)
-            self._send(connection, "lost", self._announced.to_values())
+            self._near.send(connection, "lost", self._announced.to_values())
 
     # ---- from below
 
     def _read_child(self, rank: int, connection: JsonConnection) -> None:
-        if self._children.get(rank) is not connection:
+        if self._near.children.get(rank) is not connection:
             return
         try:
             for words in connection.receive():
@@ -243,7 +239,7 @@ class HeartbeatNode:
                 self._take_fact(words)
                 if [kind, words[1]] == ["goodbye", rank]:
                     self._has_left.add(rank)
-                    self._send(self._children[rank], "acknowledged")
+                    self._near.send(self._near.children[rank], "acknowledged")
             case _:
                 raise ConnectionBrokenError(f"rank {rank} sent {words[0]!r}")
 
@@ -261,18 +257,18 @@ class HeartbeatNode:
         """Pass something up; rank 0 takes it itself."""
         if self._registry is None:
             self._facts.append(words)
-            self._send_up(*words)
+            self._near.send_up(*words)
             return
         self._registry.take_fact(words)
         if self._registry.detector.is_complete and not self.is_complete.is_set():
             self.is_complete.set()
-            self._send_down("all here")
+            self._near.send_down("all here")
 
     def _drop_child(self, rank: int, connection: JsonConnection, *, has_ended: bool) -> None:
         self._selector.unregister(connection)
         connection.close()
-        if self._children.get(rank) is connection:
-            del self._children[rank]
+        if self._near.children.get(rank) is connection:
+            del self._near.children[rank]
             self._silence.forget(rank)
             self._unacknowledged.discard(rank)
             self._answer()
@@ -282,25 +278,25 @@ class HeartbeatNode:
     # ---- from above
 
     def _read_parent(self, connection: JsonConnection) -> None:
-        if self._parent is not connection:
+        if self._near.parent is not connection:
             return
         try:
             for words in connection.receive():
-                self._silence.hear(self._above, monotonic())
+                self._silence.hear(self._near.above, monotonic())
                 self._handle_parent(words)
         except (ConnectionBrokenError, ValueError) as error:
-            _LOGGER.debug("the connection to rank %d was closed: %s", self._above, error)
+            _LOGGER.debug("the connection to rank %d was closed: %s", self._near.above, error)
             self._drop_parent(connection)
 
     def _handle_parent(self, words: list[Any]) -> None:
         match words:
             case ["beat", list(values)]:
                 status = RankStatus.from_values(values)
-                if self._above == 0:
+                if self._near.above == 0:
                     self._root.status = status
             case ["all here"]:
                 self.is_complete.set()
-                self._send_down("all here")
+                self._near.send_down("all here")
             case ["lost", list(values)]:
                 self.announce(LostRank.from_values(values))
                 if (heard := ["heard", self.rank]) not in self._facts:
@@ -308,47 +304,32 @@ class HeartbeatNode:
                 self._owes_answer = True
                 self._answer()
             case ["goodbye", int(above), int(calls), str(reason), int(pipeline), list(values)]:
-                self._send_up("acknowledged")
+                self._near.send_up("acknowledged")
                 self._has_left.add(above)
                 if above == 0:
                     self._root.leave(calls, reason, pipeline, RankStatus.from_values(values))
                     # Those below lose rank 0 too, and hear it from nobody else.
-                    self._send_down(*words)
+                    self._near.send_down(*words)
             case ["acknowledged"]:
-                self._unacknowledged.discard(self._above)
+                self._unacknowledged.discard(self._near.above)
             case _:
-                raise ConnectionBrokenError(f"rank {self._above} sent {words[0]!r}")
+                raise ConnectionBrokenError(f"rank {self._near.above} sent {words[0]!r}")
 
     def _answer(self) -> None:
         """Acknowledge a loss, once all ranks right below this one have."""
-        if self._owes_answer and not self._unacknowledged & self._children.keys():
+        if self._owes_answer and not self._unacknowledged & self._near.children.keys():
             self._owes_answer = False
-            self._send_up("acknowledged")
+            self._near.send_up("acknowledged")
 
     def _drop_parent(self, connection: JsonConnection) -> None:
         self._selector.unregister(connection)
         connection.close()
-        self._parent = None
-        self._unacknowledged.discard(self._above)
+        self._near.parent = None
+        self._unacknowledged.discard(self._near.above)
         self.seeker.hurry()
 
     # ---- sending
 
     def _pass_up(self) -> None:
         for entries in self._statuses.take_changed():
-            self._send_up("beat", entries)
-
-    def _send_up(self, *words: Any) -> None:
-        if self._parent is not None:
-            self._send(self._parent, *words)
-
-    def _send_down(self, *words: Any) -> None:
-        for connection in list(self._children.values()):
-            self._send(connection, *words)
-
-    def _send(self, connection: JsonConnection, *words: Any) -> None:
-        try:
-            connection.send(*words)
-        except ConnectionBrokenError as error:
-            # Reading will find the same, after what was sent before the end.
-            _LOGGER.debug("could not send: %s", error)
+            self._near.send_up("beat", entries)

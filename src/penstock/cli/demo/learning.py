@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock.cli.reports import title
 from penstock.planner.revision import revise
-from penstock.sim.difference import Difference, find_difference
+from penstock.sim.recorded.difference import Difference, find_difference
 from penstock.view.units import format_share
 
 if TYPE_CHECKING:

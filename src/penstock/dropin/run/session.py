@@ -31,7 +31,7 @@ from penstock.ranks.transport import LocalTransport
 from penstock.sim.in_flight import messages_in_flight
 from penstock.torch_private import get_default_group
 from penstock.training.build.rank_facts import schedule_fact, version_facts
-from penstock.training.outcome import gather_outcome, raise_first_fault
+from penstock.training.steps.outcome import gather_outcome, raise_first_fault
 
 __all__ = ["Lowered", "Session", "open_session"]
 

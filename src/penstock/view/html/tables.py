@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.rows import Floats
-from penstock.sim.difference import find_difference, has_same_compute
+from penstock.sim.recorded.difference import find_difference, has_same_compute
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import Idle
 from penstock.view.palette import LOOKS

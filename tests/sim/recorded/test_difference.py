@@ -15,8 +15,8 @@ from penstock.ir.graph import build_graph
 from penstock.ir.schedule import Schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.schedules.registry import FAMILIES
-from penstock.sim.difference import Difference, find_difference, has_same_compute
 from penstock.sim.engine import simulate
+from penstock.sim.recorded.difference import Difference, find_difference, has_same_compute
 from penstock.sim.timeline import Timeline
 
 CAUSES = ("compute", "imbalance", "waiting", "sharding", "link", "host")

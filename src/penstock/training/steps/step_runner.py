@@ -13,14 +13,12 @@ from torch import nn
 
 from penstock.alive.guard import Guard
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
-from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import Reduction
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.step.clocks import clock_for
 from penstock.step.executor import Executor
 from penstock.step.layer_random import LayerRandom
 from penstock.step.microbatches import find_dims, merge_outputs
-from penstock.step.program.entries import order_for_one_process
 from penstock.step.step_data import LossFunction, Microbatches, Results, StepRecording
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.agreement import Agreed, BatchAgreement
@@ -31,16 +29,17 @@ from penstock.training.build.assemble import Assembly
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.loss_value import LossExchange, LossValue, are_on_device, copy_losses
 from penstock.training.options import RunOptions
-from penstock.training.outcome import (
+from penstock.training.step_result import StepResult
+from penstock.training.steps.executors import Executors
+from penstock.training.steps.outcome import (
     Outcome,
     gather_outcome,
     raise_first_fault,
     raise_unknown_hooks,
 )
-from penstock.training.recorded_step import join_recordings
-from penstock.training.step_result import StepResult
+from penstock.training.steps.recorded_step import join_recordings
+from penstock.training.steps.weighing import Weighing
 from penstock.training.ties import Ties
-from penstock.training.weighing import Weighing
 
 __all__ = ["Merge", "StepRunner", "StepSettings"]
 
@@ -102,7 +101,7 @@ class StepRunner:
         # The form of the last request, if it was plain, and what was said of it.
         self._form: tuple[object, ...] | None = None
         self._facts: BatchFacts | None = None
-        self._executors: dict[tuple[int, bool], tuple[Schedule, Executor]] = {}
+        self._executors = Executors(assembly, self._loss, settings.options.around)
 
     def run(self, request: StepRequest, random_step: int) -> StepResult:
         """Run a step; every rank calls this. `random_step` is what random numbers depend on."""
@@ -142,7 +141,8 @@ class StepRunner:
         log.begin_step()
         log.start(AGREEMENT)
         agreed, signature = self._agree(request)
-        lowered, executor = self._executor(len(agreed.rows.rows), request.is_training)
+        size = len(agreed.rows.rows)
+        lowered, executor = self._executors.find(size, is_training=request.is_training)
         self._begin_step(signature, request.is_training, random_step)
         log.end()
         results, recording, merged, failure = Results(), None, None, None
@@ -326,27 +326,3 @@ class StepRunner:
         for parameter in self._without_gradients:
             parameter.grad = None
         self.transport.forget_shapes()
-
-    def _executor(self, microbatches: int, is_training: bool) -> tuple[Schedule, Executor]:
-        key = microbatches, is_training
-        if key not in self._executors:
-            lowered = self._part.schedules.lowered(microbatches, is_training=is_training)
-            executor = Executor(
-                lowered,
-                self._rows(lowered),
-                self._part.stages,
-                self.transport,
-                loss=self._loss,
-                around=self._settings.options.around,
-                overlaps=self._part.overlaps,
-                log=self.guard.log,
-            )
-            self._executors[key] = lowered, executor
-        return self._executors[key]
-
-    def _rows(self, lowered: Schedule) -> Sequence[int]:
-        """Return the rows of the schedule that this process runs, in order."""
-        if len(self.transport.ranks) == self.transport.num_ranks:
-            return order_for_one_process(lowered)
-        (rank,) = self.transport.ranks
-        return lowered.rows.of_rank(rank)

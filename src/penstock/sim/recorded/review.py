@@ -10,7 +10,7 @@ import numpy as np
 from penstock.errors import ScheduleError
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.rows import Floats, Rows
-from penstock.sim.difference import Difference, find_difference
+from penstock.sim.recorded.difference import Difference, find_difference
 from penstock.sim.timeline import Timeline
 
 __all__ = ["Pair", "Review", "Tally", "review"]

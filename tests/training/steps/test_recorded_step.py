@@ -7,7 +7,7 @@ from torch import nn
 import penstock as ps
 from penstock.ranks.control import GroupControl, LocalControl
 from penstock.step.step_data import StepRecording
-from penstock.training.recorded_step import join_recordings
+from penstock.training.steps.recorded_step import join_recordings
 from tests.processes import Processes
 from tests.tables import read_schedule
 

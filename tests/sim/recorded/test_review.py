@@ -12,7 +12,7 @@ from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.comparison import costs_for
 from penstock.sim.engine import simulate
-from penstock.sim.review import Pair, Tally, review
+from penstock.sim.recorded.review import Pair, Tally, review
 from penstock.sim.timeline import Timeline
 
 GUESS = Costs(forward=[1, 2], backward_input=[1, 1], backward_weight=1)

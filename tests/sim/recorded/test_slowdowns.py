@@ -8,7 +8,7 @@ from penstock.assembly import build, lower
 from penstock.errors import ScheduleError
 from penstock.ir.actions import Kind
 from penstock.sim.engine import simulate
-from penstock.sim.slowdowns import Slowdown, find_slowdowns
+from penstock.sim.recorded.slowdowns import Slowdown, find_slowdowns
 from tests.sim.messages import timeline_of
 
 NONE = [(0.0, 0.0)] * 5

@@ -8,8 +8,8 @@ import pytest
 from penstock.assembly import build, lower
 from penstock.costs import Costs
 from penstock.errors import CostsError
-from penstock.sim.costs_of_timeline import costs_of, middle_mean
 from penstock.sim.engine import simulate
+from penstock.sim.recorded.costs_of_timeline import costs_of, middle_mean
 from penstock.sim.timeline import Timeline
 
 COSTS = Costs(

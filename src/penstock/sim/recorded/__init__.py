@@ -1,0 +1,1 @@
+"""Recorded steps: their costs, and how they compare with what was predicted."""

@@ -1,0 +1,1 @@
+"""A step, in the same phases on every rank."""
