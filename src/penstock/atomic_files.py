@@ -1,10 +1,10 @@
 """Files that are written whole or not at all, whatever stops the writer."""
 
-import shutil
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from secrets import token_hex
+from stat import S_IMODE
 
 __all__ = ["replacing", "write_atomically"]
 
@@ -26,11 +26,11 @@ def replacing(path: Path | str) -> Iterator[Path]:
     if file.exists() and not file.is_file():
         yield file
         return
-    partial = file.with_name(f".partial-{token_hex(4)}-{file.name}")
+    partial = file.with_name(f".partial-{os.urandom(4).hex()}-{file.name}")
     try:
         yield partial
         if file.exists():
-            shutil.copymode(file, partial)
+            partial.chmod(S_IMODE(file.stat().st_mode))
         partial.replace(file)
     except OSError as error:
         # The user knows the file by the name that they gave.

@@ -2,13 +2,11 @@
 
 import re
 from io import StringIO
-from time import monotonic
 
 import pytest
 from rich.console import Console
 
 from penstock.cli.progress import (
-    show_busy,
     show_rounds,
     show_solving,
     show_training,
@@ -69,24 +67,9 @@ def test_terminal_shows_the_numbers_of_the_last_step() -> None:
 
 def test_log_stays_empty_while_waiting() -> None:
     console = Console(width=80, force_terminal=False)
-    with console.capture() as captured:
-        with show_busy(console, "solving"):
-            pass
-        with show_rounds(console, 3) as report:
-            report(1)
+    with console.capture() as captured, show_rounds(console, 3) as report:
+        report(1)
     assert captured.get() == ""
-
-
-def test_terminal_shows_what_runs_only_if_it_takes_a_moment() -> None:
-    file = StringIO()
-    console = Console(file=file, force_terminal=True, width=80)
-    with show_busy(console, "building", patience=60):
-        pass
-    assert "building" not in file.getvalue()
-    deadline = monotonic() + 20
-    with show_busy(console, "building", patience=0):
-        while "building" not in file.getvalue():
-            assert monotonic() < deadline
 
 
 def test_log_stays_empty_while_solving() -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from penstock import view
 from penstock.cli import inputs, options, reports, reviews
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.files.flight.timeline import RecordedStep, last_recorded_step
 from penstock.files.flight.waits import Flight, read_flights
 from penstock.sim.explain import explain
-from penstock.sim.review import review
+from penstock.sim.recorded.review import review
 from penstock.sim.timeline import Timeline
-from penstock.view import Comparison, draw
 from penstock.view.sources import is_file, is_flight, read_recorded
 from penstock.view.text.flight import flight_view, step_title
 
@@ -88,7 +88,7 @@ def _explain_difference(
     recorded = read_recorded(step)
     found = review(predicted, recorded)
     timelines = {"predicted": predicted, "recorded": recorded}
-    reports.write_views(Comparison(timelines), html_file, ())
+    reports.write_views(view.Comparison(timelines), html_file, ())
     if as_json:
         click.echo(reports.to_json(reviews.review_values(found)))
     else:
@@ -102,7 +102,7 @@ def _explain_flights(
     flight = read_flights(sources)
     step = last_recorded_step(flight)
     if step is not None:
-        reports.write_views(Comparison({step_title(step): step.timeline}), html_file, ())
+        reports.write_views(view.Comparison({step_title(step): step.timeline}), html_file, ())
     if as_json:
         click.echo(reports.to_json(_values(flight, step)))
         return
@@ -112,7 +112,7 @@ def _explain_flights(
         return
     console.print(f"\n{step_title(step)}", markup=False)
     if flight.num_ranks <= _MAX_LANES:
-        console.print(draw(step.timeline))
+        console.print(view.draw(step.timeline))
     else:
         console.print(f"(too many ranks to draw here: {flight.num_ranks}; use --html FILE)")
 

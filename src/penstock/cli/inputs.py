@@ -10,14 +10,14 @@ import click
 
 from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
+from penstock.cli.busy import busy
 from penstock.cli.options import Size
-from penstock.cli.progress import busy
 from penstock.costs import Costs
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
-from penstock.sim.costs_of_timeline import costs_of
 from penstock.sim.engine import simulate
+from penstock.sim.recorded.costs_of_timeline import costs_of
 from penstock.sim.timeline import Timeline
 from penstock.view import sources
 

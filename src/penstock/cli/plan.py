@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from penstock import view
 from penstock.atomic_files import write_atomically
 from penstock.cli import options, reports
 from penstock.cli.progress import show_solving
@@ -20,7 +21,6 @@ from penstock.planner.search.layouts import Layout
 from penstock.planner.search.search import search
 from penstock.sim.period import Boundary
 from penstock.sim.throughput import Workload
-from penstock.view import draw, report
 
 __all__ = ["plan_command"]
 
@@ -219,7 +219,7 @@ def _show(
     else:
         console = reports.make_console()
         if findings is not None:
-            console.print(draw(findings))
+            console.print(view.draw(findings))
             console.print()
         console.print(str(best), markup=False)
         if workload is not None:
@@ -232,9 +232,9 @@ def _show(
                 )
             )
         console.print()
-        console.print(draw(best))
+        console.print(view.draw(best))
     if output is not None:
-        _write(best, report(best if findings is None else findings), output)
+        _write(best, view.report(best if findings is None else findings), output)
 
 
 def _write(plan: Plan, text: str, folder: Path) -> None:

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import click
 
+from penstock import view
 from penstock.cli import inputs, options, reports
 from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.costs import Costs
 from penstock.sim.period import Boundary
 from penstock.sim.throughput import Workload
-from penstock.view import Comparison, draw
 from penstock.view.text.tables import rank_table, summary_table
 
 __all__ = ["compare_command", "simulate_command"]
@@ -89,7 +89,7 @@ def compare_command(
     """
     loaded = [inputs.load_checked(schedule, size) for schedule in schedules]
     timelines = inputs.price_alike(loaded, costs)
-    comparison = Comparison(timelines, boundary, workload)
+    comparison = view.Comparison(timelines, boundary, workload)
     reports.write_views(comparison, html_file, figures)
     if as_json:
         values = {name: reports.timeline(found, boundary) for name, found in timelines.items()}
@@ -103,4 +103,4 @@ def compare_command(
                 values[name]["throughput"] = throughput_values(achieved)
         click.echo(reports.to_json(values))
         return
-    reports.make_console().print(draw(comparison) if is_drawn else comparison)
+    reports.make_console().print(view.draw(comparison) if is_drawn else comparison)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Timer
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Display",
-    "busy",
-    "show_busy",
     "show_rounds",
     "show_solving",
     "show_training",
@@ -139,29 +136,6 @@ def _line_drawer(console: Console, name: str) -> Callable[[Display], None]:
             )
 
     return draw
-
-
-@contextmanager
-def show_busy(console: Console, text: str, *, patience: float = 1.0) -> Iterator[None]:
-    """Show in a terminal what is running, once it has taken `patience` seconds."""
-    if not console.is_terminal:
-        yield
-        return
-    status = console.status(text)
-    timer = Timer(patience, status.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        status.stop()
-
-
-def busy(text: str) -> AbstractContextManager[None]:
-    """Show what is running where the output of a command does not go."""
-    return show_busy(Console(stderr=True), text)
 
 
 @contextmanager

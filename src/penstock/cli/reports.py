@@ -13,18 +13,18 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from penstock import view
 from penstock.atomic_files import write_atomically
 from penstock.checks.problem import Problem
-from penstock.cli.progress import busy
+from penstock.cli.busy import busy
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
 from penstock.sim.explain import Explanation, Gap
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
-from penstock.sim.slowdowns import Slowdown, find_slowdowns
+from penstock.sim.recorded.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import find_waits
-from penstock.view import Comparison, page, save
 from penstock.view.units import format_number, format_share
 
 if TYPE_CHECKING:
@@ -328,22 +328,22 @@ def announce(path: Path) -> None:
 
 
 def write_views(
-    source: Timeline | Comparison, html_file: Path | None, figures: Sequence[Path]
+    source: Timeline | view.Comparison, html_file: Path | None, figures: Sequence[Path]
 ) -> None:
     """Write a page and figures, as far as they are asked for, and name each file."""
     if html_file is not None:
         with busy("drawing"):
-            write_atomically(html_file, page(source))
+            write_atomically(html_file, view.page(source))
         announce(html_file)
     for path in figures:
-        save(source, path)
+        view.save(source, path)
         announce(path)
 
 
 def write_figure(console: Console, timelines: Mapping[str, Timeline], path: Path) -> None:
     """Write a comparison as a figure, or say that matplotlib is missing."""
     try:
-        save(Comparison(timelines), path)
+        view.save(view.Comparison(timelines), path)
     except MissingDependencyError as error:
         console.print(f"(no figure: {error})", markup=False)
     else:

@@ -5,12 +5,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from penstock import view
 from penstock.cli import options, reports, reviews
 from penstock.cli.progress import show_solving
 from penstock.planner.plans import Plan
 from penstock.planner.revision import revise
-from penstock.sim.review import review
-from penstock.view import Comparison
+from penstock.sim.recorded.review import review
 from penstock.view.sources import read_recorded
 
 __all__ = ["revise_command"]
@@ -71,7 +71,7 @@ def revise_command(
         click.echo("\n".join(filter(None, (str(found), found.remark))))
     named = {"predicted": old.timeline}
     named |= {f"recorded: {step.name}": one for step, one in zip(steps, timelines, strict=True)}
-    reports.write_views(Comparison(named), html_file, ())
+    reports.write_views(view.Comparison(named), html_file, ())
     if output is not None:
         found.best.to_file(output)
         reports.announce(output)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
+from penstock import view
 from penstock.cli import inputs, options, reports
 from penstock.costs import Costs
 from penstock.schedules.registry import FAMILIES
-from penstock.view import draw
 from penstock.view.trace import write_trace
 
 __all__ = ["list_command", "show_command"]
@@ -82,4 +82,4 @@ def show_command(
     elif as_table:
         click.echo(str(loaded.schedule))
     else:
-        reports.make_console().print(draw(timeline))
+        reports.make_console().print(view.draw(timeline))

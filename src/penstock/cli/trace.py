@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
+from penstock import view
 from penstock.cli import options, reports
-from penstock.view import draw
 from penstock.view.sources import read_recorded
 from penstock.view.text.tables import rank_table, summary_table
 
@@ -57,7 +57,7 @@ def trace_command(
         click.echo(reports.to_json(values))
         return
     console = reports.make_console()
-    console.print(draw(timeline))
+    console.print(view.draw(timeline))
     console.print()
     console.print(summary_table({timeline.schedule.name: timeline}))
     console.print()

@@ -5,7 +5,7 @@ import sys
 import click
 
 from penstock.cli import inputs, options, reports
-from penstock.cli.progress import busy
+from penstock.cli.busy import busy
 
 __all__ = ["verify_command"]
 

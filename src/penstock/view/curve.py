@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from penstock.errors import MissingDependencyError
-from penstock.planner.memory_curve import MemoryCurve
+from penstock.planner.curves import MemoryCurve
 from penstock.sim.period import name_seconds
 from penstock.view.palette import INK, MEMORY, PAPER
 from penstock.view.units import format_bytes

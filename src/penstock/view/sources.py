@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from penstock import files
 from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.costs.given import costs_or_unit
 from penstock.errors import ArgumentError, ParseError
 from penstock.files.flight.timeline import last_recorded_step
 from penstock.files.flight.waits import read_flights
-from penstock.files.timeline import read_timeline
-from penstock.files.trace.reading import read_trace
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
 from penstock.schedules.registry import FAMILIES
@@ -86,8 +85,8 @@ def read_recorded(path: Path | str, *more: Path | str, step: int = -1) -> Timeli
     if key in _PLAN_KEYS:
         raise ParseError(f"{path} must be a recorded timeline or a trace (got a plan)")
     if key in _TIMELINE_KEYS and not more:
-        return read_timeline(path)
-    return read_trace(path, *more, step=step)
+        return files.read_timeline(path)
+    return files.read_trace(path, *more, step=step)
 
 
 def _read_flight(*paths: Path | str) -> Timeline:

@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock.atomic_files import write_atomically
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
-from penstock.planner.memory_curve import MemoryCurve
+from penstock.planner.curves import MemoryCurve
 from penstock.planner.partition.partition import Partition
 from penstock.planner.plans import Plan
 from penstock.planner.search.findings import Findings

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock import view
 from penstock.atomic_files import write_atomically
 from penstock.cli import options
 from penstock.cli.demo.comparison import compare_and_show, describe_times
@@ -21,7 +22,6 @@ from penstock.cli.inputs import require_torch
 from penstock.cli.reports import make_console, title
 from penstock.errors import MissingDependencyError
 from penstock.files.timeline import write_timeline
-from penstock.view import compare, draw, page
 from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _draw(console: Console, result: Result) -> None:
     timelines = {"predicted": result.candidate.predicted, "recorded": result.recorded}
     for name, timeline in timelines.items():
         console.print(f"{name}, in seconds:")
-        console.print(draw(timeline))
+        console.print(view.draw(timeline))
 
 
 def _write(output: Path, prepared: Preparation, results: list[Result]) -> None:
@@ -165,7 +165,7 @@ def _write(output: Path, prepared: Preparation, results: list[Result]) -> None:
     first = results[0]
     timelines = {"predicted": first.candidate.predicted, "recorded": first.recorded}
     timelines |= {f"{result.candidate.name}, recorded": result.recorded for result in results[1:]}
-    text = page(compare(timelines), title=f"Penstock demo: {first.candidate.name}")
+    text = view.page(view.compare(timelines), title=f"Penstock demo: {first.candidate.name}")
     write_atomically(output / "report.html", text)
     plan = prepared.planned.plan
     plan.to_file(output / "plan.json")

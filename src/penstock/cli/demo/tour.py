@@ -4,13 +4,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from penstock import view
 from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
 from penstock.cli.reports import title, write_figure
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 from penstock.sim.comparison import compare
-from penstock.view import draw
 from penstock.view.text.tables import summary_table
 from penstock.view.units import format_share
 
@@ -37,7 +37,7 @@ def _draw_two(console: Console) -> None:
         timeline = compare([build(name, ranks=4, microbatches=8)])[name]
         rate = format_share(timeline.bubble_rate)
         console.print(f"{name}: ends at {timeline.end_time:g}, ranks idle {rate} of that")
-        console.print(draw(timeline))
+        console.print(view.draw(timeline))
 
 
 def _reject_one(console: Console) -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from penstock import view
 from penstock.cli import options, reports
 from penstock.cli.progress import show_solving
-from penstock.planner.memory_curve import memory_curve
+from penstock.planner.curve_planning import memory_curve
 from penstock.planner.search.layouts import Layout
 from penstock.sim.period import Boundary
-from penstock.view import draw, save
 
 __all__ = ["curve_command"]
 
@@ -88,7 +88,7 @@ def curve_command(
             progress=progress,
         )
     for path in figures:
-        save(found, path)
+        view.save(found, path)
         reports.announce(path)
     if as_json:
         values = [
@@ -103,4 +103,4 @@ def curve_command(
         ]
         click.echo(reports.to_json({"boundary": boundary, "points": values}))
         return
-    reports.make_console().print(draw(found))
+    reports.make_console().print(view.draw(found))

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from penstock.cli import options, reports
-from penstock.cli.progress import busy
+from penstock.cli.busy import busy
 from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.errors import ArgumentError
 from penstock.planner.projection.cluster import Cluster

@@ -13,56 +13,15 @@ from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.curves import CurvePoint, MemoryCurve
 from penstock.planner.order.solver import Progress
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.layouts import Layout, placements_for
-from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
+from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 
-__all__ = ["CurvePoint", "MemoryCurve", "memory_curve"]
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """A limit in bytes per rank, the best plan that keeps it, and seconds that none can beat."""
-
-    memory: float
-    plan: Plan
-    lower_bound: float
-
-    @property
-    def seconds(self) -> float:
-        """What a step of the plan costs."""
-        return self.plan.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryCurve:
-    """Points with growing limits: what a step costs, and what it costs at least."""
-
-    points: tuple[CurvePoint, ...]
-    boundary: Boundary = DEFAULT_BOUNDARY
-
-    def __str__(self) -> str:
-        rows = [
-            ("memory", f"{name_seconds(self.boundary)} s", "bound s", "gap", "bubble", "order")
-        ]
-        for point in self.points:
-            gap = point.seconds / point.lower_bound - 1 if point.lower_bound else 0.0
-            rows.append(
-                (
-                    f"{point.memory:,.4g}" if point.memory < 1000 else f"{point.memory:,.0f}",
-                    f"{point.seconds:.4g}",
-                    f"{point.lower_bound:.4g}",
-                    f"{abs(gap):.1%}".replace("%", " %"),
-                    f"{point.plan.step.bubble_rate:.1%}".replace("%", " %"),
-                    point.plan.schedule.name,
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(str.rjust, row[:-1], widths)) + f"  {row[-1]}" for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+__all__ = ["memory_curve"]
 
 
 def memory_curve(

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
-from penstock.planner.memory_curve import memory_curve
+from penstock.planner.curve_planning import memory_curve
 
 UNEVEN = Costs(
     forward=[1, 1, 1.6, 1], activation_bytes=[2, 1, 1, 1], weight_stash_bytes=0.5, transfer=0.1
