@@ -10,8 +10,7 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.costs.given import costs_or_unit
 from penstock.errors import ArgumentError, ParseError
-from penstock.files.flight.timeline import last_recorded_step
-from penstock.files.flight.waits import read_flights
+from penstock.files import flight
 from penstock.ir.schedule import Schedule
 from penstock.planner.plans import Plan
 from penstock.schedules.registry import FAMILIES
@@ -90,7 +89,7 @@ def read_recorded(path: Path | str, *more: Path | str, step: int = -1) -> Timeli
 
 
 def _read_flight(*paths: Path | str) -> Timeline:
-    found = last_recorded_step(read_flights(paths))
+    found = flight.last_recorded_step(flight.read_flights(paths))
     if found is None:
         raise ParseError(f"{paths[0]} must have a step (got records without a compute action)")
     return found.timeline

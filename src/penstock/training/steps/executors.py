@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from penstock.ir.actions import Kind
 from penstock.ir.schedule import Schedule
-from penstock.step.executor import Around, Executor
+from penstock.step.executor import Executor
 from penstock.step.program.entries import order_for_one_process
-from penstock.step.step_data import LossFunction
+from penstock.step.step_data import Around, LossFunction
 from penstock.training.build.assemble import Assembly
 
 __all__ = ["Executors"]
