@@ -133,15 +133,18 @@ class StageGraphs:
     ) -> "_Gradients":
         """Run once on the stream of the capture, to see which weights get gradients."""
         stream.wait_stream(torch.cuda.current_stream())
-        with leaving_no_trace(self._module) as parameters, torch.cuda.stream(stream):
+        with leaving_no_trace(self._module), torch.cuda.stream(stream):
             passage = _Passage(self._module, self._recorder, _static(tensors), structure)
             passage.forward()
             passage.gradients = [torch.zeros_like(o) for o in passage.trained_outputs]
             passage.backward()
             passage.weights()
-            found = {p: p.grad for p in parameters if p.grad is not None}
+            weights = self._module.parameters()
+            found = {p: p.grad for p in weights if p.grad is not None}
+            # Afterwards the module has its own buffers again.
+            has_moved = places_of(self._module) != self._memory
         torch.cuda.current_stream().wait_stream(stream)
-        if places_of(self._module) != self._memory:
+        if has_moved:
             raise NotCapturableError("its forward puts buffers or weights into other memory")
         # Allocated on the stream that will use it, because the allocator tracks streams.
         return _Gradients({p: torch.zeros_like(gradient) for p, gradient in found.items()})

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from penstock.errors import PenstockError
+from penstock.modules.untouched import untouched
 from penstock.torch_private import end_allocate_to_pool, release_pool
 
 __all__ = [
@@ -102,22 +103,13 @@ def own_failures() -> Iterator[None]:
 
 
 @contextmanager
-def leaving_no_trace(module: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """Empty the gradients inside; afterwards restore them, buffers and random numbers."""
-    parameters = list(module.parameters())
-    gradients = [parameter.grad for parameter in parameters]
-    buffers = [buffer.clone() for buffer in module.buffers()]
-    for parameter in parameters:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng([torch.cuda.current_device()]):
-            yield parameters
-    finally:
-        torch.cuda.synchronize()
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        for buffer, value in zip(module.buffers(), buffers, strict=True):
-            buffer.copy_(value)
+def leaving_no_trace(module: nn.Module) -> Iterator[None]:
+    """Restore the module and the generators once the device is done with what runs inside."""
+    with untouched([module]):
+        try:
+            yield
+        finally:
+            torch.cuda.synchronize()
 
 
 class GraphCapture:
