@@ -94,7 +94,7 @@ def test_optimizer_state_may_be_divided_over_replicas() -> None:
             CLUSTER,
             Degrees(1, 2, 4),
             microbatches=8,
-            assumptions=Assumptions(shards_optimizer=shards),
+            assumptions=Assumptions(shard_optimizer=shards),
         )
         for shards in (False, True)
     )

@@ -1,5 +1,6 @@
 """`penstock project`: from layers measured on one device to a cluster."""
 
+from collections.abc import Sequence
 from math import inf
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from penstock.cli import options, reports
 from penstock.cli.busy import busy
 from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.errors import ArgumentError
+from penstock.planner.partition.pieces import Piece
 from penstock.planner.projection.cluster import Cluster
 from penstock.planner.projection.layout import Degrees
 from penstock.planner.projection.projecting import Assumptions, project, project_all
@@ -136,12 +138,7 @@ def project_command(
       penstock project layers.toml --nodes 16 --bandwidth-inside 400e9 \\
           --bandwidth-between 50e9 --memory 80GB -m 256 --tokens 4096
     """
-    model = read_layers(layers_file)
-    if len(model.layers) != 1:
-        raise ArgumentError(
-            f"{layers_file} must have one microbatch size (got {len(model.layers)})"
-        )
-    (layers,) = model.layers.values()
+    layers = _read_one_size(layers_file)
     work = Workload(0.0) if workload is None else workload
     cluster = Cluster(
         nodes,
@@ -158,31 +155,54 @@ def project_command(
         tensor_efficiency=tensor_efficiency,
         tensor_overlap=tensor_overlap,
         data_overlap=data_overlap,
-        shards_optimizer=shard_optimizer,
+        shard_optimizer=shard_optimizer,
     )
+    is_open = tensor is None and pipeline is None
+    degrees = None if is_open else _degrees(cluster, tensor or 1, pipeline or 1)
     with busy("projecting"):
-        if tensor is None and pipeline is None:
-            found = project_all(
-                layers,
-                cluster,
-                microbatches=microbatches,
-                tokens_per_microbatch=work.tokens_per_microbatch,
-                flops_per_token=work.flops_per_token,
-                assumptions=given,
-            )
-        else:
-            found = (
-                project(
-                    layers,
-                    cluster,
-                    _degrees(cluster, tensor or 1, pipeline or 1),
-                    microbatches=microbatches,
-                    tokens_per_microbatch=work.tokens_per_microbatch,
-                    flops_per_token=work.flops_per_token,
-                    assumptions=given,
-                ),
-            )
+        found = _project(layers, cluster, degrees, microbatches, work, given)
     _show(found, as_json=as_json)
+
+
+def _read_one_size(layers_file: Path) -> Sequence[Piece]:
+    model = read_layers(layers_file)
+    if len(model.layers) != 1:
+        raise ArgumentError(
+            f"{layers_file} must have one microbatch size (got {len(model.layers)})"
+        )
+    (layers,) = model.layers.values()
+    return layers
+
+
+def _project(
+    layers: Sequence[Piece],
+    cluster: Cluster,
+    degrees: Degrees | None,
+    microbatches: int,
+    work: Workload,
+    assumptions: Assumptions,
+) -> tuple[Projection, ...]:
+    """Project in one way, or without degrees in all."""
+    tokens, flops = work.tokens_per_microbatch, work.flops_per_token
+    if degrees is None:
+        return project_all(
+            layers,
+            cluster,
+            microbatches=microbatches,
+            tokens_per_microbatch=tokens,
+            flops_per_token=flops,
+            assumptions=assumptions,
+        )
+    one = project(
+        layers,
+        cluster,
+        degrees,
+        microbatches=microbatches,
+        tokens_per_microbatch=tokens,
+        flops_per_token=flops,
+        assumptions=assumptions,
+    )
+    return (one,)
 
 
 def _degrees(cluster: Cluster, tensor: int, pipeline: int) -> Degrees:

@@ -17,22 +17,22 @@ __all__ = ["read_trace"]
 _MOST_EVENTS = 5_000_000
 
 
-def read_trace(file: Path | str, *more: Path | str, step: int = -1) -> Timeline:
+def read_trace(path: Path | str, *more: Path | str, step: int = -1) -> Timeline:
     """Read a timeline from a trace that `write_trace` wrote, or from those of torch's profiler.
 
     The profiler writes a file per process; give those of all ranks. Of several profiled steps
     the last is taken, or `step`. A profiled range begins when the host reaches the action, so on
     a CPU the time of waiting for a message is part of the action that waits.
     """
-    files = [Path(name) for name in (file, *more)]
+    files = [Path(name) for name in (path, *more)]
     processes: list[Process] = []
-    for path in files:
+    for file in files:
         try:
-            found = _read(path)
+            found = _read(file)
             if isinstance(found, Timeline) and len(files) > 1:
                 raise ParseError("this trace has all ranks; read it by itself")
         except ScheduleError as error:
-            raise ParseError(f"{path}: {error}") from error
+            raise ParseError(f"{file}: {error}") from error
         if isinstance(found, Timeline):
             return found
         processes += found

@@ -37,7 +37,7 @@ class Assumptions:
     divided over devices. `tensor_reductions` is how many all-reduces of `message_bytes` a layer
     runs in F, and again in I (2 in transformer blocks); `tensor_overlap` is the share of their
     seconds hidden behind compute. `data_overlap` is the share of the reduction of gradients over
-    replicas that is hidden behind compute. With `shards_optimizer`, each replica keeps its part of
+    replicas that is hidden behind compute. With `shard_optimizer`, each replica keeps its part of
     the optimizer's state. `optimizer_seconds` follow every step.
     """
 
@@ -45,7 +45,7 @@ class Assumptions:
     tensor_reductions: int = 2
     tensor_overlap: float = 0.0
     data_overlap: float = 0.0
-    shards_optimizer: bool = False
+    shard_optimizer: bool = False
     optimizer_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ def _divide(layer: Piece, cluster: Cluster, degrees: Degrees, given: Assumptions
     efficiency = given.tensor_efficiency if tensor > 1 else 1.0
     faster = tensor * efficiency * cluster.speed
     collectives = _layer_collectives(layer, cluster, degrees, given)
-    shards = degrees.data if given.shards_optimizer else 1
+    shards = degrees.data if given.shard_optimizer else 1
     return replace(
         layer,
         forward=layer.forward / faster + collectives,

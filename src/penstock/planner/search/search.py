@@ -82,6 +82,8 @@ def search(
     require_seconds(seconds)
     require_effort(effort)
     require_whole_number("batch", batch)
+    if (ranks is None) == (devices is None):
+        raise ArgumentError(f"give either ranks or devices (got {ranks} and {devices})")
     reduction = Reduction(reduction_bandwidth, reduction_seconds, shard_optimizer)
 
     def make_space(ranks: int, replicas: int) -> Space:
@@ -89,28 +91,24 @@ def search(
         space = Space.of(layers, ranks, part, memory, transfer, boundary, rank_factors)
         return replace(space, replicas=replicas, reduction=reduction, host_message=host_message)
 
-    if (ranks is None) == (devices is None):
-        raise ArgumentError(f"give either ranks or devices (got {ranks} and {devices})")
     if ranks is not None:
         spaces = {ranks: make_space(ranks, 1)}
     else:
+        assert devices is not None, "ranks or devices are given"
         _check_devices(devices, batch, memory, transfer, rank_factors)
-        fewest = min(map(len, layers.values())) if isinstance(layers, Mapping) else len(layers)
-        assert devices is not None, "it has been checked"
-        ways = divide_devices(devices, batch, max(1, fewest))
+        ways = _divide(devices, batch, layers)
         spaces = {ranks: make_space(ranks, replicas) for ranks, replicas in ways}
-    if not spaces:
-        raise SizeError(
-            f"the batch cannot be divided among {devices} devices (batch: {batch}, layers: "
-            f"{fewest}); use a batch that is a multiple of the replicas, or fewer devices"
-        )
+    return _explore(spaces, known, _Work(seconds, effort, progress))
+
+
+def _explore(spaces: Mapping[int, Space], known: Sequence[Plan], work: "_Work") -> Findings:
+    """Find orders for the most promising candidates, then for neighbours of the best."""
     candidates = [one for space in spaces.values() for one in space.candidates()]
     refused = tuple(one for one in candidates if one.missing_bytes > 0)
     recalled = [one for space in spaces.values() for one in _recall(space, known)]
     promising = [*recalled, *_screen(candidates, min(map(_step, recalled), default=inf))]
     if not promising:
         raise MemoryLimitError(_nothing_fits(refused))
-    work = _Work(seconds, effort, progress)
     tried = work.solve(promising[:_MOST_TRIED], _SHARE_TO_TRY)
     solved = work.solve(tried[:_MOST_SOLVED], _SHARE_TO_SOLVE)
     space = spaces[solved[0].candidate.problem.ranks]
@@ -235,15 +233,29 @@ class _Work:
         return replace(one, lower_bound=bound, known=best)
 
 
+def _divide(
+    devices: int, batch: int, layers: Sequence[Piece] | Mapping[int, Sequence[Piece]]
+) -> list[tuple[int, int]]:
+    """Return ranks and replicas for every way to use all devices and divide the batch."""
+    fewest = min(map(len, layers.values())) if isinstance(layers, Mapping) else len(layers)
+    ways = list(divide_devices(devices, batch, max(1, fewest)))
+    if not ways:
+        raise SizeError(
+            f"the batch cannot be divided among {devices} devices (batch: {batch}, layers: "
+            f"{fewest}); use a batch that is a multiple of the replicas, or fewer devices"
+        )
+    return ways
+
+
 def _check_devices(
-    devices: int | None,
+    devices: int,
     batch: int,
     memory: object,
     transfer: object,
     rank_factors: object,
 ) -> None:
     require_whole_number("devices", devices)
-    if devices is None or devices < 1 or batch < 1:
+    if devices < 1 or batch < 1:
         raise SizeError(
             f"devices and batch must be at least 1 (devices: {devices}, batch: {batch})"
         )
