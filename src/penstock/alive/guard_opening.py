@@ -9,7 +9,8 @@ The processes of an elastic run also do so when they start, before torch.distrib
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from selectors import PollSelector
 from time import monotonic, sleep
 
@@ -29,7 +30,7 @@ from penstock.ranks.tree.meeting import Contact, Meeting, longest_pause, own_add
 from penstock.ranks.tree.shape import ancestors_of
 from penstock.torch_private import PrefixStore, Store, get_default_store
 
-__all__ = ["open_guard", "open_guard_of_start", "open_heartbeat"]
+__all__ = ["open_guard", "open_guard_of_start", "open_heartbeat", "opening_guard"]
 
 _SHORTEST_PAUSE = 0.002
 _WAIT_SECONDS = 0.5
@@ -60,6 +61,20 @@ def open_guard(
         address=own_address(host_of_store()),
     )
     return RankGuard(heartbeat, progress_log, timeouts, [members.index(rank) for rank in ranks])
+
+
+@contextmanager
+def opening_guard(
+    group: dist.ProcessGroup, groups: Sequence[tuple[int, ...]], timeouts: Timeouts
+) -> Iterator[Guard]:
+    """Open a guard that watches while the ranks build something, and closes if they cannot."""
+    guard = open_guard(group, groups, timeouts)
+    try:
+        with guard.call():
+            yield guard
+    except Exception:
+        guard.close()
+        raise
 
 
 def open_guard_of_start(store: Store, rank: int, size: int, timeouts: Timeouts) -> Guard:

@@ -15,7 +15,7 @@ from penstock.dropin.run.session import Lowered
 from penstock.dropin.stages.base import _PipelineStageBase
 from penstock.dropin.stages.values import Named
 from penstock.errors import PipelineError, ScheduleNameError, SizeError
-from penstock.torch_private import OptimizedModule
+from penstock.modules.compiled import is_compiler_wrapper
 
 __all__ = [
     "PipelineScheduleSingle",
@@ -218,7 +218,7 @@ def _check_torch_compile_compatibility(
     # A stand-in has no module.
     held: list[object] = [stage.submod for stage in stages]
     modules = [one for one in held if isinstance(one, torch.nn.Module)]
-    if any(isinstance(part, OptimizedModule) for module in modules for part in module.modules()):
+    if any(is_compiler_wrapper(part) for module in modules for part in module.modules()):
         raise PipelineError(
             f"{schedule_name} splits backwards, which a module compiled by torch.compile does in "
             "one piece; use a schedule with whole backwards, such as Interleaved1F1B"

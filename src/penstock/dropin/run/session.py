@@ -14,7 +14,7 @@ from math import inf
 import torch
 
 from penstock.alive.guard import Guard, NoGuard
-from penstock.alive.guard_opening import open_guard
+from penstock.alive.guard_opening import opening_guard
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
 from penstock.alive.timeouts import Timeouts
 from penstock.dropin.stages.base import _PipelineStageBase
@@ -157,22 +157,18 @@ def open_session(
         lowered = _prepare(find_lowered, stages)
         return Session(LocalTransport(1), LocalControl(), NoGuard(), lowered)
     group = stages[0].group or get_default_group()
-    guard = open_guard(group, groups_beside(stage.submod for stage in stages), timeouts)
-    try:
-        with guard.call():
-            control = GroupControl(group, connections=guard.connections)
-            with control.together(cannot("prepare its schedule")):
-                lowered = _prepare(find_lowered, stages)
-            agree(control, [*version_facts(), schedule_fact(lowered.training)])
-            ahead = SENDS_AHEAD if lowered.sends_may_wait else inf
-            device = torch.device(stages[0].device)
-            transport = GroupTransport(group, device, control=control, sends_ahead=ahead)
-            transport.open_channels(messages_in_flight(lowered.training))
-            guard.attach(transport, lowered.training)
-            return Session(transport, control, guard, lowered)
-    except Exception:
-        guard.close()
-        raise
+    beside = groups_beside(stage.submod for stage in stages)
+    with opening_guard(group, beside, timeouts) as guard:
+        control = GroupControl(group, connections=guard.connections)
+        with control.together(cannot("prepare its schedule")):
+            lowered = _prepare(find_lowered, stages)
+        agree(control, [*version_facts(), schedule_fact(lowered.training)])
+        ahead = SENDS_AHEAD if lowered.sends_may_wait else inf
+        device = torch.device(stages[0].device)
+        transport = GroupTransport(group, device, control=control, sends_ahead=ahead)
+        transport.open_channels(messages_in_flight(lowered.training))
+        guard.attach(transport, lowered.training)
+        return Session(transport, control, guard, lowered)
 
 
 def _prepare(find_lowered: Callable[[], Lowered], stages: Sequence[_PipelineStageBase]) -> Lowered:

@@ -53,8 +53,8 @@ class PipelineStage(_PipelineStageBase):
         get_mesh: GetMeshCallback | None = None,
     ) -> None:
         super().__init__(submodule, stage_index, num_stages, device, group, dw_builder)
-        self._mesh_cache = _MeshCache(get_mesh_cb=get_mesh)
         self._inference_mode: InferenceMode | None = None
+        self._mesh_cache = _MeshCache(get_mesh)
         given = [validate_and_normalize_to_tuple(one) for one in (input_args, output_args)]
         grads = [validate_and_normalize_to_tuple(one, True) for one in (input_grads, output_grads)]
         self._user_meta = _StageMeta(

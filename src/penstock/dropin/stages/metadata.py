@@ -233,9 +233,8 @@ class InferenceMode(Enum):
 
 def extract_tensor_meta(tensor: torch.Tensor) -> TensorMeta:
     """Describe a tensor, plain or over a mesh."""
-    if isinstance(tensor, DTensor):
-        return _DTensorMeta.from_dtensor(tensor)
-    return _TensorMeta.from_tensor(tensor)
+    plain = _TensorMeta.from_tensor
+    return _DTensorMeta.from_dtensor(tensor) if isinstance(tensor, DTensor) else plain(tensor)
 
 
 def extract_tensor_metas(

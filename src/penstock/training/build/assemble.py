@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from penstock.alive.guard import Guard, NoGuard
-from penstock.alive.guard_opening import open_guard
+from penstock.alive.guard_opening import opening_guard
 from penstock.alive.timeouts import Timeouts
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.actions import Kind
@@ -128,13 +128,8 @@ def assemble(
             wait_for_device=_nothing,
             close_channels=_nothing,
         )
-    guard = open_guard(group, groups_of_copies(request.stages), timeouts)
-    try:
-        with guard.call():
-            return _assemble(request, group, guard, fault_injection)
-    except Exception:
-        guard.close()
-        raise
+    with opening_guard(group, groups_of_copies(request.stages), timeouts) as guard:
+        return _assemble(request, group, guard, fault_injection)
 
 
 def _assemble(
