@@ -1,7 +1,8 @@
 """Formats on disk: timelines, traces and flight records, read strictly."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.late_names import late_names
 
 if TYPE_CHECKING:
     from penstock.files.timeline import read_timeline, write_timeline
@@ -13,14 +14,11 @@ __all__ = [
     "write_timeline",
 ]
 
+# Most programs that could read a trace never do.
+_HOMES = {
+    "read_timeline": "timeline",
+    "read_trace": "trace.reading",
+    "write_timeline": "timeline",
+}
 
-def __getattr__(name: str) -> Any:
-    # Loaded when first used: most programs that could read a trace never do.
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "trace.reading" if name == "read_trace" else "timeline"
-    return getattr(import_module(f"{__name__}.{home}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = late_names(__name__, _HOMES)

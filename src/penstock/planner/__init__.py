@@ -1,7 +1,8 @@
 """Planning from costs alone, without torch: cuts, orders, and a proof of how good they are."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.late_names import late_names
 
 if TYPE_CHECKING:
     from penstock.planner.curve_planning import memory_curve
@@ -86,12 +87,4 @@ __all__ = [
     "write_layers",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = late_names(__name__, _HOMES)

@@ -7,8 +7,9 @@ schedule  end time s  ratio  bubble  peak microbatches
 ZB-H1             27  0.818  11.1 %                  4
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.late_names import late_names
 
 if TYPE_CHECKING:
     from penstock.view.drawing import Comparison, Drawing
@@ -26,15 +27,8 @@ __all__ = [
     "write_trace",
 ]
 
-# The values that verbs return; who only prints one needs no pages and no plans.
+# Who only prints a comparison needs no pages and no plans.
 _VALUES = ("Comparison", "Drawing")
+_HOMES = {name: "drawing" if name in _VALUES else "verbs" for name in __all__}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'drawing' if name in _VALUES else 'verbs'}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = late_names(__name__, _HOMES)
