@@ -27,7 +27,6 @@ from penstock.missing_torch import torch_needed_by
 from penstock.schedules.registry import register
 from penstock.sim.engine import simulate
 from penstock.sim.explain import explain
-from penstock.sim.recorded.review import review
 from penstock.sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.planner.plans import Plan
     from penstock.planner.revision import revise
     from penstock.planner.search.search import search
+    from penstock.sim.recorded.review import review
     from penstock.splitting.by_layers.hooks.hooks import here_only
     from penstock.splitting.output_loss import find_loss
     from penstock.splitting.pipe import Pipe
@@ -99,6 +99,7 @@ _HOMES = {
     "plan": "penstock.planner.planning",
     "read_timeline": "penstock.files.timeline",
     "read_trace": "penstock.files.trace.reading",
+    "review": "penstock.sim.recorded.review",
     "revise": "penstock.planner.revision",
     "search": "penstock.planner.search.search",
     "split": "penstock.splitting.splitter",

@@ -24,7 +24,8 @@ def late_names(
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     def names() -> list[str]:
-        hidden = [name for name in vars(modules[package]) if name.startswith("__")]
-        return sorted({*hidden, *homes})
+        known = vars(modules[package])
+        hidden = [name for name in known if name.startswith("__")]
+        return sorted({*hidden, *known.get("__all__", ()), *homes})
 
     return load, names
