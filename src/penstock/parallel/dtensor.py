@@ -6,7 +6,7 @@ both, so that gradients are sent as local parts too.
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,8 +15,17 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from penstock.errors import BoundaryError
 from penstock.tensors.tree import Structure
+from penstock.torch_private import mesh_layouts
 
-__all__ = ["Meshes", "as_whole", "read_placement", "take_local_parts", "write_placement"]
+__all__ = [
+    "Meshes",
+    "as_whole",
+    "read_mesh_layout",
+    "read_placement",
+    "take_local_parts",
+    "write_mesh_layout",
+    "write_placement",
+]
 
 # The names of a mesh's dimensions, the placement on each, and the whole shape and strides.
 Layout: TypeAlias = tuple[list[str], list[str], list[int], list[int]]
@@ -122,3 +131,25 @@ def read_placement(text: str) -> Placement:
             return Partial(operation)
         case _:
             raise BoundaryError(f"not a valid placement: {text!r}")
+
+
+def write_mesh_layout(layout: Any) -> list[Any]:
+    """Return the layout of a mesh as plain data for another rank."""
+    # Up to torch 2.12 a layout is one shape with its strides, then one of each per dimension.
+    axes = getattr(layout, "axes", None)
+    parts = [layout] if axes is None else axes
+    return [axes is not None, [[part.shape, part.stride] for part in parts]]
+
+
+def read_mesh_layout(plain: list[Any]) -> Any:
+    """Return the layout that another rank has written."""
+    has_axes, parts = plain
+    pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
+    layouts: Any = mesh_layouts
+    if not has_axes:
+        return layouts._MeshLayout(*pairs[0])
+    return layouts._MeshLayout([layouts._FlatLayout(*pair) for pair in pairs])
+
+
+def _as_sizes(value: Any) -> Any:
+    return tuple(map(_as_sizes, value)) if isinstance(value, list) else value

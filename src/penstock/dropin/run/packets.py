@@ -13,14 +13,14 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.dropin.stages.base import _PipelineStageBase
-from penstock.dropin.stages.metadata import (
-    _DTensorMeta,
-    _TensorMeta,
-    read_mesh_layout,
-    write_mesh_layout,
-)
+from penstock.dropin.stages.metadata import _DTensorMeta, _TensorMeta
 from penstock.dropin.stages.values import StageUseError, _RecvInfo
-from penstock.parallel.dtensor import read_placement, write_placement
+from penstock.parallel.dtensor import (
+    read_mesh_layout,
+    read_placement,
+    write_mesh_layout,
+    write_placement,
+)
 from penstock.tensors.packet import Packet
 
 __all__ = ["deliver_gradients", "deliver_inputs", "pack_gradients", "pack_outputs"]
@@ -64,10 +64,8 @@ def _write_layout(output: Any) -> list[Any] | None:
     if not isinstance(output, DTensor):
         return None
     meta = _DTensorMeta.from_dtensor(output)
-    placements, mesh = (
-        [*map(write_placement, meta.placements)],
-        write_mesh_layout(meta.mesh_layout),
-    )
+    placements = [*map(write_placement, meta.placements)]
+    mesh = write_mesh_layout(meta.mesh_layout)
     return [meta.mesh_dim_names, placements, meta.global_shape, meta.global_stride, mesh]
 
 

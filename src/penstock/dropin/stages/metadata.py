@@ -15,7 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from penstock.errors import PenstockError
-from penstock.torch_private import mesh_layouts
 
 __all__ = [
     "GetMeshCallback",
@@ -34,11 +33,9 @@ __all__ = [
     "_make_tensor_from_meta",
     "extract_tensor_meta",
     "extract_tensor_metas",
-    "read_mesh_layout",
     "to_local_if_dtensor",
     "validate_metadata",
     "validate_tensors_metadata",
-    "write_mesh_layout",
 ]
 
 
@@ -93,28 +90,6 @@ class _MeshCache(dict[MeshCacheKey, DeviceMesh]):
                 )
             self[key] = mesh
         return self[key]
-
-
-def write_mesh_layout(layout: Any) -> list[Any]:
-    """Return the layout of a mesh as plain data for another rank."""
-    # Up to torch 2.12 a layout is one shape with its strides, then one of each per dimension.
-    axes = getattr(layout, "axes", None)
-    parts = [layout] if axes is None else axes
-    return [axes is not None, [[part.shape, part.stride] for part in parts]]
-
-
-def read_mesh_layout(plain: list[Any]) -> Any:
-    """Return the layout that another rank has written."""
-    has_axes, parts = plain
-    pairs = [(_as_sizes(shape), _as_sizes(stride)) for shape, stride in parts]
-    layouts: Any = mesh_layouts
-    if not has_axes:
-        return layouts._MeshLayout(*pairs[0])
-    return layouts._MeshLayout([layouts._FlatLayout(*pair) for pair in pairs])
-
-
-def _as_sizes(value: Any) -> Any:
-    return tuple(map(_as_sizes, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, slots=True)
