@@ -132,13 +132,15 @@ class StageGraphs:
         self, tensors: Sequence[torch.Tensor], structure: Structure, stream: torch.cuda.Stream
     ) -> "_Gradients":
         """Run once on the stream of the capture, to see which weights get gradients."""
-        stream.wait_stream(torch.cuda.current_stream())
-        with leaving_no_trace(self._module), torch.cuda.stream(stream):
-            passage = _Passage(self._module, self._recorder, _static(tensors), structure)
-            passage.forward()
-            passage.gradients = [torch.zeros_like(o) for o in passage.trained_outputs]
-            passage.backward()
-            passage.weights()
+        with leaving_no_trace(self._module):
+            # After the copies of the buffers, which the forward may write to.
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                passage = _Passage(self._module, self._recorder, _static(tensors), structure)
+                passage.forward()
+                passage.gradients = [torch.zeros_like(o) for o in passage.trained_outputs]
+                passage.backward()
+                passage.weights()
             weights = self._module.parameters()
             found = {p: p.grad for p in weights if p.grad is not None}
             # Afterwards the module has its own buffers again.
