@@ -10,8 +10,8 @@ import click
 
 from penstock.assembly import build, lower
 from penstock.checks.report import find_problems
-from penstock.cli.busy import busy
 from penstock.cli.options import Size
+from penstock.cli.waiting.busy import busy
 from penstock.costs import Costs
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule

@@ -10,8 +10,8 @@ from rich.console import Console
 from penstock import view
 from penstock.atomic_files import write_atomically
 from penstock.cli import options, reports
-from penstock.cli.progress import show_solving
 from penstock.cli.projection.workload import with_workload
+from penstock.cli.waiting.progress import show_solving
 from penstock.errors import ArgumentError
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan

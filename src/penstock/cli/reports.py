@@ -16,7 +16,7 @@ from rich.text import Text
 from penstock import view
 from penstock.atomic_files import write_atomically
 from penstock.checks.problem import Problem
-from penstock.cli.busy import busy
+from penstock.cli.waiting.busy import busy
 from penstock.errors import MissingDependencyError
 from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from penstock import view
 from penstock.cli import options, reports, reviews
-from penstock.cli.progress import show_solving
+from penstock.cli.waiting.progress import show_solving
 from penstock.planner.plans import Plan
 from penstock.planner.revision import revise
 from penstock.sim.recorded.review import review

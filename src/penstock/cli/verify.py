@@ -5,7 +5,7 @@ import sys
 import click
 
 from penstock.cli import inputs, options, reports
-from penstock.cli.busy import busy
+from penstock.cli.waiting.busy import busy
 
 __all__ = ["verify_command"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.progress import show_rounds
 from penstock.cli.reports import title
+from penstock.cli.waiting.progress import show_rounds
 from penstock.view.units import format_bytes, format_share
 
 if TYPE_CHECKING:

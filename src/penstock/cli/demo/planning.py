@@ -9,8 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.busy import show_busy
 from penstock.cli.reports import title
+from penstock.cli.waiting.busy import show_busy
 from penstock.planner.search.layouts import describe_placement
 from penstock.view.units import format_bytes, format_share
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from penstock.cli.progress import Display, show_training, sparkline
 from penstock.cli.reports import title
+from penstock.cli.waiting.progress import Display, show_training, sparkline
 from penstock.errors import PipelineError
 
 if TYPE_CHECKING:

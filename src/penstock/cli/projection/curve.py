@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock import view
 from penstock.cli import options, reports
-from penstock.cli.progress import show_solving
+from penstock.cli.waiting.progress import show_solving
 from penstock.planner.curve_planning import memory_curve
 from penstock.planner.search.layouts import Layout
 from penstock.sim.period import Boundary

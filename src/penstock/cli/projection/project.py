@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from penstock.cli import options, reports
-from penstock.cli.busy import busy
 from penstock.cli.projection.workload import throughput_values, with_workload
+from penstock.cli.waiting.busy import busy
 from penstock.errors import ArgumentError
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.projection.cluster import Cluster

@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from penstock.cli.progress import (
+from penstock.cli.waiting.progress import (
     show_rounds,
     show_solving,
     show_training,

@@ -5,7 +5,7 @@ from time import monotonic
 
 from rich.console import Console
 
-from penstock.cli.busy import show_busy
+from penstock.cli.waiting.busy import show_busy
 
 
 def test_log_stays_empty() -> None:
