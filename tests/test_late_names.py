@@ -10,7 +10,7 @@ from penstock.late_names import late_names
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A package with one module that is there, and another one that cannot be found."""
+    """Return a package with one module that exists, and a name of another that does not."""
     found = ModuleType("lately")
     inner = ModuleType("lately.numbers")
     vars(inner)["one"] = 1
