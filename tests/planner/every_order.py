@@ -1,6 +1,7 @@
 """The best step of a tiny problem by looking at every order: what no bound may exceed."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations, product
 from math import inf
 
@@ -16,40 +17,73 @@ SPLIT = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
 MERGED = (Kind.FORWARD, Kind.FULL_BACKWARD)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """What each step takes, and what it needs from other stages: looked up very often."""
+
+    problem: SchedulingProblem
+    seconds: dict[Step, float]
+    bytes: dict[Step, float]
+    # The steps of which one has to have ended, and the transfer seconds after it.
+    needs: dict[Step, tuple[tuple[Step, ...], float]]
+
+    @classmethod
+    def of(cls, problem: SchedulingProblem) -> "_Tables":
+        works = list(product(range(problem.stages), range(problem.microbatches)))
+        steps = [(kind, *work) for kind in (*SPLIT, MERGED[1]) for work in works]
+        return cls(
+            problem,
+            {step: _seconds(problem, step) for step in steps},
+            {step: _bytes(problem, step) for step in steps},
+            {step: _needs(problem, step) for step in steps},
+        )
+
+
 def least_seconds(
     problem: SchedulingProblem, *, with_merged: bool = False, in_order: bool = False
 ) -> float:
     """Return the step of the best order, also of those that merge I and W if asked to."""
     programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
-    orders = [list(_orders(problem, rank, programs, in_order)) for rank in range(problem.ranks)]
-    return min(_step(problem, choice) for choice in product(*orders))
+    tables = _Tables.of(problem)
+    orders = [list(_orders(tables, rank, programs, in_order)) for rank in range(problem.ranks)]
+    return min(_step(tables, choice) for choice in product(*orders))
 
 
 def _orders(
-    problem: SchedulingProblem, rank: int, programs: Sequence[tuple[Kind, ...]], in_order: bool
+    tables: _Tables, rank: int, programs: Sequence[tuple[Kind, ...]], in_order: bool
 ) -> Iterator[tuple[Step, ...]]:
     """Yield every order of a rank that keeps its limit and in which no step needs a later one."""
+    problem = tables.problem
     works = list(product(problem.placement.stages(rank), range(problem.microbatches)))
+    room = problem.room[rank] * (1 + 1e-12)
     for chosen in product(programs, repeat=len(works)):
         chains = [
             [(kind, *work) for kind in program]
             for program, work in zip(chosen, works, strict=True)
         ]
-        yield from _interleave(problem, rank, chains, 0.0, in_order)
+        steps = {step for chain in chains for step in chain}
+        before = {
+            step: [one for one in steps if _is_before(one, step, in_order)] for step in steps
+        }
+        yield from _interleave(tables.bytes, room, chains, before, 0.0)
 
 
 def _interleave(
-    problem: SchedulingProblem, rank: int, chains: list[list[Step]], held: float, in_order: bool
+    bytes_of: dict[Step, float],
+    room: float,
+    chains: list[list[Step]],
+    before: dict[Step, list[Step]],
+    held: float,
 ) -> Iterator[tuple[Step, ...]]:
     if not any(chains):
         yield ()
     left = {step for chain in chains for step in chain}
     for number, chain in enumerate(chains):
-        if chain and not any(_is_before(step, chain[0], in_order) for step in left):
-            now = held + _bytes(problem, chain[0])
-            if now <= problem.room[rank] * (1 + 1e-12):
+        if chain and left.isdisjoint(before[chain[0]]):
+            now = held + bytes_of[chain[0]]
+            if now <= room:
                 rest = [*chains[:number], chain[1:], *chains[number + 1 :]]
-                for others in _interleave(problem, rank, rest, now, in_order):
+                for others in _interleave(bytes_of, room, rest, before, now):
                     yield (chain[0], *others)
 
 
@@ -90,23 +124,24 @@ def _seconds(problem: SchedulingProblem, step: Step) -> float:
     return float(table[stage, number])
 
 
-def _step(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
+def _step(tables: _Tables, orders: Sequence[tuple[Step, ...]]) -> float:
     """Return the seconds of a step for the problem's boundary; infinite if ranks wait for ever."""
+    problem = tables.problem
     if problem.boundary == "nothing":
-        return _period(problem, orders)
-    first, last = _run(problem, orders, [0.0] * problem.ranks)
+        return _period(tables, orders)
+    first, last = _run(tables, orders, [0.0] * problem.ranks)
     if problem.boundary == "papers":
         return max(end - begin for end, begin in zip(last, first, strict=True))
     return max(last)
 
 
-def _period(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> float:
+def _period(tables: _Tables, orders: Sequence[tuple[Step, ...]]) -> float:
     """Return the largest mean over cycles of ranks, from the longest path between any two."""
-    long_ago, ranks = -1e6, range(problem.ranks)
+    long_ago, ranks = -1e6, range(tables.problem.ranks)
     paths = []
     for origin in ranks:
         begin = [0.0 if rank == origin else long_ago for rank in ranks]
-        paths.append(_run(problem, orders, begin)[1])
+        paths.append(_run(tables, orders, begin)[1])
     cycles = [cycle for size in ranks for cycle in permutations(ranks, size + 1)]
     return max(
         sum(paths[cycle[at - 1]][rank] for at, rank in enumerate(cycle)) / len(cycle)
@@ -115,40 +150,45 @@ def _period(problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]]) -> f
 
 
 def _run(
-    problem: SchedulingProblem, orders: Sequence[tuple[Step, ...]], begin: Sequence[float]
+    tables: _Tables, orders: Sequence[tuple[Step, ...]], begin: Sequence[float]
 ) -> tuple[list[float], list[float]]:
     """Return when each rank starts and ends; infinite if ranks wait for ever."""
+    seconds, needs = tables.seconds, tables.needs
     end: dict[Step, float] = {}
-    clock, first = list(begin), [inf] * problem.ranks
-    place = [0] * problem.ranks
+    clock, first = list(begin), [inf] * len(orders)
+    place = [0] * len(orders)
     is_moving = True
     while is_moving:
         is_moving = False
         for rank, order in enumerate(orders):
-            while place[rank] < len(order):
-                step = order[place[rank]]
-                arrival = _arrival(problem, step, end)
-                if arrival == inf:
-                    break
-                start = max(clock[rank], arrival)
-                first[rank] = min(first[rank], start)
-                clock[rank] = end[step] = start + _seconds(problem, step)
+            now = clock[rank]
+            for step in order[place[rank] :]:
+                needed, lag = needs[step]
+                if needed:
+                    arrival = min([end.get(one, inf) for one in needed]) + lag
+                    if arrival == inf:
+                        break
+                    now = max(now, arrival)
+                if first[rank] == inf:
+                    first[rank] = now
+                now = end[step] = now + seconds[step]
                 place[rank] += 1
                 is_moving = True
+            clock[rank] = now
     if any(done < len(order) for done, order in zip(place, orders, strict=True)):
-        return [0.0] * problem.ranks, [inf] * problem.ranks
+        return [0.0] * len(orders), [inf] * len(orders)
     return first, clock
 
 
-def _arrival(problem: SchedulingProblem, step: Step, end: dict[Step, float]) -> float:
-    """Return when a step has what it needs from other stages; its rank's order does the rest."""
+def _needs(problem: SchedulingProblem, step: Step) -> tuple[tuple[Step, ...], float]:
+    """Return what a step needs from other stages; its rank's order does the rest."""
     kind, stage, number = step
     if kind == Kind.FORWARD and stage:
-        return end.get((kind, stage - 1, number), inf) + _lag(problem, 0, stage - 1, number)
+        return ((kind, stage - 1, number),), _lag(problem, 0, stage - 1, number)
     if kind in (Kind.BACKWARD_INPUT, Kind.FULL_BACKWARD) and stage < problem.stages - 1:
-        ends = [end.get((one, stage + 1, number), inf) for one in (SPLIT[1], MERGED[1])]
-        return min(ends) + _lag(problem, 1, stage, number)
-    return -inf
+        ways = (SPLIT[1], stage + 1, number), (MERGED[1], stage + 1, number)
+        return ways, _lag(problem, 1, stage, number)
+    return (), 0.0
 
 
 def _lag(problem: SchedulingProblem, way: int, stage: int, number: int) -> float:

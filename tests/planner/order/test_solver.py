@@ -66,7 +66,7 @@ def test_solver_makes_the_seconds_of_the_boundary_few(
 ) -> None:
     for seed in range(3):
         problem = draw_problem(Random(seed), placement, 6, room=2.5, boundary=boundary)
-        plan = solve(problem, seconds=0.5)
+        plan = solve(problem, seconds=0.2)
         verify(plan)
         assert plan.seconds == plan.timeline.period(boundary)
 

@@ -15,6 +15,7 @@ from penstock.planner.partition.partition import Partition, partition
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.search.in_flight import count_in_flight
 from penstock.sim.engine import simulate
+from tests.covering import all_but_slow
 from tests.planner.brute_force import Score, all_scores
 from tests.strategies import examples
 
@@ -99,10 +100,11 @@ def test_no_other_cuts_are_better_without_a_cap(placement: Placement) -> None:
         assert score_of(found) == min(score for score, _ in scores), weights
 
 
+@pytest.mark.parametrize("length", all_but_slow([5, 6], [5]))
 @pytest.mark.parametrize("placement", [Placement.loop(3), Placement.loop(2, 2), Placement.v(2)])
-def test_every_chain_of_small_pieces_is_cut_best(placement: Placement) -> None:
+def test_every_chain_of_small_pieces_is_cut_best(placement: Placement, length: int) -> None:
     unlimited = [inf] * placement.num_ranks, [1] * placement.num_stages
-    for weights in product((0, 1, 3), repeat=6):
+    for weights in product((0, 1, 3), repeat=length):
         found = partition(weighed(*weights), placement)
         scores = all_scores(found.pieces, placement, *unlimited)
         assert score_of(found) == min(score for score, _ in scores), weights
