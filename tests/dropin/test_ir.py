@@ -14,6 +14,7 @@ from torch import fx, nn
 import penstock
 from penstock.dropin import _IR
 from penstock.splitting import marks
+from tests.covering import all_but_slow
 from tests.dropin.cut_models import CASES, SIZE, Case, Layers, Skipping, mark, torch_ir
 from tests.dropin.scripts import IS_OLD_TORCH
 
@@ -62,7 +63,7 @@ def test_a_pipe_returns_the_leaves_of_what_the_model_returns(case: Case) -> None
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize("rows", all_but_slow([2, 5], [5]))
 def test_a_pipe_takes_batches_of_other_sizes_than_it_was_traced_with(
     case: Case, rows: int
 ) -> None:

@@ -25,6 +25,7 @@ from penstock.dropin.schedules import (
 )
 from penstock.errors import ArgumentError, ScheduleNameError, SizeError
 from penstock.schedules.registry import FAMILIES
+from tests.covering import all_but_slow
 from tests.dropin.incumbent import needs, read_order
 from tests.strategies import FAMILY_NAMES
 
@@ -189,7 +190,7 @@ def test_every_type_has_a_colour_a_text_and_a_width() -> None:
     assert (visual.color, visual.text, visual.width) == ("blue", "", 1)
 
 
-@pytest.mark.parametrize("name", FAMILY_NAMES)
+@pytest.mark.parametrize("name", all_but_slow(FAMILY_NAMES, ["1F1B", "ZBV", "DualPipeV"]))
 def test_every_schedule_can_be_drawn(name: str, tmp_path: Path) -> None:
     file = tmp_path / "schedule.png"
     visualize_schedule(get_schedule_ops(name, 2, 4, add_spacing=True), str(file))

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import penstock as ps
 from penstock.parallel.replica import replica_of
+from tests.covering import all_but_slow
 from tests.models import cut, differences, make_batch, make_blocks, mean_loss
 from tests.processes import Processes
 from tests.training.composition import (
@@ -276,14 +277,22 @@ def test_a_failed_step_leaves_nothing_in_the_gradients_of_the_next(
 
 @pytest.mark.parametrize(
     ("make", "family", "reductions"),
-    [
-        (wrap, "1F1B", 1),
-        (wrap, "Interleaved1F1B", 1),
-        (wrap, "ZBV", 1),
-        (wrap_blocks, "ZBV", 2),
-        (mark, "ZBV", 1),
-        (mark_by_fsdp, "ZBV", 1),
-    ],
+    all_but_slow(
+        [
+            (wrap, "1F1B", 1),
+            (wrap, "Interleaved1F1B", 1),
+            (wrap, "ZBV", 1),
+            (wrap_blocks, "ZBV", 2),
+            (mark, "ZBV", 1),
+            (mark_by_fsdp, "ZBV", 1),
+        ],
+        [
+            (wrap, "Interleaved1F1B", 1),
+            (wrap_blocks, "ZBV", 2),
+            (mark, "ZBV", 1),
+            (mark_by_fsdp, "ZBV", 1),
+        ],
+    ),
 )
 def test_replicated_stages_are_averaged_by_one_message_per_step(
     make: Make, family: str, reductions: int, four_processes: Processes

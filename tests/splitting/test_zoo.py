@@ -11,6 +11,7 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.layers import split_layers
+from tests.covering import all_but_slow
 from tests.splitting import zoo
 from tests.splitting.checking import assert_same_gradients, assert_same_names
 from tests.splitting.zoo import ZOO, Species
@@ -34,7 +35,11 @@ def test_the_table_has_a_row_for_every_model() -> None:
     assert all(row_of(species)[1] == f"`{species.kind.__name__}`" for species in ZOO.values())
 
 
-@pytest.mark.parametrize("name", ZOO)
+# One of each kind: plain, tied, mixed attention, experts, two towers, pictures, both of them.
+FEW = ("GPT-2", "Llama, tied head", "Gemma 3", "Qwen3 MoE", "T5", "ViT", "LLaVA")
+
+
+@pytest.mark.parametrize("name", all_but_slow(ZOO, FEW))
 def test_every_model_splits_by_layers_as_the_table_says(name: str) -> None:
     species = ZOO[name]
     found = zoo.find_layers(species)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 import penstock as ps
+from tests.covering import all_but_slow
 from tests.models import differences, gradients_of, mean_loss
 from tests.processes import Processes
 
@@ -253,7 +254,7 @@ def cross_everything(
     return {name: run_split(name, family, dist.group.WORLD) for name in CASES}
 
 
-@pytest.mark.parametrize("family", ["Interleaved1F1B", "ZBV"])
+@pytest.mark.parametrize("family", all_but_slow(["Interleaved1F1B", "ZBV"], ["ZBV"]))
 def test_everything_crosses_between_two_processes(family: str, two_processes: Processes) -> None:
     everyone = two_processes.run(cross_everything, family)
     for name in CASES:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock as ps
+from tests.covering import all_but_slow
 from tests.experts import WIDTH, Block, Unsplit
 from tests.models import differences
 from tests.processes import Processes
@@ -89,7 +90,7 @@ def train(processes: Processes, schedule: ps.Schedule, *, is_checkpointed: bool)
     return [found["repr"] for found in everyone]
 
 
-@pytest.mark.parametrize("is_checkpointed", [False, True])
+@pytest.mark.parametrize("is_checkpointed", all_but_slow([False, True], [True]))
 def test_dualpipe_v_exchanges_beside_compute_and_is_exact(
     four_processes: Processes, is_checkpointed: bool
 ) -> None:
@@ -98,7 +99,7 @@ def test_dualpipe_v_exchanges_beside_compute_and_is_exact(
         assert "overlapped actions by turns" in text
 
 
-@pytest.mark.parametrize("family", ["1F1B", "ZBV"])
+@pytest.mark.parametrize("family", all_but_slow(["1F1B", "ZBV"], ["1F1B"]))
 def test_schedules_without_overlap_are_exact(four_processes: Processes, family: str) -> None:
     schedule = ps.build(family, ranks=2, microbatches=MICROBATCHES)
     for text in train(four_processes, schedule, is_checkpointed=True):

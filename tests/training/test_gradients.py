@@ -13,6 +13,7 @@ from torch.nn import functional
 
 import penstock as ps
 from penstock.ir.graph import build_graph
+from tests.covering import all_but_slow
 from tests.models import (
     WIDTH,
     copy_blocks,
@@ -57,7 +58,11 @@ def make_pipeline(
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks", "microbatches"), [size for size in SIZES if exists(*size)]
+    ("family", "ranks", "microbatches"),
+    all_but_slow(
+        [size for size in SIZES if exists(*size)],
+        [size for size in SIZES if size[2] not in (3, 7)],
+    ),
 )
 def test_gradients_and_loss_equal_those_of_the_unsplit_model(
     family: str, ranks: int, microbatches: int

@@ -14,6 +14,7 @@ from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.recorded.costs_of_timeline import costs_of
 from penstock.sim.recorded.review import Review, review
+from tests.covering import all_but_slow
 from tests.models import (
     copy_blocks,
     cut,
@@ -58,7 +59,7 @@ def make_problem(placement: ps.Placement, shape: str, room: float | None) -> Sch
     return SchedulingProblem.of(costs, placement, MICROBATCHES, memory)
 
 
-@pytest.mark.parametrize("room", [1.0, 2.5, None])
+@pytest.mark.parametrize("room", all_but_slow([1.0, 2.5, None], [1.0]))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_solved_schedules_give_the_gradients_of_the_unsplit_model(

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import penstock as ps
 from penstock.measuring.live_memory import LiveMemory
+from tests.covering import all_but_slow
 from tests.models import (
     WIDTH,
     differences,
@@ -160,7 +161,7 @@ def train_with_sgd(rank: int, family: str) -> Gradients:
     return {name: parameter.detach() for name, parameter in named if id(parameter) in own}
 
 
-@pytest.mark.parametrize("family", ["1F1B", "ZBV"])
+@pytest.mark.parametrize("family", all_but_slow(["1F1B", "ZBV"], ["ZBV"]))
 def test_twenty_steps_of_sgd_on_four_ranks_end_at_the_same_parameters(
     family: str, four_processes: Processes
 ) -> None:
@@ -650,14 +651,20 @@ def test_error_reaches_both_ranks_with_its_place_and_the_pipeline_works_again(
 
 @pytest.mark.parametrize(
     ("family", "kind", "place"),
-    [
-        ("1F1B", "F", "rank 2, stage 2, microbatch 3, 2F3"),
-        ("1F1B", "B", "rank 2, stage 2, microbatch 3, 2B3"),
-        ("1F1B", "loss", "rank 3, stage 3, microbatch 3, 3F3"),
-        ("ZBV", "F", "rank 2, stage 2, microbatch 3, 2F3"),
-        ("ZBV", "B", "rank 2, stage 2, microbatch 3, 2I3"),
-        ("ZBV", "loss", "rank 0, stage 7, microbatch 3, 7F3"),
-    ],
+    all_but_slow(
+        [
+            ("1F1B", "F", "rank 2, stage 2, microbatch 3, 2F3"),
+            ("1F1B", "B", "rank 2, stage 2, microbatch 3, 2B3"),
+            ("1F1B", "loss", "rank 3, stage 3, microbatch 3, 3F3"),
+            ("ZBV", "F", "rank 2, stage 2, microbatch 3, 2F3"),
+            ("ZBV", "B", "rank 2, stage 2, microbatch 3, 2I3"),
+            ("ZBV", "loss", "rank 0, stage 7, microbatch 3, 7F3"),
+        ],
+        [
+            ("1F1B", "F", "rank 2, stage 2, microbatch 3, 2F3"),
+            ("ZBV", "B", "rank 2, stage 2, microbatch 3, 2I3"),
+        ],
+    ),
 )
 def test_error_reaches_all_four_ranks_with_its_place_and_the_pipeline_works_again(
     family: str, kind: str, place: str, four_processes: Processes
@@ -737,7 +744,7 @@ def measure_memory(rank: int, family: str, microbatches: int) -> tuple[int, int]
     return max(peaks), memory.bytes() - sum(gradients)
 
 
-@pytest.mark.parametrize("family", ["1F1B", "ZBV"])
+@pytest.mark.parametrize("family", all_but_slow(["1F1B", "ZBV"], ["ZBV"]))
 def test_peak_memory_of_a_process_does_not_grow_with_the_number_of_microbatches(
     family: str, two_processes: Processes
 ) -> None:

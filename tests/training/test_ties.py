@@ -13,6 +13,7 @@ from torch import nn
 import penstock as ps
 from penstock.errors import BatchError, ModelError, PipelineError
 from penstock.training.shared_parameters import SharedParameter, declared_ties, find_ties
+from tests.covering import all_but_slow
 from tests.models import cut, differences, gradients_of, make_blocks, mean_loss
 from tests.processes import Processes
 
@@ -105,7 +106,9 @@ TIED = [
 ]
 
 
-@pytest.mark.parametrize(("family", "ranks", "second", "holders"), TIED)
+@pytest.mark.parametrize(
+    ("family", "ranks", "second", "holders"), all_but_slow(TIED, [TIED[0], TIED[3]])
+)
 def test_a_tied_weight_is_bit_equal_on_its_ranks_after_every_optimizer_step(
     family: str, ranks: int, second: int, holders: tuple[int, ...], four_processes: Processes
 ) -> None:

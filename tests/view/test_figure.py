@@ -21,6 +21,7 @@ from penstock.sim.timeline import Timeline
 from penstock.view.figure import draw, draw_comparison, save, show
 from penstock.view.layout import rectangles
 from penstock.view.palette import IDLE, LOOKS, shade
+from tests.covering import all_but_slow
 from tests.view.timelines import EVERY_FAMILY, timeline_of
 
 
@@ -178,7 +179,10 @@ def test_other_suffixes_are_rejected_before_anything_is_written(tmp_path: Path) 
     assert not file.exists()
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 1), (1, 300), (64, 8), (256, 4)])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"),
+    all_but_slow([(1, 1), (1, 300), (16, 4), (64, 8), (256, 4)], [(1, 1), (1, 300), (16, 4)]),
+)
 def test_picture_stays_within_a_page(tmp_path: Path, ranks: int, microbatches: int) -> None:
     figure = draw(timeline_of("1F1B", ranks, microbatches))
     width, height = figure.get_size_inches()

@@ -7,6 +7,7 @@ from penstock.dropin.names.lists import OrderError, list_actions
 from penstock.dropin.names.passes import _defer_recv_ops, lower_order
 from penstock.dropin.names.validation import _validate_schedule
 from penstock.errors import ScheduleError
+from tests.covering import all_but_slow
 from tests.dropin.incumbent import (
     FAMILIES,
     compute_order,
@@ -33,7 +34,7 @@ def test_valid_orders_pass(lines: tuple[str, ...]) -> None:
     assert _validate_schedule(read_order(*lines), 2, 2, 1) == {0: 0, 1: 1}
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", all_but_slow([1, 2, 3, 5], [1, 3]))
 @pytest.mark.parametrize(("name", "stages_per_rank"), FAMILIES)
 def test_stage_map_is_that_of_torch_before_and_after_lowering(
     name: str, stages_per_rank: int, ranks: int

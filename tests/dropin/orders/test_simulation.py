@@ -12,6 +12,7 @@ from penstock.dropin.orders.slots import (
 )
 from penstock.dropin.orders.tables import build_order
 from penstock.errors import DeadlockError, ScheduleError
+from tests.covering import all_but_slow
 from tests.dropin.incumbent import (
     FAMILIES,
     compute_order,
@@ -23,7 +24,7 @@ from tests.dropin.incumbent import (
 )
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", all_but_slow([1, 2, 3, 5], [1, 3]))
 @pytest.mark.parametrize(("name", "stages_per_rank"), [f for f in FAMILIES if f[0] != "DualPipeV"])
 def test_every_action_is_in_the_slot_where_torch_puts_it(
     name: str, stages_per_rank: int, ranks: int
@@ -41,7 +42,7 @@ def test_every_action_is_in_the_slot_where_torch_puts_it(
             assert texts(found) == texts(expected)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", all_but_slow([1, 2, 3, 5], [1, 3]))
 @pytest.mark.parametrize(("name", "stages_per_rank"), FAMILIES)
 def test_whole_lowered_schedules_run_too(name: str, stages_per_rank: int, ranks: int) -> None:
     """Torch refuses UNSHARD, RESHARD, REDUCE_GRAD and overlaps, that is all that it lowers."""

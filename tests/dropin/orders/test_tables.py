@@ -16,6 +16,7 @@ from penstock.dropin.orders.tables import (
     order_of_rank,
 )
 from penstock.errors import ScheduleError, ScheduleNameError, SizeError
+from tests.covering import all_but_slow
 from tests.dropin.incumbent import (
     FAMILIES,
     needs,
@@ -73,7 +74,7 @@ def test_one_f_one_b_is_that_of_torch_but_for_a_slip_on_its_last_rank(ranks: int
         assert ours == theirs
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", all_but_slow([1, 2, 3, 5], [1, 3]))
 @pytest.mark.parametrize(("name", "stages_per_rank"), FAMILIES)
 def test_every_order_is_valid_also_where_torch_has_none(
     name: str, stages_per_rank: int, ranks: int

@@ -17,6 +17,7 @@ from penstock.view.html.page import page
 from penstock.view.layout import rectangles
 from penstock.view.palette import shade
 from tests.browser import Opener, Visit
+from tests.covering import all_but_slow
 from tests.strategies import every_family
 from tests.view.html.pages import COSTS, DESK
 from tests.view.timelines import UNEVEN, timeline_of
@@ -57,7 +58,8 @@ def check_sizes(visit_page: Opener, ranks: int) -> None:
         assert_draws(visit, at, timeline)
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 16])
+# A slow test has every number of ranks.
+@pytest.mark.parametrize("ranks", [3])
 def test_page_draws_every_family(visit_page: Opener, ranks: int) -> None:
     check_sizes(visit_page, ranks)
 
@@ -102,7 +104,7 @@ def test_timeline_of_zero_length_opens(visit_page: Opener) -> None:
     assert visit.ask("rectangles", 0)["row"] == []
 
 
-@pytest.mark.parametrize("name", ["1F1B", "ZBV", "DualPipe"])
+@pytest.mark.parametrize("name", all_but_slow(["1F1B", "ZBV", "DualPipe"], ["ZBV"]))
 def test_page_has_the_dependencies_and_the_critical_path(visit_page: Opener, name: str) -> None:
     timeline = timeline_of(name, 2, 4, COSTS)
     visit = visit_page(page(timeline))

@@ -9,6 +9,7 @@ from penstock.view.html.data import tick_of
 from penstock.view.html.page import page
 from penstock.view.palette import contrast
 from tests.browser import Opener, Visit
+from tests.covering import all_but_slow
 from tests.view.html.pages import COSTS, DESK, PHONE, click_on, find_row, point_at, press, text_of
 from tests.view.timelines import timeline_of
 
@@ -209,8 +210,14 @@ READ_COLOURS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [DESK, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize(
+    ("viewport", "scheme"),
+    all_but_slow(
+        [(DESK, "light"), (DESK, "dark"), (PHONE, "light"), (PHONE, "dark")],
+        [(DESK, "light"), (PHONE, "dark")],
+    ),
+    ids=["desk-light", "desk-dark", "phone-light", "phone-dark"],
+)
 def test_page_fits_the_screen_with_enough_contrast(
     visit_page: Opener, scheme: str, viewport: dict[str, int]
 ) -> None:

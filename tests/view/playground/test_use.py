@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import Opener, Visit
+from tests.covering import all_but_slow
 from tests.view.playground.pages import page
 
 DESK = {"width": 1280, "height": 900}
@@ -174,7 +175,7 @@ def test_picture_and_order_are_saved_as_files(visit_page: Opener, tmp_path: Path
     assert text.count("<rect") == 4 + 64 + 1
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", all_but_slow(["light", "dark"], ["dark"]))
 def test_phone_shows_everything_without_scrolling_sideways(
     scheme: str, visit_page: Opener
 ) -> None:
