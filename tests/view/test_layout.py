@@ -8,9 +8,15 @@ from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.view.layout import LANE_HEIGHT, Rectangles, rectangles
-from tests.view.timelines import EVERY_FAMILY, timeline_of
+from tests.view.timelines import EVERY_FAMILY, EVERY_NAME, timeline_of
 
-every_timeline = pytest.mark.parametrize("timeline", EVERY_FAMILY.values(), ids=EVERY_FAMILY)
+every_timeline = pytest.mark.parametrize(
+    "timeline",
+    [
+        pytest.param(EVERY_FAMILY[name], marks=each.marks, id=name)
+        for name, each in zip(EVERY_FAMILY, EVERY_NAME, strict=True)
+    ],
+)
 
 
 def corners(bars: Rectangles) -> list[tuple[float, float, float, float]]:

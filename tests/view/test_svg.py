@@ -13,9 +13,13 @@ from penstock.sim.timeline import Timeline
 from penstock.view.layout import rectangles
 from penstock.view.palette import shade
 from penstock.view.svg import MAX_BARS, MAX_RANKS, is_summarised, timeline_drawing
-from tests.view.timelines import EVERY_FAMILY, timeline_of
+from tests.view.timelines import EVERY_FAMILY, EVERY_NAME, timeline_of
 
-FEW_BARS = [name for name, t in EVERY_FAMILY.items() if len(t.schedule.rows) <= MAX_BARS]
+FEW_BARS = [
+    each
+    for each, timeline in zip(EVERY_NAME, EVERY_FAMILY.values(), strict=True)
+    if len(timeline.schedule.rows) <= MAX_BARS
+]
 # The left edge of the bars, and the width of all of them.
 LEFT, WIDTH = 60.0, 840.0
 

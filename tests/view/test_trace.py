@@ -19,7 +19,7 @@ from penstock.sim.timeline import Timeline
 from penstock.view.trace import trace_lines, write_trace
 from tests.strategies import costs, dag_schedules, every_family, schedules
 from tests.tables import read_schedule
-from tests.view.timelines import EVERY_FAMILY
+from tests.view.timelines import EVERY_FAMILY, EVERY_NAME
 from tests.view.trace_format import Events, check_trace, flows_of
 
 
@@ -112,7 +112,7 @@ def test_ranks_are_processes_and_their_streams_threads() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_every_family_has_a_well_formed_trace_with_an_arrow_per_message(name: str) -> None:
     timeline = EVERY_FAMILY[name]
     events = events_of(timeline)

@@ -7,8 +7,9 @@ from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
+from tests.covering import all_but_slow
 
-__all__ = ["EVERY_FAMILY", "timeline_of"]
+__all__ = ["EVERY_FAMILY", "EVERY_NAME", "timeline_of"]
 
 UNEVEN = Costs(forward=1.1, backward_input=1.7, backward_weight=0.6, transfer=0.3)
 
@@ -36,3 +37,7 @@ EVERY_FAMILY = {
     for size, schedule in _schedules().items()
     for price, costs in (("unit", Costs()), ("uneven", UNEVEN))
 }
+# Their names as parameters: one rank, a number of ranks that divides little, and many of them.
+EVERY_NAME = all_but_slow(
+    EVERY_FAMILY, [name for name in EVERY_FAMILY if "-2-4-" not in name and "-4-8-" not in name]
+)

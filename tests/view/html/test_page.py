@@ -13,7 +13,7 @@ from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.sim.timeline import Timeline
 from penstock.view.html.page import page
-from tests.view.timelines import EVERY_FAMILY, UNEVEN, timeline_of
+from tests.view.timelines import EVERY_FAMILY, EVERY_NAME, UNEVEN, timeline_of
 
 
 class _Tags(HTMLParser):
@@ -59,7 +59,7 @@ def with_noise(timeline: Timeline) -> Timeline:
     return replace(timeline, start=end - seconds, end=end)
 
 
-@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_every_tag_is_closed_and_every_id_is_unique(name: str) -> None:
     tags = _Tags(page(EVERY_FAMILY[name]))
     names = [attributes["id"] for _, attributes in tags.seen if "id" in attributes]

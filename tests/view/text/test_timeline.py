@@ -13,7 +13,7 @@ from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.view.palette import LOOKS, shade
 from penstock.view.text.timeline import TimelinePicture, colour_timeline, plain_timeline
-from tests.view.timelines import EVERY_FAMILY, timeline_of
+from tests.view.timelines import EVERY_FAMILY, EVERY_NAME, timeline_of
 
 CONSOLE = Console(file=io.StringIO(), width=100, color_system=None)
 SPLIT = (Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT)
@@ -118,7 +118,7 @@ def test_column_is_idle_only_if_most_of_it_is_idle() -> None:
     assert view.plain.splitlines()[0] == "rank 0  F0.B0-----"
 
 
-@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_every_line_fits_the_width(name: str) -> None:
     timeline = EVERY_FAMILY[name]
     for view in (colour_timeline(timeline, width=80), plain_timeline(timeline, width=80)):
@@ -128,7 +128,7 @@ def test_every_line_fits_the_width(name: str) -> None:
         assert len({len(line) for line in lines[:ranks]}) == 1
 
 
-@pytest.mark.parametrize("name", EVERY_FAMILY)
+@pytest.mark.parametrize("name", EVERY_NAME)
 def test_share_of_idle_cells_is_the_share_of_idle_time(name: str) -> None:
     timeline = EVERY_FAMILY[name]
     ranks = timeline.schedule.num_ranks
