@@ -7,6 +7,7 @@ another, so that only the difference to the next one of that kind and stage is s
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -57,6 +58,8 @@ def _generate(family: Family, ranks: int, microbatches: int, per_rank: int) -> S
         return str(error)
 
 
+# Takes a second for all families, and is the same for every page.
+@cache
 def _family_data(family: Family) -> dict[str, object]:
     choices = choices_of(family)
     orders = _Orders([], [], [])
@@ -67,7 +70,8 @@ def _family_data(family: Family) -> dict[str, object]:
         if isinstance(schedule, str):
             refused[f"{v},{p},{m}"] = schedule
             continue
-        layers[f"{v},{p}"] = _layer(family, schedule, v)
+        if f"{v},{p}" not in layers:
+            layers[f"{v},{p}"] = _layer(family, schedule, v)
         _append(orders, schedule)
     formulae = FORMULAE[family.name]
     return {
