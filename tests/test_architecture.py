@@ -105,6 +105,9 @@ def needs_torch(found: Import) -> bool:
 
 def find_imports(node: ast.AST, *, is_inside: bool = False) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
+        # Imports are statements, and no expression holds one.
+        if isinstance(child, ast.expr):
+            continue
         match child:
             case ast.Import(names=names):
                 yield from (Import(alias.name, None, is_inside) for alias in names)
@@ -115,7 +118,7 @@ def find_imports(node: ast.AST, *, is_inside: bool = False) -> Iterator[Import]:
                 raise AssertionError(
                     "imports name the whole path, so that they can be searched for"
                 )
-        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         yield from find_imports(child, is_inside=is_inside or is_function)
 
 
@@ -267,10 +270,11 @@ def test_private_attributes_of_torch_are_listed_in_one_module() -> None:
     for module in load_modules().values():
         if module.layer < TORCH_LINE or module.unit in ("torch_private", "torch_attributes"):
             continue
+        own = own_attributes(module)
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and is_private(node.attr):
                 owner = ast.unparse(node.value)
-                is_own = owner in ("self", "cls") or node.attr in own_attributes(module)
+                is_own = owner in ("self", "cls") or node.attr in own
                 if not is_own and node.attr not in listed:
                     wrong.append(f"{module.name} uses {owner}.{node.attr}")
     assert wrong == []
@@ -291,7 +295,9 @@ def own_attributes(module: Module) -> set[str]:
     assigned = {
         node.attr
         for node in ast.walk(module.tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
     }
     methods = {
         node.name
