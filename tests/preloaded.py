@@ -11,6 +11,9 @@ import torch.distributed.fsdp
 
 import penstock.checkpoint.checkpoints
 import penstock.dropin.schedules
+import penstock.elastic
+import penstock.measuring
+import penstock.splitting.splitter
 import penstock.training.pipeline
 
 __all__ = ["LOADED"]

@@ -211,9 +211,9 @@ def test_a_script_runs_as_python_would_run_it(program: Path, run_forked: Run) ->
     assert run_forked("-m", "penstock.dropin", str(program), "--steps", "-m", "x") == EXPECTED
 
 
-def test_a_module_runs_as_python_would_run_it(program: Path) -> None:
-    found = run("-m", "penstock.dropin", "-m", "program", "--steps", "-m", "x", cwd=program.parent)
-    assert found == EXPECTED
+def test_a_module_runs_as_python_would_run_it(program: Path, run_forked: Run) -> None:
+    given = ("-m", "penstock.dropin", "-m", "program", "--steps", "-m", "x")
+    assert run_forked(*given, cwd=program.parent) == EXPECTED
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-m"]])

@@ -8,17 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import redirect_stdout
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
-from runpy import run_path
-from warnings import simplefilter
 
 import pytest
 
 from docs_build.scripts import ORDER, Script, examples_page, read_scripts
-from tests.covering import all_but_slow
+from tests.forked import run_forked
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
@@ -99,32 +95,36 @@ def test_first_pipeline_is_twenty_lines() -> None:
     assert len([line for line in code if line.strip()]) <= 20
 
 
-def run_script(path: Path, folder: Path) -> None:
-    """Run a script as the main program of this process; keep what it prints."""
-    os.chdir(folder)
-    simplefilter("error")
-    with (folder / "printed").open("w", encoding="utf-8") as file, redirect_stdout(file):
-        run_path(str(path), run_name="__main__")
+# Runs a script as the main program.
+RUN_SCRIPT = """
+import sys
+from runpy import run_path
+run_path(sys.argv[1], run_name="__main__")
+"""
 
 
-# In processes that have imported torch; `make test-all` starts the commands themselves.
-@pytest.mark.parametrize("name", SHORT[1:])
-def test_short_example_runs(name: str, tmp_path: Path) -> None:
-    script = ROOT / "examples" / f"{name}.py"
-    process = get_context("forkserver").Process(target=run_script, args=(script, tmp_path))
-    process.start()
-    process.join(LIMIT_SECONDS)
-    assert process.exitcode == 0
-    assert (tmp_path / "printed").read_text(encoding="utf-8") != ""
-
-
-@pytest.mark.parametrize("name", all_but_slow(ALONE, SHORT[:1]))
-def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
-    (output,) = run_all([command_of(SCRIPTS[name])], tmp_path)
+def check_losses(name: str, output: str) -> None:
     losses = losses_of(output)
     expected = {"first_pipeline": 5, "hugging_face": 10, "lora": 10}.get(name, len(losses))
     assert len(losses) == expected
     assert losses == sorted(losses, reverse=True)
+
+
+# In processes that have imported torch; `make test-all` starts the commands themselves.
+@pytest.mark.parametrize("name", SHORT)
+def test_short_example_runs(name: str, tmp_path: Path) -> None:
+    script = ROOT / "examples" / f"{name}.py"
+    ended = run_forked(RUN_SCRIPT, str(script), cwd=tmp_path, warning="error")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout != ""
+    check_losses(name, ended.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALONE)
+def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
+    (output,) = run_all([command_of(SCRIPTS[name])], tmp_path)
+    check_losses(name, output)
 
 
 # Each rank saved the model with its own half of it trained, over what the other had saved.

@@ -1,8 +1,6 @@
 """Folders of safetensors are written and read by all ranks, each its own part."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import nn
 import penstock as ps
 from penstock.errors import ModelError, PipelineError
 from penstock.integrations.pretrained import load_pretrained, save_pretrained
+from tests.forked import run_forked
 from tests.processes import Processes
 from tests.splitting.zoo import ZOO
 
@@ -194,10 +193,9 @@ def test_a_missing_library_gives_one_line(library: str, statement: str, by: str)
         f"try:\n    {statement}\n"
         "except ImportError as error:\n    print(type(error).__name__, error)"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert found.stdout == (
+    found = run_forked(code)
+    assert (found.returncode, found.stdout) == (
+        0,
         f"MissingDependencyError {by} needs {library}, which is not installed; run "
-        "pip install 'penstock[hugging-face]'\n"
+        "pip install 'penstock[hugging-face]'\n",
     )

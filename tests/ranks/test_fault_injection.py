@@ -3,11 +3,8 @@
 One test starts a process that is lost, one runs in four processes.
 """
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -22,6 +19,7 @@ from penstock.ranks.transport import LocalTransport, Message
 from penstock.tensors.packet import Packet
 from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
+from tests.forked import run_forked
 from tests.models import gradients_of, make_batch, make_blocks, mean_loss
 from tests.processes import Processes
 from tests.strategies import examples, schedules
@@ -272,14 +270,7 @@ print("goes on", flush=True)
 
 
 def test_dropped_rank_ends_at_once() -> None:
-    result = subprocess.run(
-        [sys.executable, "-c", LOST],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        cwd=Path(__file__).parents[2],
-    )
+    result = run_forked(LOST)
     assert (result.returncode, result.stdout) == (75, "sends 0\nsends 1\n")
 
 

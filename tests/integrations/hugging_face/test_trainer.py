@@ -13,6 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.forked import run_forked
+
 ROOT = Path(__file__).parents[3]
 RUN = "tests.integrations.hugging_face.run"
 LIMIT_SECONDS = 240.0
@@ -138,13 +140,8 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
         "tell({'label_smoothing_factor': 0.1})\n"
         "tell({}, compute_loss_func=len)\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    found = run_forked(code, str(tmp_path), warning="ignore")
+    assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == [
         "label_smoothing_factor must be 0 in a PipelineTrainer (got 0.1); leave it out",
         "a PipelineTrainer takes the loss that the model computes, and one device per process; "
