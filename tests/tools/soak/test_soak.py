@@ -12,7 +12,7 @@ from penstock.tools.soak.cases import SoakCase
 from penstock.tools.soak.soak import SoakRequest, Summary, soak
 
 # A few seconds on an idle machine, with several faults; a slow test runs for ten minutes.
-STEPS = 50
+STEPS = 25
 
 
 def run(request: SoakRequest) -> tuple[Summary, list[SoakCase]]:
