@@ -38,13 +38,25 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A family in some size, or every rank's actions where there are any."""
+    """A family in some size, or every rank's actions where there are any; and what was added.
+
+    `recomputed` and `offloaded` are pairs of a stage and a microbatch. `joined` are rows of the
+    schedule that overlap with the row before, as far as they can.
+    """
 
     family: str = "1F1B"
     ranks: int = 1
     per_rank: int = 1
     microbatches: int = 1
     actions: tuple[str, ...] = ()
+    recomputed: tuple[tuple[int, int], ...] = ()
+    offloaded: tuple[tuple[int, int], ...] = ()
+    joined: tuple[int, ...] = ()
+
+    @property
+    def has_additions(self) -> bool:
+        """Whether the schedule is another one than its family or its actions say."""
+        return bool(self.recomputed or self.offloaded or self.joined)
 
 
 @dataclass(frozen=True, slots=True)

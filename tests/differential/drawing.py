@@ -10,7 +10,7 @@ from tests.differential.losses import LOSSES
 from tests.differential.model.blocks import HOOKS, KINDS, OWN_LINEAR, REWEIGHINGS
 from tests.differential.model.building import SPLIT_DOORS
 from tests.differential.model.forms import FORMS
-from tests.differential.orders import draw_order, num_parts
+from tests.differential.orders import draw_additions, draw_order, num_parts
 from tests.differential.rules import LATE_LOSSES, TRACED, has_square_layer, is_valid
 
 __all__ = ["draw_case"]
@@ -32,6 +32,7 @@ _EDITS_OF_ANY_PART = ("freeze", "thaw", "still")
 # How often a case may have compiled blocks, which take seconds.
 _SHARE_COMPILED = 0.003
 _SHARE_TIED = 0.25
+_SHARE_ADDED = 0.25
 
 
 def draw_case(seed: int, *, ranks: int | None = None) -> Case:
@@ -44,7 +45,28 @@ def draw_case(seed: int, *, ranks: int | None = None) -> Case:
     while True:
         case = _draw(chance, seed, ranks)
         if is_valid(case):
-            return case
+            return _with_additions(Random(f"additions {seed}"), case)
+
+
+def _with_additions(chance: Random, case: Case) -> Case:
+    """Add to the order of every fourth case; its blocks may communicate, which lets others run.
+
+    The numbers are of another stream, so that a seed that was found keeps its model.
+    """
+    if chance.random() >= _SHARE_ADDED:
+        return case
+    added = replace(case, order=draw_additions(chance, case))
+    if case.door != "traced":
+        added = replace(added, parts=tuple(_communicating(chance, part) for part in case.parts))
+    return added if is_valid(added) else case
+
+
+def _communicating(chance: Random, part: Part) -> Part:
+    blocks = tuple(
+        replace(block, traits=(*block.traits, *_some(chance, ["exchange"], 0.4)))
+        for block in part.blocks
+    )
+    return replace(part, blocks=blocks)
 
 
 def _draw(chance: Random, seed: int, ranks: int | None) -> Case:

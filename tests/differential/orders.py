@@ -1,15 +1,25 @@
 """Schedules of cases: every family that trains, and orders that nobody designed."""
 
 import re
+from dataclasses import replace
 from random import Random
 
 import penstock as ps
 from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
+from penstock.passes import add_offload, add_recompute
 from penstock.schedules.registry import FAMILIES
 from tests.differential.case import Case, Order
+from tests.strategies import join_at
 
-__all__ = ["TRAINING_FAMILIES", "build_schedule", "draw_order", "forward_orders", "num_parts"]
+__all__ = [
+    "TRAINING_FAMILIES",
+    "build_schedule",
+    "draw_additions",
+    "draw_order",
+    "forward_orders",
+    "num_parts",
+]
 
 # As they are before any test registers one of its own.
 TRAINING_FAMILIES = tuple(name for name in FAMILIES if name != "ForwardOnly")
@@ -40,8 +50,37 @@ def num_parts(order: Order) -> int:
     return order.ranks * order.per_rank // FAMILIES[order.family].copies
 
 
+def draw_additions(chance: Random, case: Case) -> Order:
+    """The order of a case with actions for memory, with overlapped neighbours, or with both."""
+    schedule = build_schedule(case)
+    pairs = [(s, m) for s in range(schedule.num_stages) for m in range(schedule.microbatches)]
+    # Each copy of a model that runs in both directions has microbatches of its own.
+    pairs = [pair for pair in pairs if _runs(schedule, *pair)]
+    kinds = [chance.choice(["kept", "kept", "recomputed", "offloaded"]) for _ in pairs]
+    rows = range(1, len(schedule.rows))
+    return replace(
+        case.order,
+        recomputed=tuple(p for p, kind in zip(pairs, kinds, strict=True) if kind == "recomputed"),
+        offloaded=tuple(p for p, kind in zip(pairs, kinds, strict=True) if kind == "offloaded"),
+        joined=tuple(row for row in rows if chance.random() < 0.3),
+    )
+
+
+def _runs(schedule: ps.Schedule, stage: int, microbatch: int) -> bool:
+    rows = schedule.rows
+    return bool(((rows.stage == stage) & (rows.microbatch == microbatch)).any())
+
+
 def build_schedule(case: Case) -> ps.Schedule:
-    """The schedule of a case, with the skips of its model."""
+    """The schedule of a case, with the skips of its model and what was added to its order."""
+    schedule, order = _build_plain(case), case.order
+    for row in order.joined:
+        schedule = join_at(schedule, row)
+    schedule = add_recompute(schedule, order.recomputed)
+    return add_offload(schedule, order.offloaded, behind=order.microbatches % 2, ahead=0)
+
+
+def _build_plain(case: Case) -> ps.Schedule:
     order = case.order
     flow = Dataflow(len(case.parts), case.edges)
     if order.actions:

@@ -59,7 +59,7 @@ def make_pipeline(
             given = ps.Pipe(model.parts, Dataflow(len(model.parts), case.edges))
         case "layers" | "traced":
             given = _split(case, model)
-    if case.order.actions or case.skips:
+    if case.order.actions or case.skips or case.order.has_additions:
         return ps.Pipeline(given, schedule, **settings)
     if group is None:
         settings["ranks"] = case.order.ranks

@@ -61,6 +61,13 @@ _HOOKED_ELSEWHERE = Refusal(
     r"takes a gradient .* with respect to a tensor from an earlier stage, which has registered a",
     may_work=True,
 )
+# Saved values of such a forward are only there once it was recomputed.
+_RECOMPUTED = Refusal(
+    PipelineError,
+    r"must not take gradients in a forward that saves only its inputs .* RECOMPUTE",
+    may_work=True,
+)
+_WRITES_TO_BATCH = Refusal(PipelineError, r"writes in place to its piece", may_work=True)
 _LAZY = Refusal(ModelError, r"call the model once", may_work=True)
 # Both directions of DualPipe have every stage, and they agree on parameters when they are built.
 _REPLACED = Refusal(
@@ -86,7 +93,7 @@ def find_refusals(case: Case, *, is_over_processes: bool = False) -> list[Refusa
     is_replaced = bool({"replace", "reweigh"} & case.edits)
     if is_over_processes and is_replaced and case.order.family == "DualPipe":
         found.append(_REPLACED)
-    is_by_name = not case.skips
+    is_by_name = not case.skips and not case.order.has_additions
     if case.order.family == "DualPipe" and is_by_name and any(s.rows < 2 for s in case.steps):
         words = r"DualPipe feeds both ends \(microbatches: 1\); use 2 or more"
         found.append(Refusal(SizeError, words))
@@ -94,6 +101,10 @@ def find_refusals(case: Case, *, is_over_processes: bool = False) -> list[Refusa
     if case.door == "layers" and (is_flat or "offloaded" in case.traits):
         found.append(_MADE_INSIDE)
     takes_gradients = LOSSES[case.loss].takes_gradients or "inner_gradient" in case.kinds
+    if case.order.recomputed and "writes" in case.parts[0].traits:
+        found.append(_WRITES_TO_BATCH)
+    if case.order.recomputed and takes_gradients:
+        found.append(_RECOMPUTED)
     if "tensor_hook" in case.traits and takes_gradients:
         found.append(_HOOKED_ELSEWHERE)
     if "lazy" in case.kinds and (case.door == "layers" or case.order.family == "DualPipe"):

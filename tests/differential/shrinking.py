@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from tests.differential.case import Block, Case, Order, Part, Step
 from tests.differential.orders import num_parts
@@ -10,6 +11,7 @@ from tests.differential.rules import is_valid
 __all__ = ["shrink"]
 
 _MOST_CHECKS = 500
+_Item = TypeVar("_Item")
 # Tried in place of any other order, from the simplest on; every second one splits backwards.
 _SIMPLE_FAMILIES = ("GPipe", "ZB-H1", "LoopedBFS", "InterleavedZeroBubble", "ZBV")
 
@@ -86,9 +88,31 @@ def _with_simpler_orders(case: Case, ranks: int | None) -> Iterator[Case]:
     for order in _orders(len(case.parts), case.order, ranks):
         if _rank_of(order) < _rank_of(case.order):
             yield replace(case, order=order)
+    order = case.order
+    if order.has_additions:
+        yield replace(case, order=replace(order, recomputed=(), offloaded=(), joined=()))
+        yield from (replace(case, order=less) for less in _with_fewer_additions(order))
+        return
     for microbatches in range(1, case.order.microbatches):
         if not case.order.actions:
             yield replace(case, order=replace(case.order, microbatches=microbatches))
+
+
+def _with_fewer_additions(order: Order) -> Iterator[Order]:
+    """Leave out all of one kind, and then one at a time."""
+    for fewer in _fewer(order.recomputed):
+        yield replace(order, recomputed=fewer)
+    for fewer in _fewer(order.offloaded):
+        yield replace(order, offloaded=fewer)
+    for rows in _fewer(order.joined):
+        yield replace(order, joined=rows)
+
+
+def _fewer(items: tuple[_Item, ...]) -> Iterator[tuple[_Item, ...]]:
+    if items:
+        yield ()
+    for number in range(len(items)):
+        yield items[:number] + items[number + 1 :]
 
 
 def _rank_of(order: Order) -> tuple[int, int, int]:

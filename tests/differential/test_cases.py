@@ -51,6 +51,7 @@ def test_seeds_cover_every_feature() -> None:
         *HOOKS,
         *REWEIGHINGS,
         *("skip", "frozen", "checkpoint", "reentrant", "compiled", "write", "offloaded"),
+        "exchange",
         *("writes", "keyword", "adds_loss", "routes"),
     }
     assert {edit for case in cases for edit in case.edits} == {

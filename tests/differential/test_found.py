@@ -87,6 +87,13 @@ FOUND = {
         "found_root",
         (Step(1, 1), Step(1, 1), Step(2, 1)),
     ),
+    # What was sent on was searched for shared memory, which a sparse tensor does not have.
+    "recomputed stage that returns what cannot be sent": Case(
+        0,
+        (Part(sends="sparse"), Part()),
+        Order("GPipe", 2, recomputed=((0, 0),)),
+        steps=ONE_ROW,
+    ),
 }
 
 

@@ -210,3 +210,101 @@ def test_gradients_are_exact_on_two_processes(two_processes: Processes, family: 
     answers = two_processes.run(run_rank, everywhere(family))
     gradients = {name: value for found in answers for name, value in found.items()}
     assert differences(gradients, run_reference(BLOCKS, BATCH, TARGET).gradients) == {}
+
+
+class Moving(nn.Module):
+    """Subtracts a mean that moves with every forward; the buffer is another tensor each time."""
+
+    mean: torch.Tensor
+
+    def __init__(self, *, replaces: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.replaces = replaces
+        self.register_buffer("mean", torch.zeros(WIDTH, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(x)
+        moved = 0.5 * self.mean + 0.5 * y.detach().mean(0)
+        if self.replaces:
+            self.mean = moved
+        else:
+            self.mean.copy_(moved)
+        return torch.tanh(y - moved)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_stage_runs_again_with_the_buffers_that_its_forward_began_with(replaces: bool) -> None:
+    # The second run saw buffers of later microbatches, and kept what it put in their place.
+    torch.manual_seed(0)
+    plain: list[nn.Module] = [Moving(replaces=replaces) for _ in range(3)]
+    again = deepcopy(plain)
+    schedule = ps.build("1F1B", ranks=3, microbatches=4)
+    run_steps(plain, schedule)
+    run_steps(again, add_recompute(schedule, [(s, m) for s in range(3) for m in range(4)]))
+    one, other = nn.Sequential(*plain), nn.Sequential(*again)
+    expected = gradients_of(one.named_parameters())
+    assert differences(gradients_of(other.named_parameters()), expected, 0) == {}
+    assert differences(dict(other.named_buffers()), dict(one.named_buffers()), 0) == {}
+
+
+class LateCount(Counting):
+    """Begins to change a buffer in its second step."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.norm.train(self.calls.total() >= 4)
+        return super().forward(x)
+
+
+def test_a_buffer_that_begins_to_change_later_is_refused_and_then_expected() -> None:
+    schedule = add_recompute(ps.build("1F1B", ranks=2, microbatches=4), [(0, 2)])
+    stages = [LateCount(), nn.Linear(WIDTH, WIDTH, dtype=torch.float64)]
+    pipeline = ps.Pipeline(stages, schedule, loss=mean_loss)
+    pipeline.step(BATCH, target=TARGET)
+    with pytest.raises(PipelineError, match=r"stage 0 must change its buffers .* running_mean"):
+        pipeline.step(BATCH, target=TARGET)
+    pipeline.step(BATCH, target=TARGET)
+
+
+class OwnLoss(nn.Module):
+    """Computes the loss of the model, as models of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        scores = self.head(x)
+        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
+
+
+def test_a_model_that_computes_its_own_loss_may_recompute_its_last_stage() -> None:
+    # What the loss had counted was asked of a graph that saves nothing, and the step failed.
+    torch.manual_seed(0)
+    stages: list[nn.Module] = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64), OwnLoss()]
+    labels = torch.randint(WIDTH, (len(BATCH),))
+    labels[:3] = -100
+    schedule = add_recompute(ps.build("ZB-H1", ranks=2, microbatches=4))
+    pipeline = ps.Pipeline(stages, schedule, loss=ps.find_loss)
+    losses = []
+    for _ in range(3):
+        pipeline.zero_grad()
+        losses.append(pipeline.step(BATCH, labels=labels).loss)
+    found = gradients_of(nn.Sequential(*stages).named_parameters())
+    pipeline.zero_grad()
+    loss = stages[1](stages[0](BATCH), labels)["loss"]
+    loss.backward()
+    assert losses == pytest.approx([loss.item()] * 3, abs=1e-12)
+    assert differences(found, gradients_of(nn.Sequential(*stages).named_parameters())) == {}
+
+
+def test_a_loss_that_takes_gradients_is_refused_where_nothing_was_saved() -> None:
+    def penalized(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad(output.square().sum(), last.weight, create_graph=True)
+        return mean_loss(output, target) + gradient.square().sum()
+
+    last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+    schedule = add_recompute(ps.build("1F1B", ranks=2, microbatches=2), [(1, 0)])
+    pipeline = ps.Pipeline([*cut(copy_blocks(BLOCKS), 1), last], schedule, loss=penalized)
+    with pytest.raises(PipelineError, match=r"stage 1 must not take gradients .* RECOMPUTE"):
+        pipeline.step(BATCH, target=TARGET)

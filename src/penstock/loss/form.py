@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
+from penstock.errors import PipelineError
 from penstock.torch_private import tree_leaves
 
 __all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count", "sign_graph"]
@@ -186,7 +187,14 @@ def _has_reduction(kind: type[Node]) -> bool:
 
 def read_count(loss: torch.Tensor, top: str) -> torch.Tensor | float | None:
     """Return what the last operation of a loss, named `top`, counted, if it saves that."""
-    node = loss.grad_fn
+    try:
+        return _read_saved_count(loss.grad_fn, top)
+    except PipelineError:
+        # A forward that saves only its inputs. Its RECOMPUTE makes the loss again, and counts.
+        return None
+
+
+def _read_saved_count(node: Node | None, top: str) -> torch.Tensor | float | None:
     if top in _COUNTERS:
         counted: torch.Tensor = node._saved_total_weight  # type: ignore[union-attr]  # it has that
         return counted

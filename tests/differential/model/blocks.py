@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
+import penstock as ps
 from tests.differential.case import Block
 from tests.differential.model.layers import LAYERS
 from tests.differential.model.oddities import ODDITIES
@@ -140,7 +141,10 @@ class WrappedBlock(nn.Module):
         return take
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        made = self._call(h)
+        if "exchange" in self._traits:
+            made = ps.communicate(self._call(ps.communicate(h, _begin, _begin)), _begin, _begin)
+        else:
+            made = self._call(h)
         if "tensor_hook" in self._traits and made.requires_grad:
             made.register_hook(lambda gradient: 0.7 * gradient)  # type: ignore[no-untyped-call]  # untyped upstream
         if "write" in self._traits:
@@ -160,6 +164,21 @@ class WrappedBlock(nn.Module):
             return offloaded
         made: torch.Tensor = self.inner(h)
         return made
+
+
+class _Late:
+    """Communication whose result is only there after the wait."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.result, self._value = torch.full_like(value, torch.nan), value
+
+    def wait(self) -> None:
+        self.result.copy_(self._value.flip(-1))
+
+
+def _begin(value: torch.Tensor) -> tuple[torch.Tensor, _Late]:
+    late = _Late(value)
+    return late.result, late
 
 
 def _checkpoint(

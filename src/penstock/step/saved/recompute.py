@@ -1,8 +1,8 @@
 """A forward that saves only its inputs, and what it takes to run it again with the same result.
 
 The first run makes a graph, so that its outputs look as they always do, but saves nothing in it.
-The second run starts from the same inputs and the same state of torch's generators, and leaves the
-buffers of the module as the first has left them.
+The second run starts from the same inputs, the same buffers and the same state of torch's
+generators, and leaves no trace but its graph.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from penstock.errors import PipelineError
+from penstock.step.saved.buffers import BufferValues, ChangingBuffers
 from penstock.tensors.packet import Packet
 from penstock.torch_private import tree_leaves
 
@@ -23,26 +24,27 @@ __all__ = ["Inputs", "InputsOnly"]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a forward took in: packets of other stages, its piece of the batch, random numbers."""
+    """What a forward began with, besides its module's parameters."""
 
     received: Sequence[Packet]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     random: tuple[torch.Tensor, ...]
+    buffers: BufferValues
 
 
 class InputsOnly:
     """The forwards of one stage that save only their inputs.
 
-    A module that writes to what it receives gets a copy. Whether it does, and which buffers it
-    writes to, is found out in its first forward.
+    A module that writes to what it receives gets a copy. Whether it does is found out in its first
+    forward.
     """
 
     def __init__(self, stage: int, module: nn.Module) -> None:
         self._stage = stage
         self._module = module
         self._writes: bool | None = None
-        self._written_buffers: tuple[torch.Tensor, ...] | None = None
+        self._buffers = ChangingBuffers(stage, module)
 
     @contextmanager
     def run(
@@ -53,21 +55,23 @@ class InputsOnly:
         tensors = [tensor for packet in given for tensor in packet.tensors]
         own = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         before, own_before = _versions(tensors), _versions(own)
-        is_first = self._written_buffers is None
-        buffers = [(b, b.detach().clone()) for b in self._module.buffers()] if is_first else []
-        held = _Held(Inputs(received, args, kwargs, _random_states(self._module)))
-        with saved_tensors_hooks(_drop, _refuse):
-            yield given, held
+        random = _random_states(self._module)
+        with self._buffers.watch() as buffers:
+            held = _Held(Inputs(received, args, kwargs, random, buffers))
+            with saved_tensors_hooks(_drop, self._refuse):
+                yield given, held
         if own_before != _versions(own):
             raise PipelineError(
                 f"stage {self._stage} writes in place to its piece of the batch, so it cannot "
                 "run again from it; take its RECOMPUTE actions out of the schedule"
             )
         self._note_writes(before != _versions(tensors))
-        if is_first:
-            # Batch norm does not count what it writes as a new version.
-            changed = (b for b, old in buffers if not torch.equal(b, old))
-            self._written_buffers = tuple(changed)
+
+    def _refuse(self, _: None) -> NoReturn:
+        raise PipelineError(
+            f"stage {self._stage} must not take gradients in a forward that saves only its inputs "
+            "(its module or the loss did); take its RECOMPUTE actions out of the schedule"
+        )
 
     def _note_writes(self, has_written: bool) -> None:
         if self._writes is False and has_written:
@@ -82,16 +86,12 @@ class InputsOnly:
     def again(self, inputs: Inputs) -> Iterator[None]:
         """Let a forward run as the first one has, and leave no trace but its graph."""
         now = _random_states(self._module)
-        written = self._written_buffers or ()
-        buffers = [buffer.detach().clone() for buffer in written]
         _set_random_states(self._module, inputs.random)
         try:
-            yield
+            with self._buffers.as_they_were(inputs.buffers):
+                yield
         finally:
             _set_random_states(self._module, now)
-            for buffer, value in zip(written, buffers, strict=True):
-                # Not a new version: the first run's graph may have saved the buffer.
-                buffer.data.copy_(value)
 
 
 @dataclass(slots=True)
@@ -103,14 +103,23 @@ class _Held:
     def protect(self, output: Any) -> None:
         """Copy inputs that the output shares memory with, because later stages may write to it."""
         leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        shared = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+        shared = {_memory_of(leaf) for leaf in leaves}
         received = [
             _copy(packet)
-            if any(tensor.untyped_storage().data_ptr() in shared for tensor in packet.tensors)
+            if _UNKNOWN in shared or shared & {_memory_of(tensor) for tensor in packet.tensors}
             else packet
             for packet in self.inputs.received
         ]
         self.inputs = replace(self.inputs, received=received)
+
+
+# The memory of a tensor that is made of others, or that has no strides.
+_UNKNOWN = -1
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    is_plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if is_plain else _UNKNOWN
 
 
 def _copy(packet: Packet) -> Packet:
@@ -124,12 +133,6 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
 
 def _drop(tensor: torch.Tensor) -> None:
     """Save nothing."""
-
-
-def _refuse(_: None) -> NoReturn:
-    raise PipelineError(
-        "a forward that saves only its inputs has no backward of its own; its RECOMPUTE makes one"
-    )
 
 
 def _random_states(module: nn.Module) -> tuple[torch.Tensor, ...]:
