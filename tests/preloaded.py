@@ -1,12 +1,14 @@
 """What processes of tests start with: imported once, by the server that they are forked from.
 
-Whatever a process imports by itself is paid for by every rank of every world. Modules live as long
-as the process, so that no garbage collection in it needs to look at what they hold.
+Whatever a process imports by itself is paid for by every rank of every world: torch's optimizers
+import its compiler. Modules live as long as the process, so that no garbage collection in it needs
+to look at what they hold.
 """
 
 import gc
 
 import pytest
+import torch._dynamo
 import torch.distributed.fsdp
 
 import penstock.checkpoint.checkpoints

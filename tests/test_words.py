@@ -127,9 +127,9 @@ def pieces_of(path: Path) -> tuple[Piece, ...]:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return (Piece(path, 1, text),)
-    tree = ast.parse(text)
-    found = [*comments_of(path, text), *docstrings_of(path, tree)]
-    found += names_of_tests(path, tree) if is_test(path) else strings_of(path, tree)
+    nodes = list(ast.walk(ast.parse(text)))
+    found = [*comments_of(path, text), *docstrings_of(path, nodes)]
+    found += names_of_tests(path, nodes) if is_test(path) else strings_of(path, nodes)
     return tuple(found)
 
 
@@ -153,19 +153,20 @@ def comments_of(path: Path, text: str) -> Iterator[Piece]:
         yield Piece(path, first, "\n".join(block))
 
 
-def docstrings_of(path: Path, tree: ast.Module) -> Iterator[Piece]:
-    for node in ast.walk(tree):
+def docstrings_of(path: Path, nodes: list[ast.AST]) -> Iterator[Piece]:
+    for node in nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node, clean=False)
             if text is not None:
                 yield Piece(path, node.body[0].lineno, text)
 
 
-def strings_of(path: Path, tree: ast.Module) -> Iterator[Piece]:
+def strings_of(path: Path, nodes: list[ast.AST]) -> Iterator[Piece]:
     """Yield string literals; the parts of an f-string are one piece."""
-    joined = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    texts = [node for node in nodes if isinstance(node, ast.JoinedStr | ast.Constant)]
+    joined = [node for node in texts if isinstance(node, ast.JoinedStr)]
     inside = {id(part) for node in joined for part in node.values}
-    for node in ast.walk(tree):
+    for node in texts:
         match node:
             case ast.JoinedStr(values=values):
                 parts = (v.value if isinstance(v, ast.Constant) else "{}" for v in values)
@@ -174,8 +175,8 @@ def strings_of(path: Path, tree: ast.Module) -> Iterator[Piece]:
                 yield Piece(path, node.lineno, text)
 
 
-def names_of_tests(path: Path, tree: ast.Module) -> Iterator[Piece]:
-    for node in ast.walk(tree):
+def names_of_tests(path: Path, nodes: list[ast.AST]) -> Iterator[Piece]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield Piece(path, node.lineno, node.name.replace("_", " "))
 
@@ -223,6 +224,15 @@ def test_words_are_plain(room: str) -> None:
     assert not found, "\n".join(["", *sorted(found)])
 
 
+def functions_in(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Yield all functions; they are statements, and no expression holds one."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield child
+            yield from functions_in(child)
+
+
 def opens_with_an_imperative(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Whether a function needs no change: properties are nouns, and `Whether` opens a question."""
     decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
@@ -238,9 +248,8 @@ def test_functions_open_with_an_imperative(room: str) -> None:
         f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {ast.get_docstring(node)!r:.70}"
         for path in files_of(room)
         if path.suffix == ".py"
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and not opens_with_an_imperative(node)
+        for node in functions_in(ast.parse(path.read_text(encoding="utf-8")))
+        if not opens_with_an_imperative(node)
     ]
     advice = "open with an imperative, such as 'Return the rank that holds each stage'"
     assert not found, "\n".join(["", advice, *found])

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from penstock.cli import main
+from penstock.cli.demo import learning, planning
 from penstock.cli.demo.demo import run_demo
 from penstock.cli.reports import make_console
 from penstock.files.timeline import read_timeline
@@ -63,7 +64,13 @@ class Demo:
 def run_small(output: Path) -> Demo:
     """Run all parts on a model that is measured and planned in seconds."""
     task = Task(ranks=2, steps=2, layers=2, microbatches=4, rows=16, length=32)
-    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+    with (
+        redirect_stdout(StringIO()) as stdout,
+        redirect_stderr(StringIO()) as stderr,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setattr(planning, "_SECONDS_PER_PLAN", 0.3)
+        patch.setattr(learning, "_SECONDS_TO_REVISE", 0.3)
         run_demo(make_console(), output, task, None)
     return Demo(output, 0, stdout.getvalue(), stderr.getvalue())
 
@@ -145,7 +152,7 @@ def test_report_shows_predicted_and_recorded_in_a_browser(demo: Demo, open_page:
 def test_suggested_commands_work(demo: Demo) -> None:
     again, without_limit, larger = demo.suggestions
     for arguments in (again, without_limit):
-        result = CliRunner().invoke(main, [*arguments, "--seconds", "0.5"])
+        result = CliRunner().invoke(main, [*arguments, "--seconds", "0.2"])
         assert result.exit_code == 0, result.output
     assert larger == ["demo", "--ranks", "4", "--schedule", "ZBV"]
 
@@ -237,4 +244,5 @@ def test_error_without_torch_says_how_to_install_it(
         in result.stdout + result.stderr
     )
     for suggested in Demo(tmp_path, code, result.stdout, result.stderr).suggestions:
-        assert CliRunner().invoke(main, suggested).exit_code == 0
+        short = ["--seconds", "0.2"] if suggested[0] == "plan" else []
+        assert CliRunner().invoke(main, [*suggested, *short]).exit_code == 0
