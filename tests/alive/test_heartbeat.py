@@ -17,6 +17,7 @@ import pytest
 import torch.distributed as dist
 
 import penstock as ps
+from penstock.alive import failure_detector
 from penstock.alive import heartbeat as heartbeat_module
 from penstock.alive.flight_folder import FlightFolder
 from penstock.alive.guard_opening import open_heartbeat
@@ -189,8 +190,10 @@ def test_all_ranks_learn_of_a_broken_connection(tmp_path: Path) -> None:
     ],
 )
 def test_strangers_are_refused_and_do_not_disturb_the_ranks(
-    greeting: bytes, tmp_path: Path
+    greeting: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A broken link is observed that long before its rank is blamed.
+    monkeypatch.setattr(failure_detector, "_BREAK_SECONDS", 0.1)
     with open_ranks(tmp_path, 3) as members:
         members[2].heartbeat.enter()
         with socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS) as stranger:
