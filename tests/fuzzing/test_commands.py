@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_arguments_of_any_kind_are_answered(command: str, folder: Path) -> None:
-    run_many(command, 40, folder)
+    run_many(command, 20, folder)
 
 
 @pytest.mark.slow
