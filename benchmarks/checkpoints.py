@@ -6,7 +6,9 @@ Two models with AdamW: many small tensors, and one gigabyte in large ones. Each 
 Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`;
 what comes first changes from round to round. Before each save, a file of its size is written and
 removed, so that none has to wait for memory that the system has not used yet. Torch gets its own
-state dicts (`get_state_dict`).
+state dicts (`get_state_dict`). "Restart" loads into a new model and a new optimizer, which has no
+state yet, as a process does that has just started; "again" loads over the state that is there.
+"First" is the first save of a process, which has no memory for it yet.
 Columns are wall and processor time until the files are complete, and how long the caller waits
 ("blocked"). Figures are medians with their range; the first round warms up and is not counted.
 Prints its table and writes it to benchmarks/results/checkpoints.md.
@@ -21,6 +23,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +51,23 @@ class Subject:
     """A model, its pipeline and its optimizer, with state."""
 
     def __init__(self, widths: tuple[int, int], layers: int) -> None:
+        self.widths, self.layers = widths, layers
         self.model = nn.Sequential(*[nn.Linear(*widths, bias=False) for _ in range(layers)])
         stages = [self.model]
         self.pipeline = ps.Pipeline(stages, "GPipe", microbatches=1, loss=nn.MSELoss(), ranks=1)
         self.optimizer = torch.optim.AdamW(self.pipeline.parameters())
+
+    def train(self) -> "Subject":
+        """Give the optimizer its state."""
         for parameter in self.pipeline.parameters():
             parameter.grad = torch.ones_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return self
+
+    def new(self) -> "Subject":
+        """Return the same without state, as after a restart."""
+        return Subject(self.widths, self.layers)
 
     @property
     def num_bytes(self) -> int:
@@ -96,16 +108,22 @@ class Savers:
         assert isinstance(future, Future)
         return future.result
 
-    def load_penstock(self) -> Callable[[], object]:
-        self.checkpoints.load(self.subject.pipeline, self.subject.optimizer)
+    def first(self) -> Callable[[], object]:
+        """Save as a process does that has just started."""
+        checkpoints = ps.Checkpoints(self.folder / f"first-{self.step}")
+        checkpoints.save(1, self.subject.pipeline, self.subject.optimizer)
+        return lambda: checkpoints.__exit__(None, None, None)
+
+    def load_penstock(self, subject: Subject) -> Callable[[], object]:
+        self.checkpoints.load(subject.pipeline, subject.optimizer)
         return lambda: None
 
-    def load_dcp(self) -> Callable[[], object]:
-        state = self.subject.state()
+    def load_dcp(self, subject: Subject) -> Callable[[], object]:
+        state = subject.state()
         load_by_torch(state, checkpoint_id=self.folder / f"dcp-{self.step}")
         set_state_dict(
-            self.subject.model,
-            self.subject.optimizer,
+            subject.model,
+            subject.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optim"],
         )
@@ -121,7 +139,7 @@ class Savers:
         file.unlink()
 
     def clean(self) -> None:
-        for name in ("dcp", "async"):
+        for name in ("dcp", "async", "first"):
             shutil.rmtree(self.folder / f"{name}-{self.step}")
 
 
@@ -134,11 +152,20 @@ def measure(subject: Subject, rounds: int) -> dict[str, list[Times]]:
             savers.step = number + 1
             saves = [
                 ("save, Penstock", savers.penstock),
+                ("save, Penstock, first", savers.first),
                 ("save, dcp.save", savers.dcp_save),
                 ("save, dcp.async_save", savers.dcp_async),
             ]
-            loads = [("load, Penstock", savers.load_penstock), ("load, dcp.load", savers.load_dcp)]
-            for ways in (saves, loads):
+            old, new, other = subject, subject.new(), subject.new()
+            again = [
+                ("load again, Penstock", partial(savers.load_penstock, old)),
+                ("load again, dcp.load", partial(savers.load_dcp, old)),
+            ]
+            restart = [
+                ("load at a restart, Penstock", partial(savers.load_penstock, new)),
+                ("load at a restart, dcp.load", partial(savers.load_dcp, other)),
+            ]
+            for ways in (saves, again, restart):
                 first = number % len(ways)
                 for name, way in ways[first:] + ways[:first]:
                     if ways is saves:
@@ -169,7 +196,8 @@ def table(title: str, found: dict[str, list[Times]]) -> str:
         "|---|---|---|---|---|",
     ]
     for name, times in found.items():
-        base = found["load, dcp.load" if name.startswith("load") else "save, dcp.save"]
+        what = name.split(", ")[0]
+        base = found[f"{what}, dcp.save" if what == "save" else f"{what}, dcp.load"]
         lines.append(row(name, times, base))
     return "\n".join(lines)
 
@@ -183,9 +211,9 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # missing in torch's stubs
-    small = Subject((16, 16), options.small)
+    small = Subject((16, 16), options.small).train()
     # Parameters of 2048 x 2048 with two averages: 48 MiB each.
-    large = Subject((2048, 2048), max(1, round(options.mebibytes / 48)))
+    large = Subject((2048, 2048), max(1, round(options.mebibytes / 48))).train()
     sections = [
         table(f"{title}, {subject.num_bytes / 2**20:.0f} MiB", measure(subject, options.rounds))
         for title, subject in (

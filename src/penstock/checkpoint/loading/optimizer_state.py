@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.checkpoint.content import name_parameters, optimizer_class
+from penstock.checkpoint.host_memory import host_memory
 from penstock.checkpoint.loading.optimizer_checks import (
     check_kind,
     check_setting,
@@ -146,7 +147,7 @@ def _add_state(
             )
         box = local_box(parameter)
         part.sharded.append(_Sharded(number, last, parameter))
-    numbers = torch.empty(box.sizes, dtype=saved.torch_dtype)
+    numbers = host_memory(box.sizes, saved.torch_dtype)
     part.targets.append(Target(key, box, numbers))
     part.state[number][last] = numbers
 

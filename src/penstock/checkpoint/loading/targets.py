@@ -6,6 +6,7 @@ from itertools import chain
 import torch
 
 from penstock.checkpoint.content import generator_states
+from penstock.checkpoint.host_memory import host_memory
 from penstock.checkpoint.loading.reading import Target
 from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.parts import local_box
@@ -22,7 +23,7 @@ _LISTED = 5
 def target_like(manifest: Manifest, key: str, tensor: torch.Tensor) -> Target:
     """Return host memory for this process's part of a tensor, in the type that was saved."""
     box = local_box(tensor)
-    return Target(key, box, torch.empty(box.sizes, dtype=manifest.tensors[key].torch_dtype))
+    return Target(key, box, host_memory(box.sizes, manifest.tensors[key].torch_dtype))
 
 
 def model_targets(manifest: Manifest, pipeline: Pipeline) -> list[tuple[torch.Tensor, Target]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from penstock.checkpoint.host_memory import host_memory
 from penstock.checkpoint.manifest import find_dtype
 from penstock.checkpoint.parts import Part, local_part
 from penstock.checkpoint.saving.archives import Archive, archive_of
@@ -40,7 +41,10 @@ class Image:
         archives = [archive_of(find_dtype(part.dtype), part.box.sizes) for part in parts]
         self.places = _lay_out(parts, archives)
         size = max((place.start + place.length for place in self.places), default=0)
-        self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
+        if is_pinned:
+            self._memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        else:
+            self._memory = host_memory([size], torch.uint8)
         self._slots: list[torch.Tensor] = []
         bytes_of = self.view()
         end = 0
