@@ -133,6 +133,13 @@ def test_unreadable_lease_lasts_no_longer_than_another(text: str, tmp_path: Path
         lease.hold()
 
 
+def test_file_that_cannot_be_a_lease_is_refused(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.create(LEASE, bytes(10_000))
+    with pytest.raises(CheckpointError, match=r"must be a lease .it has 10,000 bytes.; remove it"):
+        Lease(storage, SECONDS).hold()
+
+
 def test_process_is_known_by_its_start() -> None:
     process = this_process()
     assert is_alive(process) is True
@@ -221,6 +228,39 @@ def test_second_job_is_refused_until_the_first_is_killed(tmp_path: Path) -> None
     assert ps.Checkpoints(tmp_path / "run").steps() == (1, 2, 3)
     # Only what is ours is ever removed.
     assert (tmp_path / "run" / "step-00000005.partial" / "mine.txt").exists()
+
+
+class Slow(LocalStorage):
+    """Storage in which another job takes over right before this one does."""
+
+    other: Lease
+
+    def replace_if(self, path: str, before: bytes, data: bytes) -> bool:
+        self.other.hold()
+        return super().replace_if(path, before, data)
+
+
+# It had looked before the other job took over, and wrote after that had made sure of its lease:
+# then both had it, or neither.
+def test_job_that_takes_over_too_late_is_refused(tmp_path: Path) -> None:
+    storage = Slow(tmp_path)
+    storage.other = Lease(LocalStorage(tmp_path), LONG_SECONDS)
+    with held(LocalStorage(tmp_path)):
+        facts = json.loads((tmp_path / LEASE).read_text())
+    facts["process"]["start"] = "1"
+    (tmp_path / LEASE).write_text(json.dumps(facts))
+    with pytest.raises(CheckpointError, match="one job at a time"):
+        # As another process of this machine.
+        late(Lease(storage, LONG_SECONDS)).hold()
+    storage.other.hold()
+    storage.other.release()
+
+
+def late(lease: Lease) -> Lease:
+    """Let a lease be of another process than this one."""
+    number = this_process().number + 1
+    vars(lease)["_process"] = replace(this_process(), number=number, start="2")
+    return lease
 
 
 def test_of_two_jobs_that_take_over_at_once_one_saves(tmp_path: Path) -> None:

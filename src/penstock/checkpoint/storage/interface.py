@@ -33,6 +33,12 @@ class Storage(Protocol):
     def replace(self, path: str, data: bytes) -> None:
         """Write a small file in place of another, so that readers see the one or the other."""
 
+    def replace_if(self, path: str, before: bytes, data: bytes) -> bool:
+        """Write a small file in place of another that holds `before`; return whether it did.
+
+        Where the storage can, no other process comes between the look and the writing.
+        """
+
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with all that it holds; nothing if it does not exist."""
 

@@ -99,12 +99,18 @@ class Lease:
         if found is None:
             return self._storage.create(LEASE, self._text(0))
         # Another job may have taken over while this one looked.
-        if not self._is_over(found) or self._read() != found:
+        if not self._is_over(found) or not self._replace(found):
             return False
-        self._storage.replace(LEASE, self._text(0))
         time.sleep(_SETTLE_SECONDS)
         found = self._read()
         return isinstance(found, _Holder) and found.job == self.job
+
+    def _replace(self, found: "_Holder | str") -> bool:
+        """Write this job in place of another, unless the lease has changed since it was read."""
+        data = self._read_bytes()
+        if data is None or _parse(data) != found:
+            return False
+        return self._storage.replace_if(LEASE, data, self._text(0))
 
     def _is_over(self, found: "_Holder | str") -> bool:
         """Return whether a lease has ended without being given back; raise if it has not."""
@@ -157,26 +163,25 @@ class Lease:
 
     def _read(self) -> "_Holder | str | None":
         """Return who holds the lease, or its text if that says nothing, or None without one."""
-        if self._storage.size(LEASE) is None:
+        data = self._read_bytes()
+        return None if data is None else _parse(data)
+
+    def _read_bytes(self) -> bytes | None:
+        size = self._storage.size(LEASE)
+        if size is None:
             return None
+        if size > _MOST_BYTES:
+            raise CheckpointError(
+                f"{self._storage.show(LEASE)} must be a lease (it has {size:,} bytes); remove it"
+            )
         try:
             with self._storage.open(LEASE) as file:
-                data = file.read(_MOST_BYTES)
+                return file.read(_MOST_BYTES)
         except CheckpointError:
             # It was given back between the two calls.
             if self._storage.size(LEASE) is None:
                 return None
             raise
-        try:
-            facts = json.loads(data)
-            process = Process(**facts.pop("process"))
-            holder = _Holder(**facts, process=process)
-            texts = (holder.job, holder.host, holder.since, process.machine, process.start)
-            if all(isinstance(text, str) for text in texts) and isinstance(process.number, int):
-                return holder
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            pass
-        return repr(data)
 
     def _text(self, renewals: int) -> bytes:
         holder = _Holder(self.job, socket.gethostname(), self._process, self._since, renewals)
@@ -184,3 +189,17 @@ class Lease:
 
     def _place(self) -> str:
         return self._storage.show("").rstrip("/")
+
+
+def _parse(data: bytes) -> _Holder | str:
+    """Return who holds a lease, or its text if that says nothing."""
+    try:
+        facts = json.loads(data)
+        process = Process(**facts.pop("process"))
+        holder = _Holder(**facts, process=process)
+        texts = (holder.job, holder.host, holder.since, process.machine, process.start)
+        if all(isinstance(text, str) for text in texts) and isinstance(process.number, int):
+            return holder
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return repr(data)

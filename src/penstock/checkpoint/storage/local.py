@@ -1,8 +1,10 @@
 """Files in a folder of a file system that all processes see."""
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO
@@ -81,6 +83,18 @@ class LocalStorage:
             finally:
                 other.unlink(missing_ok=True)
 
+    def replace_if(self, path: str, before: bytes, data: bytes) -> bool:
+        """Write a small file in place of another that holds `before`; return whether it did."""
+        file = self._root / path
+        with in_words("write", str(file), self.free_bytes), _alone_in(file.parent):
+            try:
+                is_same = file.read_bytes() == before
+            except FileNotFoundError:
+                is_same = False
+            if is_same:
+                self.replace(path, data)
+            return is_same
+
     def remove(self, path: str) -> None:
         """Remove a file, or a folder with all that it holds; nothing if it does not exist."""
         place = self._root / path
@@ -112,6 +126,19 @@ class LocalStorage:
             return shutil.disk_usage(self._root).free
         except OSError:
             return None
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep out other processes that do the same, where the file system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems have no locks, and the lock ends with the process.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _sync(folder: Path) -> None:

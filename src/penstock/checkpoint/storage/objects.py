@@ -78,6 +78,20 @@ class ObjectStorage:
             self._files.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
             self._files.pipe_file(self._at(path), data)
 
+    def replace_if(self, path: str, before: bytes, data: bytes) -> bool:
+        """Write a small object in place of another that holds `before`; return whether it did.
+
+        Stores have no such operation in common: of two that write at once, the last succeeds.
+        """
+        with in_words("read", self.show(path)):
+            try:
+                is_same = bool(self._files.cat_file(self._at(path)) == before)
+            except FileNotFoundError:
+                is_same = False
+        if is_same:
+            self.replace(path, data)
+        return is_same
+
     def remove(self, path: str) -> None:
         """Remove an object, or all below a name; nothing if it does not exist."""
         with in_words("remove", self.show(path)):
