@@ -196,11 +196,14 @@ def test_strangers_are_refused_and_do_not_disturb_the_ranks(
     monkeypatch.setattr(failure_detector, "_BREAK_SECONDS", 0.1)
     with open_ranks(tmp_path, 3) as members:
         members[2].heartbeat.enter()
-        with socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS) as stranger:
+        with (
+            socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS) as stranger,
+            # It may be refused while it still sends.
+            suppress(ConnectionResetError, BrokenPipeError),
+        ):
             stranger.sendall(greeting)
             if greeting:
-                with suppress(ConnectionResetError):
-                    assert stranger.makefile("rb").read().count(b"\n") == 1
+                assert stranger.makefile("rb").read().count(b"\n") == 1
         assert members[0].heartbeat.find_lost(0.0) is None
         # The real rank 2 still reaches rank 0.
         members[2].heartbeat.report_broken_link("reset by peer")
@@ -338,13 +341,14 @@ def test_loss_reaches_every_level_before_rank_0_leaves() -> None:
         assert {lost.rank for lost in lost_ranks(members[:18]) if lost} == {18}
 
 
+@pytest.mark.slow
 def test_all_name_a_rank_that_can_reach_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
-    with open_ranks(tmp_path, 3, Timeouts(silence_seconds=5.0)) as members:
+    with open_ranks(tmp_path, 3, Timeouts(silence_seconds=10.0)) as members:
         monkeypatch.setattr(seeking, "call", fail)
         node = members[2].heartbeat._node
         cut_incoming(node._near.parent)
@@ -387,8 +391,9 @@ def test_closed_heartbeats_leave_no_thread_file_or_descriptor(tmp_path: Path) ->
     for _ in range(50):
         with open_ranks(folder, 3):
             pass
-    assert threading.active_count() == threads
-    assert len(list(OPEN_FILES.iterdir())) == descriptors
+    # Threads that others have started may end meanwhile.
+    assert threading.active_count() <= threads
+    assert len(list(OPEN_FILES.iterdir())) <= descriptors
     assert not folder.exists()
 
 
