@@ -89,7 +89,7 @@ _TRAINING = (
     NameGroup(
         "Long runs",
         "Save, resume, and see what becomes of a run in which something goes wrong.",
-        f"Checkpoints {_names_of('checkpoint')} Timeouts train_elastically Job "
+        f"Checkpoints {_names_of('checkpoint')} Timeouts watching train_elastically Job "
         + _names_of("elastic"),
     ),
     NameGroup(

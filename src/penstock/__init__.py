@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock import testing as testing
     from penstock import view as view
     from penstock.alive.timeouts import Timeouts
+    from penstock.alive.watching import watching
     from penstock.checkpoint.checkpoints import Checkpoints
     from penstock.elastic import Job, train_elastically
     from penstock.files.timeline import read_timeline, write_timeline
@@ -105,6 +106,7 @@ _HOMES = {
     "split": "penstock.splitting.splitter",
     "train_elastically": "penstock.elastic",
     "turning_point": "penstock.step.lanes.turning",
+    "watching": "penstock.alive.watching",
     "write_timeline": "penstock.files.timeline",
 }
 _ROOMS = (
@@ -169,6 +171,7 @@ __all__ = [
     "split",
     "train_elastically",
     "turning_point",
+    "watching",
     "write_timeline",
 ]
 

@@ -7,7 +7,7 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep
@@ -51,6 +51,12 @@ class MatrixCase:
     @property
     def ranks(self) -> int:
         return 4 if self.layout == "replicas" else 2
+
+    @property
+    def silence_seconds(self) -> float:
+        """Only a rank that does not answer should be given up for that on a busy machine."""
+        is_silent = self.kind in ("SIGSTOP", "half-open link", "GIL held")
+        return SILENCE_SECONDS if is_silent else 60.0
 
     @property
     def victim(self) -> int:
@@ -135,7 +141,9 @@ def springing(holder: Any, name: str, kind: str) -> Iterator[None]:
 
 def fail_in_phase(rank: int, case: MatrixCase, folder: Path) -> str:
     """Go through all phases of a case until its own, and fail there on the victim."""
-    timeouts = ps.Timeouts(SILENCE_SECONDS, stop_seconds=5.0, join_seconds=60.0, folder=folder)
+    timeouts = ps.Timeouts(
+        case.silence_seconds, stop_seconds=5.0, join_seconds=120.0, folder=folder
+    )
     kind = case.kind if rank == case.victim else ""
     if case.layout == "drop-in":
         return _run_dropin(rank, case, kind, timeouts)
@@ -156,19 +164,23 @@ def _run_pipeline(
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
         group = mesh["pipeline"].get_group()
         module = DistributedDataParallel(trap, process_group=mesh["data"].get_group())
-    if case.phase == "measure":
-        with springing(links, "_round_trip", armed("measure")):
-            ps.measure_links(group, large_bytes=128, repeats=1, timeouts=timeouts)
-        # Replicas do not measure together; they meet again when they build.
-    with springing(assemble, "_build", armed("build")):
-        pipeline = ps.Pipeline(
-            {stage: module},
-            "1F1B",
-            microbatches=MICROBATCHES,
-            loss=mean_loss,
-            group=group,
-            timeouts=timeouts,
-        )
+    # Replicas do not measure together, so that only this lets them know of one another by then.
+    is_early = case.phase == "before" or (case.phase, case.layout) == ("measure", "replicas")
+    with ps.watching(timeouts=timeouts) if is_early else nullcontext():
+        if armed("before"):
+            fail(kind)
+        if case.phase == "measure":
+            with springing(links, "_round_trip", armed("measure")):
+                ps.measure_links(group, large_bytes=128, repeats=1, timeouts=timeouts)
+        with springing(assemble, "_build", armed("build")):
+            pipeline = ps.Pipeline(
+                {stage: module},
+                "1F1B",
+                microbatches=MICROBATCHES,
+                loss=mean_loss,
+                group=group,
+                timeouts=timeouts,
+            )
     batch, target = make_batch()
     checkpoints = ps.Checkpoints(folder / "saved")
 

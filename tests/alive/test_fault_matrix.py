@@ -14,10 +14,10 @@ from tests.alive.fault_ranks import Fate, run_ranks
 from tests.alive.matrix_jobs import MISTAKE, SILENCE_SECONDS, MatrixCase, fail_in_phase
 
 KINDS = ("raise", "SIGKILL", "SIGSTOP", "exit", "half-open link", "GIL held")
-PHASES = ("build", "first step", "step", "evaluate", "clip", "save", "load", "measure")
+PHASES = ("before", "build", "first step", "step", "evaluate", "clip", "save", "load", "measure")
 LAYOUTS = ("pipeline", "replicas", "drop-in")
 # torch's classes have no such calls.
-NOT_IN_DROPIN = ("clip", "save", "load", "measure")
+NOT_IN_DROPIN = ("before", "clip", "save", "load", "measure")
 WHAT = {
     "SIGKILL": "ended (its connection broke)",
     "exit": "ended (its connection broke)",
@@ -31,6 +31,7 @@ ALL_CASES = [
     if not (values[2] == "drop-in" and values[1] in NOT_IN_DROPIN)
 ]
 FEW = [
+    MatrixCase("SIGKILL", "before", "replicas"),
     MatrixCase("SIGKILL", "build", "pipeline"),
     MatrixCase("exit", "evaluate", "replicas"),
     MatrixCase("raise", "clip", "pipeline"),
@@ -50,37 +51,35 @@ def check_case(case: MatrixCase, folder: Path) -> None:
     if case.kind == "raise":
         check_raised(case, fates)
     else:
-        for fate in others:
-            check_named(case, fate)
+        for rank, fate in enumerate(others):
+            check_named(case, rank, fate)
 
 
-def check_named(case: MatrixCase, fate: Fate) -> None:
+def check_named(case: MatrixCase, rank: int, fate: Fate) -> None:
     """Check that a rank has named the lost one, in its error or as its process was ended."""
+    number = 1 if case.layout != "replicas" else case.victim
+    said = str(fate.reported) if fate.exit_code == 1 else fate.stderr
+    if (case.phase, case.layout, rank) == ("measure", "replicas", case.victim - 1):
+        # It may hear of it first from the ranks with which it measures, and has their numbers.
+        number = number if f"rank {number} (" in said else 1
     # A collective of DDP cannot be aborted: a process that is still in it is ended.
     assert fate.exit_code in (1, 83), fate
-    said = str(fate.reported) if fate.exit_code == 1 else fate.stderr
     if fate.exit_code == 1:
         assert isinstance(fate.reported, ps.errors.PeerLostError), fate
-        assert fate.reported.rank == _number(case), fate
-    assert f"rank {_number(case)} (" in said, fate
+        assert fate.reported.rank == number, fate
+    assert f"rank {number} (" in said, fate
     assert WHAT[case.kind] in said, fate
 
 
 def check_raised(case: MatrixCase, fates: list[Fate]) -> None:
     """Check that every rank of the pipeline has the error of the one that raised."""
-    # All processes save and load together, also those of the other replica.
-    is_of_all = case.phase in ("save", "load")
+    # All processes watch, save and load together, also those of the other replica.
+    is_of_all = case.phase in ("before", "save", "load")
     for fate in fates if is_of_all else fates[case.victim - 1 :]:
         assert fate.exit_code == 1, fate
         assert MISTAKE in str(fate.reported), fate
     number = case.victim if is_of_all else 1
     assert f"rank {number}" in str(fates[case.victim - 1].reported)
-
-
-def _number(case: MatrixCase) -> int:
-    """Return the rank in messages; links are measured by each replica for itself."""
-    is_one = case.layout != "replicas" or case.phase == "measure"
-    return 1 if is_one else case.victim
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)

@@ -16,7 +16,7 @@ from penstock.alive.flight_folder import FlightFolder, new_flight_folder
 from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.progress_log import Log, NoLog, ProgressLog
 from penstock.alive.timeouts import Timeouts
-from penstock.errors import PenstockError
+from penstock.errors import PeerLostError, PenstockError
 from penstock.ir.schedule import Schedule
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.control import cannot
@@ -201,7 +201,9 @@ class RankGuard:
         else:
             self._progress_log.fail(f"{type(error).__name__}: {error}")
             # What torch reports of a collective with replicas comes as an error of the step.
-            is_clear = isinstance(error, PenstockError) and not self._has_replicas
+            # A loss inside of this call is known here in a moment, by the numbers of these ranks.
+            is_own = isinstance(error, PenstockError) and not isinstance(error, PeerLostError)
+            is_clear = is_own and not self._has_replicas
             lost = self._heartbeat.find_lost(0.0 if is_clear else _NEWS_SECONDS)
         if lost is not None:
             raise self._heartbeat.error(lost) from error

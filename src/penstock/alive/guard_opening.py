@@ -4,7 +4,8 @@ find who watches whom  ->  meet in the store  ->  connect as a tree  ->  all are
                                                                    ... the pipeline is built
 attach: a flight record, and what must be aborted if a rank is lost
 
-The processes of an elastic run also do so when they start, before torch.distributed runs.
+The processes of an elastic run also do so when they start, before torch.distributed runs, and
+those of any run in `watching`.
 """
 
 import os
@@ -17,7 +18,7 @@ from time import monotonic, sleep
 import torch.distributed as dist
 
 from penstock.alive.guard import Guard, NoGuard, RankGuard
-from penstock.alive.heartbeat import Heartbeat
+from penstock.alive.heartbeat import Heartbeat, require_nobody_missing
 from penstock.alive.progress_log import ProgressLog
 from penstock.alive.reach import find_members
 from penstock.alive.timeouts import Timeouts
@@ -47,14 +48,17 @@ def open_guard(
     if len(ranks) == 1 and not groups:
         return NoGuard()
     me, (meeting, number, _) = dist.get_rank(), meet(group)
-    members = find_members(get_default_store(), meeting, me, ranks, groups, timeouts.join_seconds)
+    store = get_default_store()
+    members = find_members(
+        store, meeting, me, ranks, groups, timeouts.join_seconds, check=require_nobody_missing
+    )
     if len(members) == 1:
         return NoGuard()
     name = _own_name()
     is_one = members == ranks
-    store, index, _ = meet_members(members)
+    place, index, _ = meet_members(members)
     heartbeat, progress_log = open_heartbeat(
-        Meeting(store, index),
+        Meeting(place, index),
         Member(index, name if is_one else f"rank {number} of its pipeline, {name}", ranks[0]),
         range(len(members)) if is_one else members,
         timeouts,
@@ -123,6 +127,7 @@ def _connect(meeting: Meeting, node: HeartbeatNode, heartbeat: Heartbeat, waker:
     missing, pause = list(ancestors_of(node.rank)), _SHORTEST_PAUSE
     while not heartbeat.wait_until_complete(pause):
         # Once it can reach the ranks above, the event alone wakes it; a loss may come later.
+        require_nobody_missing()
         pause = min(2 * pause, longest_pause(heartbeat.size)) if missing else _WAIT_SECONDS
         for above in list(missing):
             contact = meeting.find(above)
@@ -141,6 +146,7 @@ def _find_token(meeting: Meeting, numbers: Sequence[int], timeouts: Timeouts) ->
                 f"{timeouts.join_seconds:g} s",
                 numbers[0],
             )
+        require_nobody_missing()
         sleep(pause)
         pause = min(2 * pause, longest_pause(len(numbers)))
     return token

@@ -28,7 +28,7 @@ from penstock.alive.waker import Waker
 from penstock.errors import PeerLostError
 from penstock.ranks.faults import EXIT_CODE
 
-__all__ = ["Heartbeat"]
+__all__ = ["Heartbeat", "require_nobody_missing"]
 
 _LOGGER = getLogger(__name__)
 
@@ -48,14 +48,6 @@ _MOST_STAY_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 _JOIN_SECONDS = 6.0
 _STDERR = 2
-
-
-def _nothing() -> None:
-    """Abort nothing: most calls wait for the pipeline's own connections only."""
-
-
-def _nothing_for(_rank: int) -> None:
-    """Free nothing, because the device of this rank waits for nobody."""
 
 
 class Heartbeat:
@@ -80,10 +72,11 @@ class Heartbeat:
         self._timeouts = timeouts
         self._progress_log = progress_log
         self._flight_folder: FlightFolder | None = None
-        self._abort: Callable[[], None] = _nothing
-        self._free_device: Callable[[int], None] = _nothing_for
+        # Until there is something to abort, and a device that may wait for others.
+        self._abort: Callable[[], None] = lambda: None
+        self._free_device: Callable[[int], None] = lambda _rank: None
         self._has_freed_device = False
-        self._abort_call: Callable[[], None] = _nothing
+        self._abort_call: Callable[[], None] = lambda: None
         self._numbers = numbers
         usual = _BEAT_SECONDS * max(1.0, len(numbers) / _RANKS_AT_FULL_RATE)
         self._pause = min(usual, timeouts.silence_seconds / 8)
@@ -124,7 +117,7 @@ class Heartbeat:
 
     # ---- for the training thread
 
-    def enter(self, abort: Callable[[], None] = _nothing) -> None:
+    def enter(self, abort: Callable[[], None] = lambda: None) -> None:
         """Begin a call of all ranks, unless one of them is lost already.
 
         When a rank is lost, another thread calls `abort` to end what else the call waits for.
@@ -141,11 +134,16 @@ class Heartbeat:
             raise self.error(self._lost)
         return self._node.is_complete.wait(seconds)
 
+    def require_all(self) -> None:
+        """Raise if a rank is lost and this process is in a call with it."""
+        if self._lost is not None and self._progress_log.is_inside:
+            raise self.error(self._lost)
+
     def leave(self) -> None:
         """End the call."""
         self._progress_log.leave()
         # It may refer to the pipeline, whose end ends this thread.
-        self._abort_call = _nothing
+        self._abort_call = lambda: None
 
     def find_lost(self, seconds: float) -> LostRank | None:
         """Return the rank that is lost, if that is known now or within this time."""
@@ -330,6 +328,12 @@ class Heartbeat:
     @property
     def _stay_seconds(self) -> float:
         return min(self._timeouts.silence_seconds, _MOST_STAY_SECONDS)
+
+
+def require_nobody_missing() -> None:
+    """Raise if a rank is lost that is needed for the call around what this process does now."""
+    for heartbeat in list(_OPEN):
+        heartbeat.require_all()
 
 
 def _release_all() -> None:
