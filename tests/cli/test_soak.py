@@ -26,12 +26,14 @@ def test_soak_without_a_failure_exits_with_zero() -> None:
 
 def printed(summary: Summary) -> list[str]:
     file = io.StringIO()
-    console = Console(file=file, width=130, soft_wrap=True, highlight=False)
+    console = Console(file=file, width=160, soft_wrap=True, highlight=False)
     show_summary(console, SoakRequest(seed=9, seconds=60.0), summary)
     return file.getvalue().splitlines()
 
 
-PROGRESS = SoakProgress(12, 60, 30.0, 2, 3, 5, GradientError(1e-15, "dense.weight"), 250 * 2**20)
+PROGRESS = SoakProgress(
+    12, 60, 30.0, 2, 3, 5, 7, 4, GradientError(1e-15, "dense.weight"), 250 * 2**20
+)
 
 
 def test_failure_is_printed_with_the_command_that_repeats_it() -> None:
@@ -44,6 +46,8 @@ def test_failure_is_printed_with_the_command_that_repeats_it() -> None:
         "               2 ",
         "             3 ",
         "        5 ",
+        "        7 ",
+        "                4 ",
         "              1.0e-15 ",
         "         250 MiB ",
         " 30 s ",

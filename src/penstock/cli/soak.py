@@ -18,8 +18,7 @@ from penstock.cli.inputs import require_torch
 from penstock.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from penstock.tools.soak.cases import SoakCase
-    from penstock.tools.soak.soak import SoakProgress, SoakRequest, Summary
+    from penstock.tools.soak.soak import AnyCase, SoakProgress, SoakRequest, Summary
 
 __all__ = ["show_summary", "soak_command"]
 
@@ -68,7 +67,8 @@ def soak_command(
     frozen parts, and batches of changing shapes. It runs over links that are slow and deliver out
     of order, in one process or in one per rank. Every gradient is compared with that of the
     unsplit model; after every case, tensors, threads, open files, processes and memory are
-    counted. After a fault, all other ranks must name the failed rank in time.
+    counted. After a fault, all other ranks must name the failed rank in time. Some cases save and
+    load a checkpoint, and some are elastic trainings that start again after every fault.
 
     The first failure ends the run with exit code 1 and the command that repeats it.
 
@@ -107,14 +107,14 @@ def show_summary(console: Console, request: SoakRequest, summary: Summary) -> No
 @contextmanager
 def _show_cases(
     console: Console, request: SoakRequest
-) -> Iterator[Callable[[SoakCase, SoakProgress], None]]:
+) -> Iterator[Callable[[AnyCase, SoakProgress], None]]:
     """Yield a function that shows a case: in a live table, or as occasional lines in a log."""
     if not console.is_terminal:
         yield _line_printer(console)
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
-        def show(case: SoakCase, progress: SoakProgress) -> None:
+        def show(case: AnyCase, progress: SoakProgress) -> None:
             table = _table(progress)
             table.title = f"{request.command}\n{case}"
             live.update(table)
@@ -122,10 +122,10 @@ def _show_cases(
         yield show
 
 
-def _line_printer(console: Console) -> Callable[[SoakCase, SoakProgress], None]:
+def _line_printer(console: Console) -> Callable[[AnyCase, SoakProgress], None]:
     printed = monotonic()
 
-    def show(case: SoakCase, progress: SoakProgress) -> None:
+    def show(case: AnyCase, progress: SoakProgress) -> None:
         nonlocal printed
         if monotonic() - printed >= _SECONDS_BETWEEN_LINES:
             printed = monotonic()
@@ -153,6 +153,8 @@ def _numbers(progress: SoakProgress) -> dict[str, str]:
         "faults survived": str(progress.faults),
         "with replicas": str(progress.replicated),
         "by order": str(progress.by_order),
+        "restored": str(progress.restored),
+        "elastic restarts": str(progress.restarts),
         "worst gradient error": f"{progress.worst.error:.1e}",
         "largest process": f"{progress.memory / 2**20:.0f} MiB",
         "time": f"{progress.seconds:.0f} s",

@@ -1,6 +1,7 @@
 """The cases of a soak: the same for the same seed, and of every kind."""
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import get_args
 
@@ -91,11 +92,13 @@ def test_ignored_tokens_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_steps_of_a_case_have_the_gradients_of_the_unsplit_model(number: int) -> None:
+def test_steps_of_a_case_have_the_gradients_of_the_unsplit_model(
+    number: int, tmp_path: Path
+) -> None:
     case = draw_case(7, number, ranks=3, has_faults=False)
     # Here all ranks are in one process, where messages have names.
     named = replace(case.fault_injection, by_order=False)
-    findings = run_case(replace(case, fault_injection=named), None)
+    findings = run_case(replace(case, fault_injection=named), None, None, tmp_path)
     assert findings.steps == len(case.batches)
     assert findings.worst.error <= 1e-12, findings.worst.name
 

@@ -24,6 +24,7 @@ _SHARE_OF_PROCESSES = 0.4
 _SHARE_OF_FAULTS = 0.3
 _SHARE_OF_REPLICAS = 0.3
 _SHARE_BY_ORDER = 0.25
+_SHARE_SAVED = 0.25
 _LONGEST_DELAY = 0.0005
 # What may happen to a rank with replicas: after an error these may continue without it.
 _FAULTS_WITH_REPLICAS: tuple[FaultKind, ...] = ("exit", "kill", "stop")
@@ -51,6 +52,8 @@ class SoakCase:
     fault_injection: FaultInjection
     fault: InjectedFault | None
     replicas: int = 1
+    # After which step all is saved, to be loaded at the end.
+    saved_after: int | None = None
 
     @property
     def num_processes(self) -> int:
@@ -66,6 +69,8 @@ class SoakCase:
             what += f", {self.replicas} replicas"
         if self.fault_injection.by_order:
             what += ", messages by order"
+        if self.saved_after is not None:
+            what += f", saved after step {self.saved_after}"
         if self.fault is None:
             return what
         fault, drop = self.fault, self.fault_injection.drop
@@ -97,6 +102,8 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
     # Copies of a stage that share a parameter with another rank are beyond DDP.
     can_have_replicas = can_fail and 2 * schedule.num_ranks <= ranks and not model.is_tied
     has_replicas = can_have_replicas and chance.random() < _SHARE_OF_REPLICAS
+    saving = Random(f"saved {seed} {number}")
+    is_saved = saving.random() < _SHARE_SAVED
     fault = drop = None
     if has_faults and can_fail and chance.random() < _SHARE_OF_FAULTS:
         kinds = _FAULTS_WITH_REPLICAS if has_replicas else get_args(FaultKind)
@@ -114,6 +121,7 @@ def draw_case(seed: int, number: int, *, ranks: int, has_faults: bool) -> SoakCa
         ),
         fault=fault,
         replicas=2 if has_replicas else 1,
+        saved_after=saving.randrange(len(batches)) if is_saved else None,
     )
 
 

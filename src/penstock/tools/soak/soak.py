@@ -1,26 +1,31 @@
-"""A soak: case after case, in which gradients, faults and leaks are checked."""
+"""A soak: case after case, in which gradients, faults, restarts and leaks are checked."""
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from time import monotonic
+from typing import TypeAlias
 
 from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
-from penstock.ranks.faults import EXIT_CODE
 from penstock.step.step_data import Around
-from penstock.tools.soak.cases import InjectedFault, SoakCase, draw_case
+from penstock.tools.soak.cases import SoakCase, draw_case
+from penstock.tools.soak.elastic_steps import run_start
 from penstock.tools.soak.leaks import Ledger, ignoring_existing_objects
-from penstock.tools.soak.world import WorkerAnswer, World
+from penstock.tools.soak.outcomes import Answer, find_ended, problem_of_case, problem_of_start
+from penstock.tools.soak.restarts import ElasticCase, draw_elastic_case
+from penstock.tools.soak.steps import run_case
+from penstock.tools.soak.world import Work, WorkerAnswer, World
 from penstock.tools.verify.reference import GradientError
 
-__all__ = ["SoakProgress", "SoakRequest", "Summary", "soak"]
+__all__ = ["AnyCase", "SoakProgress", "SoakRequest", "Summary", "soak"]
 
-_TOLERANCE = 1e-10
 # A case that takes longer hangs, and so does a rank that has not reported a fault by then.
 _MOST_SECONDS = 240.0
 _MOST_SECONDS_WITH_FAULT = 120.0
+
+AnyCase: TypeAlias = SoakCase | ElasticCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class SoakProgress:
     faults: int = 0
     replicated: int = 0
     by_order: int = 0
+    restored: int = 0
+    restarts: int = 0
     worst: GradientError = GradientError(0.0, "")  # noqa: RUF009  # frozen
     memory: int = 0
 
@@ -78,7 +85,7 @@ class Summary:
 
 def soak(
     request: SoakRequest,
-    on_progress: Callable[[SoakCase, SoakProgress], None] = lambda _case, _progress: None,
+    on_progress: Callable[[AnyCase, SoakProgress], None] = lambda _case, _progress: None,
     *,
     around: Mapping[Kind, Around] | None = None,
 ) -> Summary:
@@ -94,33 +101,72 @@ def soak(
             if _is_over(request, progress):
                 break
             on_progress(case, progress)
-            seconds = _MOST_SECONDS if case.fault is None else _MOST_SECONDS_WITH_FAULT
-            answers = world.run(case, around=around, seconds=seconds)
-            problem = _check_answers(case, answers)
-            if problem:
+            match case:
+                case SoakCase():
+                    outcome = _run_case(world, case, around)
+                case ElasticCase():
+                    outcome = _run_starts(world, case)
+            if outcome.problem:
                 again = replace(request, case=case.number, steps=None, seconds=None)
-                return Summary(progress, f"{case}: {problem}", again.command)
-            progress = _add(progress, case, answers, monotonic() - begin)
-            for rank in _find_lost(case, answers):
-                world.replace(rank)
-            leaks = _find_leaks(answers, ledger)
+                return Summary(progress, f"{case}: {outcome.problem}", again.command)
+            progress = replace(_add(progress, case, outcome.answers), seconds=monotonic() - begin)
+            world.clean()
+            leaks = _find_leaks(outcome.answers, ledger)
             if leaks:
                 again = replace(request, case=None, steps=progress.steps, seconds=None)
                 return Summary(progress, f"{case}: {leaks}", again.command)
     return Summary(progress)
 
 
-def _find_lost(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> list[int]:
-    """Return the ranks whose processes a fault has ended or stopped."""
-    lost = {rank for rank, answer in enumerate(answers) if isinstance(answer, int)}
-    if case.fault is not None and case.fault.kind != "raise":
-        lost.add(case.fault.rank)
-    return sorted(lost)
+@dataclass(slots=True)
+class _Outcome:
+    """What all processes have answered in a case, with their ranks, and what is wrong with it."""
+
+    answers: list[tuple[int, Answer]] = field(default_factory=list)
+    problem: str = ""
 
 
-def _draw_cases(request: SoakRequest) -> Iterator[SoakCase]:
+def _run_case(world: World, case: SoakCase, around: Mapping[Kind, Around] | None) -> _Outcome:
+    fault = case.fault
+    stopped = fault.rank if fault is not None and fault.kind == "stop" else None
+    work = Work(case.num_processes, case.uses_processes, partial(run_case, case, around), stopped)
+    seconds = _MOST_SECONDS if fault is None else _MOST_SECONDS_WITH_FAULT
+    answers = world.run(work, seconds=seconds)
+    is_gone = fault is not None and fault.kind != "raise"
+    _replace_ended(world, answers, [fault.rank] if is_gone and fault is not None else [])
+    return _Outcome(list(enumerate(answers)), problem_of_case(case, answers))
+
+
+def _run_starts(world: World, case: ElasticCase) -> _Outcome:
+    """Train until the last step, with a start after every fault."""
+    outcome = _Outcome()
+    for number, start in enumerate(case.starts):
+        fault = start.fault
+        stopped = fault.rank if fault is not None and fault.kind == "stop" else None
+        work = Work(start.ranks, True, partial(run_start, case, number), stopped)
+        answers = world.run(work, seconds=_MOST_SECONDS)
+        _replace_ended(world, answers, [] if fault is None else [fault.rank])
+        outcome.answers += enumerate(answers)
+        outcome.problem = problem_of_start(start, answers)
+        if outcome.problem:
+            break
+    return outcome
+
+
+def _replace_ended(world: World, answers: Sequence[Answer], lost: Sequence[int]) -> None:
+    """Start processes in place of those that a fault has ended or stopped."""
+    for rank in sorted(find_ended(answers) | set(lost)):
+        world.replace(rank)
+
+
+def _draw_cases(request: SoakRequest) -> Iterator[AnyCase]:
     for number in count() if request.case is None else [request.case]:
-        yield draw_case(request.seed, number, ranks=request.ranks, has_faults=request.has_faults)
+        seed, ranks, has_faults = request.seed, request.ranks, request.has_faults
+        elastic = draw_elastic_case(seed, number, ranks=ranks, has_faults=has_faults)
+        if elastic is not None:
+            yield elastic
+        else:
+            yield draw_case(seed, number, ranks=ranks, has_faults=has_faults)
 
 
 def _is_over(request: SoakRequest, progress: SoakProgress) -> bool:
@@ -128,80 +174,37 @@ def _is_over(request: SoakRequest, progress: SoakProgress) -> bool:
     return is_enough or (request.seconds is not None and progress.seconds >= request.seconds)
 
 
-def _check_answers(case: SoakCase, answers: list[WorkerAnswer | int | None]) -> str:
-    """Return what is wrong with these answers, or an empty text."""
-    for rank, answer in enumerate(answers):
-        if case.fault is None:
-            problem = _check_rank(answer)
-        elif rank == case.fault.rank:
-            problem = ""
-        else:
-            problem = _check_survivor(case, case.fault, answer)
-        if problem:
-            return f"rank {rank}: {problem}" if case.uses_processes else problem
-    return ""
-
-
-def _check_rank(answer: WorkerAnswer | int | None) -> str:
-    match answer:
-        case None:
-            return "no answer in time"
-        case int():
-            return f"its process ended with exit code {answer}"
-        case WorkerAnswer(findings=None):
-            return answer.error
-        case WorkerAnswer(findings=findings):
-            assert findings is not None, "the case before"
-            if not findings.worst.error <= _TOLERANCE:
-                return f"{findings.worst.name} is off by {findings.worst.error:.1e}"
-            return ""
-
-
-def _check_survivor(
-    case: SoakCase, fault: InjectedFault, answer: WorkerAnswer | int | None
-) -> str:
-    """Return whether a survivor failed to name, in time, the rank and the action of the fault."""
-    # A rank is dropped at a message, so that any action may be its last.
-    action = "" if fault.kind == "drop" else rf".*\b{fault.action}\b"
-    match answer:
-        case int(code) if code == EXIT_CODE and case.replicas > 1:
-            # It was in a collective of DDP, which cannot be aborted; stderr says who is lost.
-            return ""
-        case WorkerAnswer(findings=None) if re.search(
-            rf"\brank {fault.rank}\b{action}", answer.error
-        ):
-            return ""
-        case WorkerAnswer(findings=None):
-            return f"it does not name rank {fault.rank} and {fault.action}: {answer.error}"
-        case WorkerAnswer():
-            return f"it has not noticed what happened to rank {fault.rank}"
-        case _:
-            return _check_rank(answer)
-
-
 def _add(
-    progress: SoakProgress,
-    case: SoakCase,
-    answers: list[WorkerAnswer | int | None],
-    seconds: float,
+    progress: SoakProgress, case: AnyCase, answers: Sequence[tuple[int, Answer]]
 ) -> SoakProgress:
-    given = [answer for answer in answers if isinstance(answer, WorkerAnswer)]
+    given = [answer for _, answer in answers if isinstance(answer, WorkerAnswer)]
     findings = [answer.findings for answer in given if answer.findings is not None]
-    return SoakProgress(
+    added = replace(
+        progress,
         cases=progress.cases + 1,
         steps=progress.steps + max((found.steps for found in findings), default=0),
-        seconds=seconds,
-        faults=progress.faults + (case.fault is not None),
-        replicated=progress.replicated + (case.replicas > 1),
-        by_order=progress.by_order + case.fault_injection.by_order,
         worst=max([progress.worst, *(found.worst for found in findings)]),
-        memory=max([0, *(answer.footprint.resident_bytes for answer in given)]),
+        memory=max([progress.memory, *(answer.footprint.resident_bytes for answer in given)]),
     )
+    match case:
+        case ElasticCase():
+            faults = sum(start.fault is not None for start in case.starts)
+            restarts = len(case.starts) - 1
+            return replace(added, faults=added.faults + faults, restarts=added.restarts + restarts)
+        case SoakCase():
+            is_restored = case.fault is None and case.saved_after is not None
+            return replace(
+                added,
+                faults=added.faults + (case.fault is not None),
+                replicated=added.replicated + (case.replicas > 1),
+                by_order=added.by_order + case.fault_injection.by_order,
+                restored=added.restored + is_restored,
+            )
 
 
-def _find_leaks(answers: list[WorkerAnswer | int | None], ledger: Ledger) -> str:
+def _find_leaks(answers: Sequence[tuple[int, Answer]], ledger: Ledger) -> str:
     """Return what has leaked in the processes or in this one, or an empty text."""
-    for rank, answer in enumerate(answers):
+    for rank, answer in answers:
         if isinstance(answer, WorkerAnswer) and answer.leaks:
             return f"the process of rank {rank} leaks {', '.join(answer.leaks)}"
     ledger.settle()

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from penstock.alive.timeouts import Timeouts
+from penstock.checkpoint.checkpoints import Checkpoints
 from penstock.ir.actions import Action, Kind
 from penstock.loss.reduction import Reduction
 from penstock.step.step_data import Around
@@ -24,12 +25,12 @@ from penstock.tools.verify.reference import GradientError, largest_error, run_un
 from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
 
-__all__ = ["SoakFaultError", "SoakFindings", "run_case"]
+__all__ = ["SILENCE_SECONDS", "SoakFaultError", "SoakFindings", "run_case"]
 
 # Parameters are multiplied by this after a step, so that the next step has different ones.
 _SHRINKING = 0.97
 # How long a rank may be silent before it is given up.
-_SILENCE_SECONDS = 8.0
+SILENCE_SECONDS = 8.0
 
 
 class SoakFaultError(RuntimeError):
@@ -46,15 +47,15 @@ class SoakFindings:
 
 def run_case(
     case: SoakCase,
+    around: Mapping[Kind, Around] | None,
     group: dist.ProcessGroup | None,
-    *,
-    around: Mapping[Kind, Around] | None = None,
-    folder: Path | None = None,
+    folder: Path,
 ) -> SoakFindings:
     """Run the steps of a case, as a rank of the group or as all ranks.
 
     Gradients are kept from one step to the next or not, and every step has other parameters.
-    `around` is put around the actions as in `Pipeline`, `folder` is for flight records.
+    What is saved after one of them is loaded at the end, and must be what it was then. `around` is
+    put around the actions as in `Pipeline`, `folder` is for flight records and checkpoints.
     """
     flow = case.schedule.dataflow
     cases = [make_case(case.model, batch) for batch in case.batches]
@@ -70,14 +71,32 @@ def run_case(
         options=RunOptions(
             around=fault.around if around is None else around, fault_injection=case.fault_injection
         ),
-        timeouts=Timeouts(_SILENCE_SECONDS, folder=folder),
+        timeouts=Timeouts(SILENCE_SECONDS, folder=folder),
     )
     worst = GradientError(0.0, "")
-    for number, given in enumerate(cases):
-        fault.step = number
-        reference = replace(given, stages=expected.stages)
-        worst = max(worst, _run_step(case, pipeline, reference, number))
+    saved: dict[str, torch.Tensor] = {}
+    with Checkpoints(folder / f"case-{case.number}") as checkpoints:
+        for number, given in enumerate(cases):
+            fault.step = number
+            reference = replace(given, stages=expected.stages)
+            worst = max(worst, _run_step(case, pipeline, reference, number))
+            if number == case.saved_after:
+                checkpoints.save(number, pipeline)
+                saved = {name: value.clone() for name, value in pipeline.state_dict().items()}
+        if case.saved_after is not None:
+            _load(checkpoints, pipeline, saved)
     return SoakFindings(len(cases), worst)
+
+
+def _load(checkpoints: Checkpoints, pipeline: Pipeline, saved: Mapping[str, torch.Tensor]) -> None:
+    """Load what was saved into parameters that have lost their numbers."""
+    with torch.no_grad():
+        for parameter in pipeline.parameters():
+            parameter.fill_(torch.nan)
+    checkpoints.load(pipeline)
+    for name, value in pipeline.state_dict().items():
+        if not torch.equal(value, saved[name]):
+            raise RuntimeError(f"{name} was not loaded as it was saved")
 
 
 def _replicate(

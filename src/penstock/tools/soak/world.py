@@ -4,8 +4,9 @@ They stay as long as they live. When one is lost in a case, the others must be f
 case, and only the lost one is replaced.
 """
 
+import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,6 @@ from time import monotonic
 import torch.distributed as dist
 
 from penstock.errors import PipelineError
-from penstock.ir.actions import Kind
-from penstock.step.step_data import Around
 from penstock.tools.launcher import (
     Answered,
     Ended,
@@ -27,11 +26,24 @@ from penstock.tools.launcher import (
     join_group,
     prepare_rank,
 )
-from penstock.tools.soak.cases import SoakCase
 from penstock.tools.soak.leaks import Footprint, Ledger, ignoring_existing_objects
-from penstock.tools.soak.steps import SoakFindings, run_case
+from penstock.tools.soak.steps import SoakFindings
 
-__all__ = ["WorkerAnswer", "World"]
+__all__ = ["Work", "WorkerAnswer", "World"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What processes do in a case: `run` gets the group of all of them, and a folder.
+
+    Without `has_group` there is one process, which is not a rank of anything. `stopped` is a rank
+    that stops itself, so that no answer is expected.
+    """
+
+    processes: int
+    has_group: bool
+    run: Callable[[dist.ProcessGroup | None, Path], SoakFindings]
+    stopped: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +59,7 @@ class WorkerAnswer:
 @dataclass(frozen=True, slots=True)
 class _Job:
     number: int
-    case: SoakCase
-    around: Mapping[Kind, Around] | None
+    work: Work
     seconds: float
     folder: Path
 
@@ -70,20 +81,18 @@ class World:
         self._workers.kill()
         self._folder.cleanup()
 
-    def run(
-        self, case: SoakCase, *, around: Mapping[Kind, Around] | None, seconds: float
-    ) -> list[WorkerAnswer | int | None]:
-        """Let the processes run a case, in one of them or as a rank each.
+    def run(self, work: Work, *, seconds: float) -> list[WorkerAnswer | int | None]:
+        """Let the processes do their work.
 
-        Returns each one's answer, the exit code of one that ended, or None for one that the case
-        has stopped or that has not answered in time.
+        Returns each one's answer, the exit code of one that ended, or None for one that was
+        stopped or that has not answered in time.
         """
         self._jobs += 1
-        members = case.num_processes
-        job = _Job(self._jobs, case, around, seconds, Path(self._folder.name))
+        members = work.processes
+        job = _Job(self._jobs, work, seconds, Path(self._folder.name))
         for rank in range(members):
             self._workers.give(rank, partial(_run_job, job))
-        silent = {rank for rank in range(members) if not _is_stopped(case, rank)}
+        silent = {rank for rank in range(members) if rank != work.stopped}
         answers: dict[int, WorkerAnswer | int] = {}
         deadline = monotonic() + seconds
         while silent and (left := deadline - monotonic()) > 0:
@@ -102,9 +111,10 @@ class World:
         """End a process, whatever it is doing, and start another one in its place."""
         self._workers.replace(rank)
 
-
-def _is_stopped(case: SoakCase, rank: int) -> bool:
-    return case.fault is not None and (case.fault.kind, case.fault.rank) == ("stop", rank)
+    def clean(self) -> None:
+        """Remove what the processes have written, once none of them writes any more."""
+        for path in Path(self._folder.name).iterdir():
+            shutil.rmtree(path)
 
 
 @contextmanager
@@ -126,17 +136,17 @@ def _run_job(job: _Job, context: WorkerContext) -> WorkerAnswer:
 def _run(job: _Job, context: WorkerContext) -> tuple[SoakFindings | None, str]:
     """Return what was found, or what went wrong."""
     try:
-        if not job.case.uses_processes:
-            return run_case(job.case, None, around=job.around), ""
+        if not job.work.has_group:
+            return job.work.run(None, job.folder), ""
         return _run_as_rank(job, context), ""
     except Exception as error:
         return None, f"{type(error).__name__}: {error}"
 
 
 def _run_as_rank(job: _Job, context: WorkerContext) -> SoakFindings:
-    join_group(context, job.case.num_processes, name=str(job.number), seconds=job.seconds)
+    join_group(context, job.work.processes, name=str(job.number), seconds=job.seconds)
     try:
-        findings = run_case(job.case, dist.group.WORLD, around=job.around, folder=job.folder)
+        findings = job.work.run(dist.group.WORLD, job.folder)
         # Nobody leaves while another still talks to it.
         dist.barrier()
         return findings
