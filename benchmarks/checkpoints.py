@@ -188,9 +188,11 @@ def row(name: str, times: list[Times], base: list[Times]) -> str:
     return "| " + " | ".join([*cells, f"{own / other:.2f}"]) + " |"
 
 
-def table(title: str, found: dict[str, list[Times]]) -> str:
+def table(title: str, what: str, found: dict[str, list[Times]]) -> str:
     lines = [
         f"## {title}",
+        "",
+        f"{what}.",
         "",
         "| what | seconds until done | of the processor | blocked | processor, of torch's |",
         "|---|---|---|---|---|",
@@ -209,19 +211,20 @@ def main() -> None:
     parser.add_argument("--small", type=int, default=1000, help="number of small tensors")
     parser.add_argument("--mebibytes", type=int, default=1024, help="size of the large state")
     options = parser.parse_args()
+    rounds = options.rounds
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # missing in torch's stubs
     small = Subject((16, 16), options.small).train()
     # Parameters of 2048 x 2048 with two averages: 48 MiB each.
     large = Subject((2048, 2048), max(1, round(options.mebibytes / 48))).train()
     sections = [
-        table(f"{title}, {subject.num_bytes / 2**20:.0f} MiB", measure(subject, options.rounds))
-        for title, subject in (
-            (f"{options.small} small parameters with AdamW", small),
-            ("Large parameters with AdamW", large),
+        table(title, f"{what}: {subject.num_bytes / 2**20:.0f} MiB", measure(subject, rounds))
+        for title, what, subject in (
+            ("Many small tensors", f"{options.small} parameters of 1 KiB with AdamW", small),
+            ("Large tensors", "Parameters of 16 MiB with AdamW", large),
         )
     ]
-    spread = f"medians of {options.rounds} runs in turns, with the least and the most"
+    spread = f"medians of {rounds} runs in turns, with the least and the most"
     print(write_result("checkpoints", "Checkpoints", sections, spread=spread))
     dist.destroy_process_group()
 

@@ -31,7 +31,7 @@ ALL_CASES = [
     if not (values[2] == "drop-in" and values[1] in NOT_IN_DROPIN)
 ]
 FEW = [
-    MatrixCase("SIGKILL", "before", "replicas"),
+    MatrixCase("SIGKILL", "before", "pipeline"),
     MatrixCase("SIGKILL", "build", "pipeline"),
     MatrixCase("exit", "evaluate", "replicas"),
     MatrixCase("raise", "clip", "pipeline"),
