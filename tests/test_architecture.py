@@ -37,7 +37,8 @@ LAYERS = (
     ("step", "splitting"),
     ("training",),
     ("measuring", "checkpoint"),
-    ("elastic", "tools"),
+    ("elastic",),
+    ("tools",),
     ("dropin", "cli", "testing", "integrations"),
     ("__init__", "__main__"),
 )

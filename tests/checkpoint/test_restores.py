@@ -142,6 +142,9 @@ def test_fifty_kills_while_restoring_leave_the_others_whole(tmp_path: Path) -> N
     assert kill_many(tmp_path, 50) == {OLD, NEW}
 
 
+# Python itself reports an interrupt in a generator that is being closed, and continues. Which call
+# of the loading that is depends on how many calls there are, so that this failed now and then.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupt_changes_all_or_nothing(tmp_path: Path) -> None:
     # Ctrl-C after the agreement, when the optimizer had its state and the model had not.
     pipeline = make_pipeline(None, tmp_path)
