@@ -70,6 +70,7 @@ _COST_UNITS = {
     "overlap_gain": "SHARE",
     "collective_overlap": "SHARE",
     "wires": "NODE",
+    "host_link": "BYTES/S",
     "microbatch_scale": "FACTOR",
 }
 # One number each; of the others one, or one per stage, rank or microbatch.
@@ -147,7 +148,7 @@ def ranks_option(default: int, help_text: str = "Number of ranks.") -> Decorator
 def with_size(command: Command) -> Command:
     """Add the options for sizes to a command, as its argument `size`."""
 
-    @ranks_option(4, "Number of ranks, for the name of a family.")
+    @ranks_option(4, "Number of ranks, if SCHEDULE is a family.")
     @MICROBATCHES
     @click.option(
         "--stages-per-rank",

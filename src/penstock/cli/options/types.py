@@ -55,7 +55,7 @@ class Numbers(click.ParamType[Any]):
 
     def __init__(self, unit: str, *, is_several: bool) -> None:
         self.name = f"{unit}[,...]" if is_several else unit
-        self._is_bytes = unit == "BYTES"
+        self._is_bytes = unit.startswith("BYTES")
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
