@@ -11,6 +11,8 @@ import pytest
 
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
+from penstock.passes import add_recompute
+from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
 from penstock.view.html.page import page
 from tests.view.timelines import EVERY_FAMILY, EVERY_NAME, UNEVEN, timeline_of
@@ -113,16 +115,16 @@ def test_tables_list_the_numbers_and_their_differences() -> None:
     minus = "\N{MINUS SIGN}"
     assert cells_of(text, "Numbers") == [
         ["end time s", "16", "13", f"{minus}3", "0.812"],
-        ["bubble, all ranks", "25.0 %", "7.7 %", f"{minus}17.3 %", "0.308"],
+        ["bubble, all ranks", "25.0 %", "7.7 %", f"{minus}17.3 points", "0.308"],
         ["longest span of a rank s", "16", "13", f"{minus}3", "0.812"],
-        ["bubble as papers count", "25.0 %", "7.7 %", f"{minus}17.3 %", "0.308"],
+        ["bubble as papers count", "25.0 %", "7.7 %", f"{minus}17.3 points", "0.308"],
         ["peak microbatches", "2", "2", "0", "1.000"],
         ["peak bytes", "2 GiB", "not known"],
-        ["Forward, all ranks s", "8", "8", "0", "1.000"],
-        ["Backward input, all ranks s", "0", "8", "+8"],
-        ["Backward weight, all ranks s", "0", "8", "+8"],
-        ["Full backward, all ranks s", "16", "0", f"{minus}16", "0.000"],
-        ["Idle, all ranks s", "8", "2", f"{minus}6", "0.250"],
+        ["Forward s, all ranks", "8", "8", "0", "1.000"],
+        ["Backward input s, all ranks", "0", "8", "+8"],
+        ["Backward weight s, all ranks", "0", "8", "+8"],
+        ["Full backward s, all ranks", "16", "0", f"{minus}16", "0.000"],
+        ["Idle s, all ranks", "8", "2", f"{minus}6", "0.250"],
     ]
     assert cells_of(text, "Idle time by reason") == [
         ["waiting for forward", "0.25", "0", f"{minus}0.25", "0.000"],
@@ -131,6 +133,13 @@ def test_tables_list_the_numbers_and_their_differences() -> None:
         ["waiting for a transfer", "1", "0", f"{minus}1", "0.000"],
         ["before the first action and after the last", "3.5", "1", f"{minus}2.5", "0.286"],
     ]
+
+
+def test_recomputation_has_a_line_of_its_own() -> None:
+    plain = timeline_of("1F1B", 2, 4)
+    less = simulate(add_recompute(plain.schedule, [(0, 0), (0, 1)]), Costs(forward=1.5))
+    lines = cells_of(page({"plain": plain, "less": less}), "Numbers")
+    assert ["Recompute s, all ranks", "0", "3", "+3"] in lines
 
 
 def test_stages_are_compared_if_the_number_of_stages_is_equal() -> None:

@@ -40,6 +40,11 @@ def test_sliders_change_every_family_at_once(visit_page: Opener) -> None:
     assert refused == [
         "DualPipe needs an even number of ranks (ranks: 5); use 4 or 6, or DualPipeV"
     ]
+    # Ranks were said to hold 9 "activations" beside a figure of 4.5 microbatches.
+    recall(visit, "f=DualPipeV&p=4&m=8")
+    assert "4.5 microbatches" in visit.page.locator("#figures").inner_text()
+    held = visit.page.locator("#moments li").first.inner_text()
+    assert held.endswith("holds at most 4.5 microbatches")
 
 
 def test_dragging_an_action_says_what_breaks_and_undo_mends_it(visit_page: Opener) -> None:

@@ -128,10 +128,12 @@ function paintScale(context, { lanes, timeline }, bottom, colours) {
   if (lanes.memoryStep < MEMORY_LIMITS[0]) return;
   context.fillStyle = colours.text.muted;
   context.font = SMALL_FONT;
-  context.textAlign = "right";
   context.textBaseline = "middle";
-  const most = lanes.isNarrow ? formatNumber(timeline.mostMemory) : shortMemory(timeline.mostMemory, timeline.memoryUnit);
-  context.fillText(timeline.memoryUnit === "bytes" && lanes.isNarrow ? "" : most, lanes.margin - 7, bottom - lanes.memoryStep + 11);
+  // A narrow screen has room for the value and its unit above the curve only.
+  context.textAlign = lanes.isNarrow ? "left" : "right";
+  const x = lanes.isNarrow ? lanes.margin + 2 : lanes.margin - 7;
+  const most = shortMemory(timeline.mostMemory, timeline.memoryUnit);
+  context.fillText(most, x, bottom - lanes.memoryStep + 11);
   context.fillStyle = colours.text.memory;
 }
 

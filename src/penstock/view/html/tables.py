@@ -41,24 +41,30 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
     values = list(timelines.values())
     lines = [
         _line("end time s", [timeline.end_time for timeline in values], format_number),
-        _line("bubble, all ranks", [timeline.bubble_rate for timeline in values], format_share),
+        _line("bubble, all ranks", [t.bubble_rate for t in values], format_share, _points),
         _line("longest span of a rank s", [t.longest_span for t in values], format_number),
-        _line("bubble as papers count", [t.papers_bubble_rate for t in values], format_share),
+        _line(
+            "bubble as papers count",
+            [t.papers_bubble_rate for t in values],
+            format_share,
+            _points,
+        ),
         _line("peak microbatches", [t.peak_microbatches for t in values], format_number),
     ]
     if any(timeline.peak_bytes for timeline in values):
         lines.append(_byte_line("peak bytes", [t.peak_bytes for t in values]))
     lines += [
-        _line(f"{LOOKS[kind].label}, all ranks s", seconds, format_number)
-        for kind in COMPUTE_KINDS
+        _line(f"{LOOKS[kind].label} s, all ranks", seconds, format_number)
+        for kind in (*COMPUTE_KINDS, Kind.RECOMPUTE)
         if any(seconds := [_seconds(timeline, kind) for timeline in values])
     ]
     idle = [sum(timeline.idle_seconds) for timeline in values]
-    lines.append(_line("Idle, all ranks s", idle, format_number))
+    lines.append(_line("Idle s, all ranks", idle, format_number))
     note = (
         "The end time is from the first start to the end of the last rank, which is what a step "
         "costs if ranks wait for each other; the bubble is the idle share of all ranks in it. "
-        "Papers count from the first action of the slowest rank to its last."
+        "Papers count from the first action of the slowest rank to its last. A microbatch in "
+        "memory is one rank's share of its activations. Differences and ratios are to the first."
     )
     table = _table(_headings(list(timelines)), lines)
     return _section("Numbers", f'{table}<p class="note">{note}</p>')
@@ -112,7 +118,9 @@ def idle_section(idles: Mapping[str, Idle]) -> str:
         f'<p class="note">{escape(name) if len(idles) > 1 else "all ranks"}</p>{_reason_bar(idle)}'
         for name, idle in idles.items()
     )
-    return _section("Idle time by reason", bars + _table(_headings(list(idles)), lines))
+    return _section(
+        "Idle time by reason", bars + _table(_headings(list(idles), "seconds of all ranks"), lines)
+    )
 
 
 def rank_section(timelines: Mapping[str, Timeline]) -> str:
@@ -141,7 +149,7 @@ def stage_section(timelines: Mapping[str, Timeline]) -> str:
         )
         for stage, kind in keys
     ]
-    table = _table(_headings(list(timelines)), lines)
+    table = _table(_headings(list(timelines), "mean seconds"), lines)
     content = f"<details><summary>Mean time of an action</summary>{table}</details>"
     return _section("Stages", content)
 
@@ -187,19 +195,33 @@ def _rank_table(timeline: Timeline) -> str:
     return _table([*headings, *(["peak bytes"] * has_bytes)], lines)
 
 
-def _headings(names: Sequence[str]) -> list[str]:
+def _headings(names: Sequence[str], unit: str = "") -> list[str]:
     """Return a column per timeline, plus difference and ratio for all but the first."""
-    return ["", names[0], *(cell for name in names[1:] for cell in (name, "difference", "ratio"))]
+    return [
+        unit,
+        names[0],
+        *(cell for name in names[1:] for cell in (name, "difference", "ratio")),
+    ]
 
 
-def _line(label: str, values: Sequence[float], format_value: Callable[[float], str]) -> list[str]:
+def _line(
+    label: str,
+    values: Sequence[float],
+    format_value: Callable[[float], str],
+    format_difference: Callable[[float], str] | None = None,
+) -> list[str]:
     first = values[0]
     cells = [label, format_value(first)]
     for value in values[1:]:
         more = 0.0 if isclose(value, first) else value - first
         ratio = f"{value / first:.3f}" if first else ""
-        cells += [format_value(value), _signed(more, format_value), ratio]
+        cells += [format_value(value), _signed(more, format_difference or format_value), ratio]
     return cells
+
+
+def _points(share: float) -> str:
+    """Return the difference of two percentages, which is not a percentage."""
+    return f"{100 * share:.1f} points"
 
 
 def _byte_line(label: str, values: Sequence[float]) -> list[str]:

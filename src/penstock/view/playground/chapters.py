@@ -68,8 +68,8 @@ _CHAPTERS = (
         8,
         "A backward has two halves. The next rank waits for the gradient of the inputs (I) only; "
         "the gradient of the weights (W) can wait, and fills gaps. With two stages per rank in "
-        "the shape of a V, ranks idle {bubble} of the step, while it starts and ends, with the "
-        "memory of 1F1B.",
+        "the shape of a V, ranks are idle for {bubble} of the step, at its start and its end, and "
+        "hold no more than with 1F1B.",
         "Raise Transfer to 0.2 and compare all families below: which suffers most?",
     ),
 )

@@ -80,8 +80,9 @@ class Player {
       const moment = momentOf(timeline, rank, now);
       if (this.isAtEnd && moment.state === "done" && numbers) {
         const idle = (100 * numbers.rankBubbles[rank]).toFixed(1);
-        const held = numbers.rankActivations[rank];
-        moment.text = `idle ${idle} % of the step; holds at most ${countText(held, "activation")}`;
+        // In microbatches, as in the figures above: a rank with several stages holds parts of one.
+        const held = (numbers.rankActivations[rank] * schedule.numRanks) / schedule.numParts;
+        moment.text = `idle ${idle} % of the step; ${schedule.isForwardOnly ? "keeps nothing" : `holds at most ${countText(held, "microbatch")}`}`;
       }
       return make("li", { class: moment.state }, this.dot(moment, shades), make("span", { class: "rank" }, `rank ${rank}`), make("span", {}, moment.text));
     });
