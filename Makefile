@@ -52,9 +52,11 @@ scripts:
 	    $(TYPESCRIPT) -p src/penstock/view/html && $(TYPESCRIPT) -p src/penstock/view/playground; \
 	else echo "no Node: the types of scripts are not checked"; fi
 
-# The documentation, into site/; with a server, on which the search box works too.
+# The documentation of this version, into site/VERSION beside others that are there; with a server,
+# on which the search box works too.
 docs: $(READY)
-	$(MKDOCS) build
+	$(MKDOCS) build --site-dir "site/$$($(BIN)/python -c 'import penstock; print(penstock.__version__)')"
+	$(BIN)/python -m docs_build.versions site
 
 docs-serve: $(READY)
 	$(MKDOCS) serve
