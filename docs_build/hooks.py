@@ -12,6 +12,7 @@ from docs_build.pictures import Sizes, draw_pictures, price
 from docs_build.reference import commands_page, reference_pages
 from docs_build.results import read_results, show_others, show_results
 from docs_build.scripts import examples_page
+from docs_build.unbuilt_links import with_site_links
 from penstock import view
 from penstock.view.playground.page import playground
 
@@ -53,8 +54,9 @@ def on_page_markdown(markdown: str, *, page: "Page", files: Files, **_: object) 
     """Draw the pictures of a page, show its results, and add its next steps at the end."""
     pages = {file.src_uri: file.content_string for file in files.documentation_pages()}
     measured = show_results(show_others(markdown, pages.values(), _RESULTS), _RESULTS)
+    linked = with_site_links(page.file.src_uri, measured)
     titles = {name: _title(text) for name, text in pages.items()}
-    return with_next_steps(page.file.src_uri, draw_pictures(measured), titles)
+    return with_next_steps(page.file.src_uri, draw_pictures(linked), titles)
 
 
 def _title(markdown: str) -> str:

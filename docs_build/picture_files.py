@@ -3,16 +3,18 @@
     python -m docs_build.picture_files    # draw them again after a page or the simulator changed
 
 Every comment that requests a picture is followed by a link to its file, which this writes too.
-The files suit light and dark pages.
+The files suit light and dark pages. For the same viewers the playground is a file too.
 """
 
 import re
+from os.path import relpath
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from docs_build.memory_curves import memory_drawing
 from docs_build.pictures import REQUEST, Request, caption_of, joined, read_request
 from penstock.atomic_files import write_atomically
+from penstock.view.playground.page import playground
 from penstock.view.svg import timeline_drawing
 
 __all__ = ["expected_files", "with_links"]
@@ -27,8 +29,8 @@ _STYLE = (
 
 def expected_files() -> dict[Path, str]:
     """Return every page with pictures and every picture, by path, as they should be."""
-    files: dict[Path, str] = {}
-    for page in sorted((_ROOT / "docs").rglob("*.md")):
+    files = {Path("playground.html"): playground()}
+    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").rglob("*.md"))):
         text = page.read_text(encoding="utf-8")
         requests = [found[1] for found in REQUEST.finditer(text)]
         if requests:
@@ -40,13 +42,11 @@ def expected_files() -> dict[Path, str]:
 
 def with_links(text: str, page: Path) -> str:
     """Return a page on which every request is followed by a link to its picture."""
-    up = "../" * (len(page.parts) - 2)
+    folder = relpath(_FOLDER, page.parent)
 
     def linked(found: re.Match[str]) -> str:
         captions = "; ".join(caption_of(each) for each in read_request(found[1]).timelines)
-        return (
-            f"<!-- picture: {found[1]} -->\n![{captions}]({up}pictures/{_path_of(found[1]).name})"
-        )
+        return f"<!-- picture: {found[1]} -->\n![{captions}]({folder}/{_path_of(found[1]).name})"
 
     return REQUEST.sub(linked, text)
 

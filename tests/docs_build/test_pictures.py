@@ -1,6 +1,8 @@
 """Pictures match their timeline, and pages get the pictures they request."""
 
 import re
+import zlib
+from base64 import b64decode
 from pathlib import Path
 from xml.etree.ElementTree import fromstring
 
@@ -91,9 +93,24 @@ def test_site_shows_the_drawn_picture_in_place_of_the_linked_file() -> None:
     assert draw_pictures(page) == draw_pictures(f"before\n\n{request}\n\nafter")
 
 
+def inflated(text: str) -> str:
+    """Return a page with its compressed columns unpacked: zlib's versions compress differently."""
+    return re.sub(
+        r'"deflated":"([^"]+)"',
+        lambda found: zlib.decompress(b64decode(found[1]), -zlib.MAX_WBITS).hex(),
+        text,
+    )
+
+
 def test_pages_and_picture_files_are_current() -> None:
     files = expected_files()
-    wrong = [str(path) for path, text in files.items() if (ROOT / path).read_text("utf-8") != text]
+    # The README's picture was a figure of an older simulator; its playground is a file as well.
+    assert {Path("README.md"), Path("playground.html")} <= set(files)
+    wrong = [
+        str(path)
+        for path, text in files.items()
+        if inflated((ROOT / path).read_text("utf-8")) != inflated(text)
+    ]
     assert wrong == [], "run: python -m docs_build.picture_files"
     committed = {path.relative_to(ROOT) for path in (ROOT / "docs" / "pictures").glob("*.svg")}
     assert committed == {path for path in files if path.suffix == ".svg"}

@@ -77,6 +77,12 @@ def test_the_header_names_the_version(site: Path) -> None:
         assert f'title="Penstock {penstock.__version__}"' in text, page
 
 
+def test_the_playground_page_opens_the_one_of_the_site(site: Path) -> None:
+    text = (site / "playground.html").read_text()
+    assert 'href="live/playground.html"' in text
+    assert (site / "live" / "playground.html").exists()
+
+
 def test_every_picture_is_drawn(site: Path) -> None:
     for page in nav():
         assert "<!-- picture:" not in (site / page).with_suffix(".html").read_text(), page
