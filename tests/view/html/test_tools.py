@@ -37,7 +37,7 @@ def test_after_its_last_action_a_rank_is_done(visit_page: Opener) -> None:
     box = visit.ask("box", 0, find_row(timeline, "3B7"))
     visit.page.mouse.move(box["x"] + box["width"] + 20, box["y"] + 5)
     end = f"{timeline.end_time:g}"
-    assert text_of(visit, "#tip") == f"done\nidle until the step ends at {end}"
+    assert text_of(visit, "#tip") == f"done\nidle until the step ends at {end} s"
 
 
 def test_wheel_alone_scrolls_the_page(visit_page: Opener) -> None:

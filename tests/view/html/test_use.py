@@ -23,13 +23,13 @@ def test_tooltip_of_an_action_has_its_times_and_dependencies(visit_page: Opener)
     assert text_of(visit, "#tip").splitlines() == [
         "2F0 Forward, rank 2",
         "time",
-        "2.5 to 3.5 (1)",
+        "2.5 to 3.5 s (1 s)",
         "memory",
         "1 activation",
         "depends on",
         "1F0 on rank 1",
         "waited for",
-        "1F0 on rank 1, which ended at 2.25",
+        "1F0 on rank 1, which ended at 2.25 s",
         "needed by",
         "3F0 on rank 3, 2B0 on rank 2",
     ]
@@ -42,7 +42,7 @@ def test_tooltip_of_idle_time_has_its_reason(visit_page: Opener) -> None:
     visit = visit_page(page(timeline), viewport=DESK)
     box = visit.ask("box", 0, find_row(timeline, "0B0"))
     visit.page.mouse.move(box["x"] - 20, box["y"] + 5)
-    assert text_of(visit, "#tip") == "idle until 11.5\n0B0 waits for 1B0 on rank 1"
+    assert text_of(visit, "#tip") == "idle until 11.5 s\n0B0 waits for 1B0 on rank 1"
 
 
 def test_click_selects_the_chain_and_escape_clears_it(visit_page: Opener) -> None:

@@ -31,14 +31,14 @@ function actionsOnRanks(timeline, rows) {
 
 function timeText(timeline, row) {
   const [start, end] = [timeline.start[row], timeline.end[row]];
-  return `${formatTime(start)} to ${formatTime(end)}`;
+  return `${formatTime(start)} to ${formatTime(end)} s`;
 }
 
 /** Describe what an action waited for. */
 function waitText(timeline, row) {
   const need = timeline.waitedFor(row);
   if (need !== NOTHING) {
-    return `${actionOnRank(timeline, need)}, which ended at ${formatTime(timeline.end[need])}`;
+    return `${actionOnRank(timeline, need)}, which ended at ${formatTime(timeline.end[need])} s`;
   }
   if (timeline.followsAtOnce(row)) return "nothing; its rank was busy until it started";
   return timeline.needs(row).length ? "nothing; every input was there" : "nothing";
@@ -47,7 +47,7 @@ function waitText(timeline, row) {
 function factsOf(timeline, row) {
   const seconds = timeline.end[row] - timeline.start[row];
   return [
-    ["time", `${timeText(timeline, row)} (${formatTime(seconds)})`],
+    ["time", `${timeText(timeline, row)} (${formatTime(seconds)} s)`],
     ["memory", formatMemory(timeline.memory[row], timeline.memoryUnit)],
     ["depends on", actionsOnRanks(timeline, timeline.needs(row))],
     ["waited for", waitText(timeline, row)],
@@ -70,16 +70,16 @@ function describeMemory(panel, rank, time, row) {
   const { timeline } = panel;
   const held = formatMemory(panel.heldAt(rank, time), timeline.memoryUnit);
   const runs = row === NOTHING ? "idle" : `runs ${timeline.text(row)}`;
-  return [make("div", make("strong", `holds ${held}`)), make("div", `rank ${rank} at ${formatTime(time)}; ${runs}`)];
+  return [make("div", make("strong", `holds ${held}`)), make("div", `rank ${rank} at ${formatTime(time)} s; ${runs}`)];
 }
 
 /** Describe why a rank is idle until its next action. */
 function describeIdle(timeline, next) {
   if (next === NOTHING) {
-    return [make("div", make("strong", "done")), make("div", `idle until the step ends at ${formatTime(timeline.seconds)}`)];
+    return [make("div", make("strong", "done")), make("div", `idle until the step ends at ${formatTime(timeline.seconds)} s`)];
   }
   const [text, need] = [timeline.text(next), timeline.waitedFor(next)];
-  const until = `idle until ${formatTime(timeline.start[next])}`;
+  const until = `idle until ${formatTime(timeline.start[next])} s`;
   const reason = need === NOTHING ? `then ${text}` : `${text} waits for ${actionOnRank(timeline, need)}`;
   return [make("div", make("strong", until)), make("div", reason)];
 }
@@ -117,5 +117,5 @@ function twinText(timeline, row, other, twin) {
   const there = other.end[twin] - other.start[twin];
   const more = there - (timeline.end[row] - timeline.start[row]);
   const difference = `${more < 0 ? "−" : "+"}${formatTime(Math.abs(more))}`;
-  return `${timeText(other, twin)} (${formatTime(there)}, ${difference})`;
+  return `${timeText(other, twin)} (${formatTime(there)} s, ${difference} s)`;
 }
