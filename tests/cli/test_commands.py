@@ -256,8 +256,8 @@ def test_explain_prints_the_critical_path_and_idle_time() -> None:
     lines = run("explain", "1F1B", *SIZE, "--transfer", "0.5").output.splitlines()
     assert lines[0] == "The last rank ends after 10 s; ranks are idle for 40.0 % of that."
     assert "0F0 > 1F0 > 1B0 > 1F1 > 1B1 > 0B1" in lines
-    assert "by kind: F 3, B 6, transfer 1" in lines
-    assert "waiting for: B 3, transfer 1" in lines
+    assert "seconds by kind: F 3, B 6, transfer 1" in lines
+    assert "seconds of all ranks, waiting for: B 3, transfer 1" in lines
 
 
 @pytest.mark.parametrize(

@@ -210,10 +210,10 @@ def explanation_view(found: Explanation) -> RenderableType:
         Text(),
         Text("Critical path", style="bold"),
         Text(_links(found)),
-        Text(f"by kind: {_by_cause(found.critical_seconds)}"),
+        Text(f"seconds by kind: {_by_cause(found.critical_seconds)}"),
         Text(),
         Text("Idle time", style="bold"),
-        Text(f"waiting for: {_by_cause(found.idle_seconds) or 'nothing'}"),
+        Text(f"seconds of all ranks, waiting for: {_by_cause(found.idle_seconds) or 'nothing'}"),
         _gap_table(found.gaps),
         Text(),
         Text("What a 5 % lower cost would save", style="bold"),
@@ -285,7 +285,7 @@ def _by_cause(seconds: Mapping[str, float]) -> str:
 def _gap_table(gaps: Sequence[Gap]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("longest gaps")
-    for title in ("from", "to", "idle", "transfer"):
+    for title in ("from s", "to s", "idle s", "transfer s"):
         table.add_column(title, justify="right")
     table.add_column("because")
     longest = sorted(gaps, key=lambda gap: (-gap.seconds, gap.start))[:_MAX_GAPS]
@@ -304,10 +304,10 @@ def _gap_table(gaps: Sequence[Gap]) -> Table:
 def _saving_table(found: Explanation) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("cost")
-    table.add_column("saves", justify="right")
+    table.add_column("saves s", justify="right")
     table.add_column("of the step", justify="right")
     for saving in found.savings:
-        table.add_row(saving.cost, format_number(saving.seconds), f"{saving.share:.2%}")
+        table.add_row(saving.cost, format_number(saving.seconds), format_share(saving.share))
     return table
 
 

@@ -36,7 +36,7 @@ Command: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[Command], Command]
 
 JSON = click.option(
-    "--json", "as_json", is_flag=True, help="Print everything, as JSON, instead of pictures."
+    "--json", "as_json", is_flag=True, help="Print everything that is known, as JSON."
 )
 BOUNDARY = click.option(
     "--boundary",
@@ -84,9 +84,9 @@ _SINGLE_COSTS = (
 )
 # By field of Costs.
 _COST_HELP = {
-    "forward": "Seconds of a forward.",
-    "backward_input": "Seconds of a backward for inputs.",
-    "backward_weight": "Seconds of a backward for weights.",
+    "forward": "Seconds of a forward; 1 if no costs are given.",
+    "backward_input": "Seconds of a backward for inputs; 1 if no costs are given.",
+    "backward_weight": "Seconds of a backward for weights; 1 if no costs are given.",
     "full_backward": "Seconds of a full backward; by default the sum of its two halves.",
     "transfer": "Seconds that a value takes from rank to rank.",
     "send": "Seconds that a send keeps its rank busy.",
