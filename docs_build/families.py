@@ -75,12 +75,13 @@ ENTRIES: dict[str, Entry] = {
     ),
     "ZB-H1": Entry(
         (_ZERO_BUBBLE,),
-        "A third of the bubble of 1F1B with its memory, its messages and one stage per rank: the "
-        "first thing to try after 1F1B.",
+        "A third of the idle time of 1F1B with its memory, its messages and one stage per rank: "
+        "the first thing to try after 1F1B.",
     ),
     "ZB-H2": Entry(
         (_ZERO_BUBBLE,),
-        "No bubble where F, I and W take the same time, for almost twice the memory of 1F1B.",
+        "No gaps between the first and the last action of a rank where F, I and W take the same "
+        "time, for almost twice the memory of 1F1B.",
     ),
     "InterleavedZeroBubble": Entry(
         (_ZERO_BUBBLE, _MEGATRON),
@@ -88,8 +89,9 @@ ENTRIES: dict[str, Entry] = {
     ),
     "ZBV": Entry(
         (_ZERO_BUBBLE,),
-        "No bubble at equal costs with the memory of 1F1B, the same on every rank; embedding and "
-        "head are on one rank, which suits tied weights. Needs fast links: two stages per rank.",
+        "No gaps in a rank's work at equal costs with the memory of 1F1B, the same on every rank; "
+        "embedding and head are on one rank, which suits tied weights. Needs fast links: two "
+        "stages per rank.",
     ),
     "V-Half": Entry(
         (_CONTROLLABLE,),

@@ -218,7 +218,7 @@ def test_json_has_the_same_content(killed: Path) -> None:
             ["1F1B", "ZBV"],
             "explain takes one schedule, or a plan and its recorded step (got 1F1B, ZBV)",
         ),
-        (["no.flight"], "[Errno 2] No such file or directory: 'no.flight'"),
+        (["no.flight"], "no.flight: no such file or directory"),
     ],
 )
 def test_unusable_sources_are_rejected(arguments: list[str], message: str) -> None:

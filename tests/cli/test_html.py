@@ -34,4 +34,4 @@ def test_error_names_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "nowhere" / "page.html"
     result = CliRunner().invoke(main, ["show", "1F1B", *SIZE, "--html", str(file)])
     assert result.exit_code == 2
-    assert result.stderr == f"penstock: [Errno 2] No such file or directory: '{file}'\n"
+    assert result.stderr == f"penstock: {file}: no such file or directory\n"

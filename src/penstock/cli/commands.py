@@ -78,8 +78,15 @@ class _Group(click.Group):
         except (PenstockError, OSError) as error:
             if isinstance(error, PipelineError) and error.__cause__ is not None:
                 click.echo("".join(format_exception(error.__cause__)), err=True)
-            click.echo(f"penstock: {error}", err=True)
+            click.echo(f"penstock: {_describe(error)}", err=True)
             ctx.exit(2)
+
+
+def _describe(error: Exception) -> str:
+    """Return an error as one sentence; the system's begin with a number and a capital."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -49,14 +49,14 @@ class _Path:
 
 
 def v_half(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Hold half the activations of ZBV, with half the bubble of 1F1B at equal costs."""
+    """Hold half the activations of ZBV, with at most half the idle time of 1F1B at equal costs."""
     require_stages_per_rank("V-Half", stages_per_rank, 2, instead="InterleavedZeroBubble")
     path = _Path(down=2, up=1, waits=(0, 0 if ranks % 2 else 3, 1))
     return _pull_forward("V-Half", path, ranks, microbatches, limit=2 * ((ranks + 2) // 2))
 
 
 def v_min(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Hold a third of the activations of ZBV, with two thirds of 1F1B's bubble at equal costs."""
+    """Hold a third of the activations of ZBV, idle at most two thirds as long as 1F1B."""
     require_stages_per_rank("V-Min", stages_per_rank, 2, instead="InterleavedZeroBubble")
     # The waits keep the moves of a rank apart. Where ranks % 3 is 2, none are needed, but memory
     # has room for a path that waits at every turn, and the bubble is then two slots smaller.

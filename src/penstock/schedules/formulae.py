@@ -111,7 +111,7 @@ FORMULAE: dict[str, Formulae] = {
     ),
     "V-Min": Formulae(
         Formula(
-            "at most two thirds of 1F1B's",
+            "at most two thirds that of 1F1B",
             lambda at: (at.p - 1) * at.whole * 2 / 3,
             is_exact=False,
             for_equal_costs=True,

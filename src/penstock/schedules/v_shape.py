@@ -13,7 +13,7 @@ __all__ = ["zbv"]
 
 
 def zbv(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
-    """Follow the fixed V order: as many activations as 1F1B, no bubble at equal costs."""
+    """Follow the fixed V order: the activations of 1F1B, and ranks without gaps at equal costs."""
     require_stages_per_rank("ZBV", stages_per_rank, 2, instead="InterleavedZeroBubble")
     placement = Placement.v(ranks)
     # With fewer microbatches than fill the V, the order is that of a full one, thinned out.

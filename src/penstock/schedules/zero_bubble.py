@@ -17,13 +17,13 @@ __all__ = ["weave", "zero_bubble_h1", "zero_bubble_h2"]
 
 
 def zero_bubble_h1(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Run 1F1B with weight work deferred by one microbatch per rank: a third of the bubble."""
+    """Run 1F1B with deferred weight work: a third of its idle time at equal costs."""
     require_stages_per_rank("ZB-H1", stages_per_rank, 1, instead="InterleavedZeroBubble")
     return _handcrafted("ZB-H1", ranks, microbatches, depth=1)
 
 
 def zero_bubble_h2(ranks: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
-    """Leave no bubble at equal costs, with up to 2 * ranks - 1 activations per rank."""
+    """Start with up to 2 * ranks - 1 forwards, so that ranks have no gaps at equal costs."""
     require_stages_per_rank("ZB-H2", stages_per_rank, 1, instead="ZBV")
     return _handcrafted("ZB-H2", ranks, microbatches, depth=2)
 
