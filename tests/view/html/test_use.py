@@ -127,6 +127,11 @@ def test_shift_with_an_arrow_selects_the_neighbouring_action(visit_page: Opener)
         press(visit, f"Shift+Arrow{key}")
         walked.append(str(timeline.schedule.rows.action(visit.ask("marks", 0)["selected"])))
     assert walked == ["0F0", "0F1", "0F2", "1F0", "1F0", "0F1"]
+    # The keys zoomed around the middle, and left what was selected behind.
+    for key in "+++":
+        press(visit, key)
+    left, right = visit.ask("window")
+    assert left < 1.5 < right < timeline.end_time / 2
 
 
 def test_critical_path_memory_and_theme_can_be_toggled(visit_page: Opener) -> None:

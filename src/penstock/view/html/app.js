@@ -175,6 +175,19 @@ class App {
     this.paintMarks();
   }
 
+  /** Zoom around the selected action, or the middle of what is shown. */
+  zoom(factor) {
+    const { goalLeft, goalRight } = this.window;
+    let share = 0.5;
+    if (this.selected) {
+      const { timeline } = this.panels[this.selected.panel];
+      const { row } = this.selected;
+      const middle = (timeline.start[row] + timeline.end[row]) / 2;
+      if (goalLeft <= middle && middle <= goalRight) share = (middle - goalLeft) / (goalRight - goalLeft);
+    }
+    this.window.zoom(factor, share);
+  }
+
   /** Scroll a row into view, and zoom in if it is too narrow to see. */
   reveal(at, row) {
     const { timeline } = this.panels[at];

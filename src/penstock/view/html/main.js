@@ -29,8 +29,8 @@ async function start() {
 
 function connectButtons(app) {
   const actions = {
-    "zoom-in": () => app.window.zoom(KEY_ZOOM),
-    "zoom-out": () => app.window.zoom(1 / KEY_ZOOM),
+    "zoom-in": () => app.zoom(KEY_ZOOM),
+    "zoom-out": () => app.zoom(1 / KEY_ZOOM),
     reset: () => app.window.reset(),
     critical: () => app.toggleCritical(),
     memory: () => app.toggleMemory(),
@@ -59,9 +59,9 @@ function connectButtons(app) {
 /** Letters work everywhere except in the search box; arrows act on the focused panel. */
 function connectKeys(app) {
   const anywhere = {
-    "+": () => app.window.zoom(KEY_ZOOM),
-    "=": () => app.window.zoom(KEY_ZOOM),
-    "-": () => app.window.zoom(1 / KEY_ZOOM),
+    "+": () => app.zoom(KEY_ZOOM),
+    "=": () => app.zoom(KEY_ZOOM),
+    "-": () => app.zoom(1 / KEY_ZOOM),
     0: () => app.window.reset(),
     c: () => app.toggleCritical(),
     m: () => app.toggleMemory(),
