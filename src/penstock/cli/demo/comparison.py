@@ -38,7 +38,8 @@ def compare_and_show(
     console.print()
     console.print(_memory_table(results, memory))
     console.print(
-        f"medians of {rounds} steps each, run in turn; predicted from the measured pieces"
+        f"medians of {rounds} steps each, run in turn; the spread is the range of their middle "
+        "half; predicted from the measured pieces; the peak is that of the fullest rank"
     )
     console.print(describe_times(results))
     if task.device == "cpu" and task.ranks >= (cpu_count() or 1):

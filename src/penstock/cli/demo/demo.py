@@ -66,7 +66,7 @@ _PLAN = "plan"
     help="Folder for the page and other files.",
 )
 def demo_command(ranks: int, schedule: str, steps: int, device: str | None, output: Path) -> None:
-    """Measure, plan and train a small GPT in local processes, in about two minutes.
+    """Measure, plan and train a small GPT in local processes, in a minute or two.
 
     The plan keeps a memory limit. Every loss is compared with that of the unsplit model, and the
     plan with 1F1B, GPipe and the best family within the limit on this machine. What explains the

@@ -63,7 +63,8 @@ def _measure(console: Console, task: Task) -> Costs:
     console.print(_cost_table(task, found.costs))
     console.print(
         f"milliseconds of one microbatch, with a typical spread of {found.spread:.0%}; F is the "
-        "forward, I and W the backward for inputs and weights, B both at once"
+        "forward, I and W the backward for inputs and weights, B both at once; constant bytes are "
+        "parameters, gradients and optimizer, those of a microbatch its activations"
     )
     return found.costs
 
@@ -120,6 +121,11 @@ def _plan(console: Console, task: Task, costs: Costs) -> Preparation:
         f"{_BASELINES[0]} plus a margin of {_MARGIN:.0%}"
     )
     console.print(_plan_table(found))
+    console.print(
+        "end time: from the first start to the end of the last rank; bubble: the idle share of "
+        "all ranks in it; peak: bytes of the fullest rank; above the bound: how much slower than "
+        "the best order of these cuts it is at most"
+    )
     console.print(_describe_gap(best))
     console.print(_describe_limit(limit, best, free, baselines[1]))
     rival = best_family(task, costs, memory=limit)
