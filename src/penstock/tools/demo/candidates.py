@@ -26,6 +26,7 @@ from penstock.sim.timeline import Timeline
 from penstock.tools.demo.task import Task
 
 __all__ = [
+    "MESSAGE_HANDICAP",
     "DemoCandidate",
     "PlannedCandidate",
     "best_family",
@@ -37,7 +38,7 @@ __all__ = [
 
 # How many times faster a schedule with twice as many messages must be. Costs that have the time of
 # the host per action and message make this unnecessary.
-_MESSAGE_HANDICAP = 1.1
+MESSAGE_HANDICAP = 1.1
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _seconds_with_messages(one: PlannedCandidate) -> float:
 
 def _handicapped(seconds: float, placement: Placement) -> float:
     is_one_each = placement.num_stages == placement.num_ranks
-    return seconds * (1.0 if is_one_each else _MESSAGE_HANDICAP)
+    return seconds * (1.0 if is_one_each else MESSAGE_HANDICAP)
 
 
 def plan_candidate(
