@@ -39,8 +39,9 @@ def test_what_is_below_the_variation_is_level() -> None:
         result("the plan", "ZB-H1", 0.9, 1.0, 1.1), result("1F1B", "1F1B", 0.98, 0.98)
     )
     assert outcome == (
-        "the plan and 1F1B, the best family within the limit, are level: 1F1B took 2.0 % less "
-        "(predicted: 15.4 % longer), and steps of one schedule vary by up to 10.0 %"
+        "the plan and 1F1B, the best family within the limit, are level within the noise: 1F1B "
+        "took 2.0 % less (predicted: 15.4 % longer), and steps of one schedule vary by up to "
+        "10.0 %"
     )
 
 

@@ -59,9 +59,9 @@ def compare_with_family(planned: Result, family: Result) -> str:
         )
     if measured >= -variation:
         return (
-            f"the plan and {name}, the best family within the limit, are level: {name} took "
-            f"{_signed_share(measured)} (predicted: {_signed_share(predicted)}), and steps of one "
-            f"schedule vary by up to {format_share(variation)}"
+            f"the plan and {name}, the best family within the limit, are level within the noise: "
+            f"{name} took {_signed_share(measured)} (predicted: {_signed_share(predicted)}), and "
+            f"steps of one schedule vary by up to {format_share(variation)}"
         )
     return (
         f"{name}, the best family within the limit, was faster: it took {_signed_share(measured)} "

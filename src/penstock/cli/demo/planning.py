@@ -38,12 +38,15 @@ _KEPT = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 class Preparation:
     """The costs of the pieces, the plan, its memory limit per rank, and the baselines.
 
-    The baselines are well-known families, and the one that is predicted to be best in the limit.
+    Predictions may reach `room`, which is the limit less a margin, because measured bytes are a
+    few per cent off. The baselines are well-known families, and the one that is predicted to be
+    best in that room.
     """
 
     costs: Costs
     planned: PlannedCandidate
     memory: float
+    room: float
     baselines: tuple[DemoCandidate, ...]
 
 
@@ -117,8 +120,9 @@ def _plan(console: Console, task: Task, costs: Costs) -> Preparation:
             seconds=_SECONDS_PER_PLAN,
         )
     console.print(
-        f"memory limit: {format_bytes(limit)} per rank, which is the prediction for "
-        f"{_BASELINES[0]} plus a margin of {_MARGIN:.0%}"
+        f"memory limit: {format_bytes(limit)} per rank; predictions may reach "
+        f"{format_bytes(needed)}, as that of {_BASELINES[0]} does, because real bytes are a few "
+        "per cent off"
     )
     console.print(_plan_table(found))
     console.print(
@@ -128,10 +132,10 @@ def _plan(console: Console, task: Task, costs: Costs) -> Preparation:
     )
     console.print(describe_choice(found))
     console.print(_describe_limit(limit, best, free, baselines[1]))
-    rival = best_family(task, costs, memory=limit)
+    rival = best_family(task, costs, memory=needed)
     if rival is not None and rival.name not in _BASELINES:
         baselines = (rival, *baselines)
-    return Preparation(costs, best, limit, baselines)
+    return Preparation(costs, best, limit, needed, baselines)
 
 
 def _plan_table(found: list[PlannedCandidate]) -> Table:
