@@ -1,5 +1,7 @@
 """The plan of the demo: which one is taken, and why."""
 
+from typing import Literal
+
 import pytest
 
 from penstock.cli.demo.planning import describe_choice
@@ -11,7 +13,7 @@ pytest.importorskip("torch")
 from penstock.tools.demo.candidates import PlannedCandidate
 
 
-def planned(placement: str, costs: Costs) -> PlannedCandidate:
+def planned(placement: Literal["loop", "v"], costs: Costs) -> PlannedCandidate:
     found = plan(costs, ranks=2, microbatches=4, placement=placement, effort=2000)
     return PlannedCandidate(found, (1,) * found.schedule.num_stages)
 
