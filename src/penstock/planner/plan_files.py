@@ -16,7 +16,8 @@ from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import PenstockError, PlanError
 from penstock.ir.schedule import Schedule
-from penstock.planner.problem import SchedulingProblem, count_bytes
+from penstock.planner.limits import count_bytes
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
 from penstock.sim.engine import simulate
 from penstock.sim.period import require_boundary

@@ -9,22 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Any
 
 import numpy as np
 
 from penstock.costs import COLLECTIVES, Costs
 from penstock.costs.given import costs_or_unit
-from penstock.errors import ArgumentError, MemoryLimitError, SizeError
+from penstock.errors import MemoryLimitError, SizeError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Bools, Floats
+from penstock.planner.limits import count_bytes, read_limits, usable_room
 from penstock.schedules.sizes import require_whole_number
 from penstock.sim.memory import resident_bytes
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, require_boundary
-from penstock.untrusted import quote, to_quantity
 
-__all__ = ["SchedulingProblem", "count_bytes", "read_limits"]
+__all__ = ["SchedulingProblem"]
 
 # A sum of bytes that just fits is not refused because of its last bit.
 _GRACE = 1e-12
@@ -266,6 +265,18 @@ class SchedulingProblem:
         return np.array(self.memory) - self.resident
 
     @cached_property
+    def usable_room(self) -> Floats:
+        """Per rank, the bytes of its room that an order can fill; see `limits.py`."""
+        if not self.is_even:
+            return self.room
+        stages = [list[tuple[float, float]]() for _ in range(self.ranks)]
+        pairs = zip(self.activation.tolist(), self.stash.tolist(), strict=True)
+        for rank, pair in zip(self.placement.rank_of_stage, pairs, strict=True):
+            stages[rank].append(pair)
+        rooms = zip(self.room.tolist(), stages, strict=True)
+        return np.array([usable_room(room, held, self.microbatches) for room, held in rooms])
+
+    @cached_property
     def work(self) -> Floats:
         """Per rank, the seconds of all its F, I and W."""
         seconds = self.forward + self.backward_input + self.backward_weight
@@ -313,34 +324,3 @@ def _mean(each: Floats) -> Floats:
     is_even = (each == each[:, :1]).all()
     mean: Floats = each[:, 0] if is_even else each.mean(axis=1)
     return mean
-
-
-def read_limits(memory: float | Sequence[float] | None, ranks: int) -> tuple[float, ...]:
-    """Return the bytes of every rank from what a user gives: none, one number or one per rank."""
-    if memory is None:
-        return (inf,) * ranks
-    values: object = memory
-    is_list = isinstance(values, Sequence | np.ndarray) and not isinstance(values, str)
-    given: list[Any] = list(memory) if is_list else [memory]  # type: ignore[arg-type]  # a list
-    limits = [inf if limit == inf else to_quantity(limit) for limit in given]
-    for limit, value in zip(limits, given, strict=True):
-        if limit is None:
-            raise ArgumentError(
-                "memory must be a number of bytes from 0, or one per rank "
-                f"(got {quote(value)}); write 80e9 for 80 GB"
-            )
-    if is_list and len(limits) != ranks:
-        raise SizeError(
-            f"memory must be one limit, or one per rank (ranks: {ranks}, got {len(limits)})"
-        )
-    return tuple(limits if is_list else limits * ranks)  # type: ignore[arg-type]  # checked above
-
-
-def count_bytes(value: float) -> str:
-    """Return a number of bytes for a message; small ones with their fraction.
-
-    >>> count_bytes(80e9), count_bytes(0.30000001), count_bytes(12)
-    ('80,000,000,000', '0.3', '12')
-    """
-    is_whole = value == round(value) if value < inf else True
-    return f"{value:,.0f}" if is_whole or value >= 1000 else f"{value:.4g}"

@@ -24,7 +24,8 @@ def test_columns_say_what_each_lane_takes_and_gives() -> None:
     lanes = v_lanes()
     assert lanes.seconds[:, 0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 6, 6]
     assert lanes.change[:, 0].tolist() == [8, 8, 8, 8, -5, -5, -5, -5, -3, -3, -3, -3]
-    assert lanes.room == pytest.approx([20, 20])
+    # Two activations and a stash are 19 bytes, and no sum is 20.
+    assert lanes.room == pytest.approx([19, 19])
     assert (lanes.num_rows, lanes.cycle) == (24, 27)
 
 

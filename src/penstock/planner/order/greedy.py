@@ -73,7 +73,7 @@ def _fitting(guesser: Guesser) -> tuple[Floats, Floats]:
 
     def fill(bytes_per_stage: Floats) -> Floats:
         needed = np.bincount(holder, bytes_per_stage, problem.ranks).astype(np.float64)
-        filled: Floats = np.divide(problem.room, needed, out=most.copy(), where=needed > 0)
+        filled: Floats = np.divide(problem.usable_room, needed, out=most.copy(), where=needed > 0)
         return filled
 
     share = fill(life * problem.activation).min()

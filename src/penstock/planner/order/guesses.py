@@ -97,7 +97,7 @@ class Guesser:
         holder = np.array(problem.placement.rank_of_stage)
         needed = np.bincount(holder, life * problem.activation, problem.ranks)
         whole = problem.microbatches * np.bincount(holder, problem.activation, problem.ranks)
-        room = np.minimum(problem.room, whole)
+        room = np.minimum(problem.usable_room, whole)
         fill = np.divide(room, needed, out=np.full(problem.ranks, _PLENTY), where=needed > 0)
         fullest = fill.min() if self.random.random() < 0.5 else fill[holder]
         in_flight = life * choose((0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.0)) * fullest

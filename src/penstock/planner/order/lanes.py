@@ -82,7 +82,7 @@ class Lanes:
     @cached_property
     def room(self) -> Floats:
         """Per rank, the bytes that it has for these."""
-        return self.problem.room * (1 + _GRACE)
+        return self.problem.usable_room * (1 + _GRACE)
 
     @cached_property
     def follower(self) -> Longs:

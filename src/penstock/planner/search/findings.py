@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
+from penstock.planner.limits import count_bytes
 from penstock.planner.plans import Plan
-from penstock.planner.problem import count_bytes
 from penstock.planner.search.breakdown import Breakdown, break_down, why_slower
 from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement

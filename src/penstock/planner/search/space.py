@@ -14,10 +14,11 @@ import numpy as np
 from penstock.costs import Costs, PerLink
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.placement import Placement
+from penstock.planner.limits import read_limits
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
-from penstock.planner.problem import SchedulingProblem, read_limits
+from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import (
     checkpoint,
     fewest_checkpoints,
