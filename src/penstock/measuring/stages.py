@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.ir.actions import Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
+from penstock.measuring.collectives import collective_seconds, has_collectives
 from penstock.measuring.optimizer_state import MakeOptimizer, count_optimizer_bytes
 from penstock.measuring.stability import is_stable, spread_of, warn_if_unstable
 from penstock.measuring.stage_bytes import ActionBytes
@@ -160,6 +162,7 @@ def measure_closely(
             "optimizer_bytes": state,
             "host_action": _seconds_between(split.timelines),
         }
+        | _collectives(split.timelines, modules)
     )
     spread = {name: tuple(map(spread_of, found)) for name, found in samples.items()}
     return Measurement(costs, spread)
@@ -206,9 +209,22 @@ def _observe(
         assert timeline is not None, "the step was recorded"
         timelines += (timeline,)
         kinds_run = {n: k for n, k in _SECONDS.items() if timeline.schedule.rows.has_kind(k)}
+        if has_collectives(timelines):
+            # Every process of the group runs the same steps, whatever it has measured itself.
+            continue
         if is_stable({name: _seconds(timelines, kind) for name, kind in kinds_run.items()}):
             break
     return _Observed(timelines, held)
+
+
+def _collectives(timelines: Sequence[Timeline], modules: Sequence[nn.Module]) -> dict[str, object]:
+    """Return the seconds of collectives, if there were any; they occupy their rank."""
+    if not has_collectives(timelines):
+        return {}
+    is_gathered = [any(isinstance(m, FSDPModule) for m in stage.modules()) for stage in modules]
+    samples = collective_seconds(timelines, is_gathered)
+    medians = {name: [float(np.median(each)) for each in found] for name, found in samples.items()}
+    return medians | {"collective_overlap": 0.0}
 
 
 def _repeat(value: Any, repeats: int) -> Any:
