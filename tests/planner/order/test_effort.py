@@ -4,17 +4,21 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from random import Random
 from subprocess import Popen
 
 import pytest
 
+from penstock.assembly import build
 from penstock.costs import Costs
+from penstock.errors import SizeError
 from penstock.ir.placement import Placement
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import solve
 from penstock.planner.planning import plan
 from penstock.planner.problem import SchedulingProblem
+from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
 from penstock.sim.period import BOUNDARIES
 from tests.planner.problems import draw_problem
@@ -96,3 +100,39 @@ def test_busy_processes_beside_it_do_not_change_a_plan() -> None:
         busy = solve(problem, seconds=1)
     assert busy.schedule == quiet.schedule
     assert not busy.is_cut_short
+
+
+@pytest.mark.slow
+def test_no_family_is_faster_than_a_plan_beside_busy_processes() -> None:
+    random = Random(0)
+    with busy_processes(6):
+        for _ in range(20):
+            ranks, microbatches = random.randint(2, 8), random.randint(4, 20)
+            # Unit costs, or some like measured ones: uneven, with a head and host seconds.
+            seconds = [random.uniform(0.9, 1.1) for _ in range(ranks - 1)] + [1.6]
+            uneven = Costs(seconds, seconds, seconds, transfer=0.05, host_action=0.01)
+            costs = random.choice((Costs(), uneven))
+            costs = replace(costs, activation_bytes=1, weight_stash_bytes=0.5)
+            memory = random.choice((None, ranks, 1.5 * ranks))
+            found = plan(costs, ranks=ranks, microbatches=microbatches, memory=memory, seconds=0.3)
+            for family in families_that_keep(memory, costs, ranks, microbatches):
+                assert found.seconds <= family * ROUNDING
+
+
+def families_that_keep(
+    memory: float | None, costs: Costs, ranks: int, microbatches: int
+) -> Iterator[float]:
+    """Yield the step of every family of one copy that exists and keeps a limit."""
+    has_lists = isinstance(costs.forward, tuple)
+    for name, per_rank in product(FAMILIES, (1, 2)):
+        if FAMILIES[name].copies > 1 or (has_lists and per_rank > 1):
+            continue
+        try:
+            schedule = build(
+                name, ranks=ranks, microbatches=microbatches, stages_per_rank=per_rank
+            )
+        except SizeError:
+            continue
+        timeline = simulate(schedule, costs)
+        if not schedule.is_forward_only and (memory is None or timeline.peak_bytes <= memory):
+            yield timeline.end_time
