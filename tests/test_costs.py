@@ -9,7 +9,9 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.errors import CostsError
 from penstock.sim.engine import simulate
+from tests.tables import read_schedule
 
+NO_PAIR = "overlap_gain is for pairs of F, I, W, B"
 TWO_RANKS = build("1F1B", ranks=2, microbatches=2)
 
 
@@ -241,3 +243,39 @@ def test_repr_shows_what_was_given_and_the_range_of_long_columns() -> None:
     assert repr(costs) == (
         "Costs(forward=(1.0, 2.0), backward_input=<8 from 1 to 8>, transfer=<16 from 0.5 to 0.5>)"
     )
+
+
+def test_gains_of_pairs_are_kept_in_one_order_and_come_back_from_files(tmp_path: Path) -> None:
+    costs = Costs(overlap_gain={"W+F": 0.25, "B+F": 0.5, "I+W": 0})
+    assert costs.overlap_gain == (("F+B", 0.5), ("F+W", 0.25))
+    assert costs == Costs(overlap_gain={"F+B": 0.5, "F+W": 0.25})
+    assert repr(costs) == "Costs(overlap_gain={'F+B': 0.5, 'F+W': 0.25})"
+    for name in ("costs.json", "costs.toml"):
+        costs.to_file(tmp_path / name)
+        assert Costs.from_file(tmp_path / name) == costs
+
+
+@pytest.mark.parametrize(
+    ("gains", "message"),
+    [
+        (
+            {"F+X": 0.5},
+            "overlap_gain is for pairs of F, I, W, B (got 'F+X'); write 'F+B' for example",
+        ),
+        ({"F": 0.5}, "overlap_gain is for pairs of F, I, W, B (got 'F'); write 'F+B' for example"),
+        ({"F+B": 1.5}, "overlap_gain of F+B must be between 0 and 1 (got 1.5)"),
+    ],
+)
+def test_gains_are_for_pairs_of_kinds_only(gains: dict[str, float], message: str) -> None:
+    with pytest.raises(CostsError) as caught:
+        Costs(overlap_gain=gains)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("gains", "seconds"),
+    [(0.0, 12), (1.0, 11), ({"W+I": 0.5}, 11.5), ({"F+B": 1.0}, 12), ({"F+B": 1, "I+W": 1}, 11)],
+)
+def test_a_pair_saves_what_its_kinds_save(gains: float | dict[str, float], seconds: float) -> None:
+    schedule = read_schedule("0F0 0F1 0I0 (0I1;0W0)OVERLAP_F_B 0W1")
+    assert simulate(schedule, Costs(2, 3, 1, overlap_gain=gains)).end_time == seconds

@@ -1,6 +1,5 @@
 """The value `Costs`: seconds and bytes by kind of action, of the host and of links."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -10,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.atomic_files import write_atomically
+from penstock.costs.gains import Gains, freeze_gains
 from penstock.costs.numbers import (
     PerLink,
     PerStage,
     Wires,
+    format_values,
     freeze,
     freeze_table,
     freeze_wires,
@@ -48,13 +49,11 @@ _PER_STAGE = (
 # One number each, for all stages and ranks.
 _SINGLE = (
     "send",
-    "overlap_gain",
     "host_action",
     "host_message",
     "collective_overlap",
     "host_link",
 )
-_SHARES = ("overlap_gain", "collective_overlap")
 _OPTIONAL = ("full_backward", "wires", "recompute", "input_bytes", "host_link")
 
 # What grows with the size of a microbatch.
@@ -87,7 +86,8 @@ class Costs:
     row per sending and a column per receiving rank. `send` is the seconds that a send occupies
     the sender. Activations live from F to I or B (`activation_bytes`), what the weight backward
     still needs lives from I to W (`weight_stash_bytes`). An overlapped pair takes the sum of its
-    parts less `overlap_gain` (0 to 1) times the shorter of them.
+    parts less `overlap_gain` (0 to 1) times the shorter of them: one share for all pairs, or one
+    by kinds, such as {"F+B": 0.4, "F+W": 0.2}, in which other pairs save nothing.
 
     Parameters, gradients and optimizer state are held all the time, and so is room for what a
     stage receives: one input of `message_bytes`, and one gradient of what its consumers take in.
@@ -126,7 +126,7 @@ class Costs:
     full_backward: PerStage | None = None
     transfer: PerLink = 0.0
     send: float = 0.0
-    overlap_gain: float = 0.0
+    overlap_gain: Gains = 0.0
     activation_bytes: PerStage = 0.0
     weight_stash_bytes: PerStage = 0.0
     parameter_bytes: PerStage = 0.0
@@ -150,9 +150,8 @@ class Costs:
         for field in fields(self):
             value = _frozen(field.name, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
-        for name in _SHARES:
-            if not (share := getattr(self, name)) <= 1:
-                raise CostsError(f"{name} must be between 0 and 1 (got {share})")
+        if (share := self.collective_overlap) > 1:
+            raise CostsError(f"collective_overlap must be between 0 and 1 (got {share})")
         if self.host_link == 0:
             raise CostsError("host_link must be above 0 bytes a second; leave it out for no limit")
         if (largest := float(np.max(self.microbatch_scale))) > _LARGEST_SCALE:
@@ -192,17 +191,14 @@ class Costs:
     def to_mapping(self) -> dict[str, object]:
         """Return names and plain numbers, from which `from_mapping` makes the same costs."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(self.overlap_gain, Sequence):
+            named["overlap_gain"] = dict(self.overlap_gain)
         return {name: value for name, value in named.items() if value is not None}
 
     def to_file(self, path: Path | str) -> None:
         """Write the costs for `from_file`: as JSON if the suffix is .json, else as TOML."""
         file = Path(path)
-        # TOML reads numbers and lists of numbers as JSON writes them.
-        lines = [(name, json.dumps(value)) for name, value in self.to_mapping().items()]
-        if file.suffix == ".json":
-            text = "{\n" + ",\n".join(f'  "{name}": {value}' for name, value in lines) + "\n}\n"
-        else:
-            text = "".join(f"{name} = {value}\n" for name, value in lines)
+        text = format_values(self.to_mapping(), is_json=file.suffix == ".json")
         write_atomically(file, text)
 
     def for_each_stage(self, num_stages: int) -> "Costs":
@@ -341,6 +337,8 @@ def _frozen(name: str, value: object) -> object:
     if value is None and name in _OPTIONAL:
         return None
     match name:
+        case "overlap_gain":
+            return freeze_gains(value)
         case "transfer":
             return freeze_table(name, value)
         case "wires":

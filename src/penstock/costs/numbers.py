@@ -1,6 +1,7 @@
 """The numbers of costs: what each may be, and how it is shown."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -8,7 +9,16 @@ import numpy as np
 from penstock.errors import CostsError
 from penstock.untrusted import LARGEST, quote, to_quantity
 
-__all__ = ["PerLink", "PerStage", "Wires", "freeze", "freeze_table", "freeze_wires", "shorten"]
+__all__ = [
+    "PerLink",
+    "PerStage",
+    "Wires",
+    "format_values",
+    "freeze",
+    "freeze_table",
+    "freeze_wires",
+    "shorten",
+]
 
 PerStage: TypeAlias = float | Sequence[float]
 PerLink: TypeAlias = float | Sequence[Sequence[float]]
@@ -59,12 +69,30 @@ def freeze_wires(value: object) -> Wires:
     return table
 
 
+def format_values(values: Mapping[str, object], *, is_json: bool) -> str:
+    """Return names and numbers as JSON, or as TOML, with a line for each.
+
+    >>> print(format_values({"forward": (1.0, 2.0), "overlap_gain": {"F+B": 0.5}}, is_json=False))
+    forward = [1.0, 2.0]
+    overlap_gain = {"F+B" = 0.5}
+    """
+    if is_json:
+        lines = [f'  "{name}": {json.dumps(value)}' for name, value in values.items()]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+    # TOML reads numbers and lists as JSON writes them, and tables with other signs.
+    signs = (", ", " = ")
+    lines = [f"{name} = {json.dumps(value, separators=signs)}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
+
+
 def shorten(value: object) -> str:
     """Return a cost on part of a line: all numbers if they are few, else their range.
 
     >>> shorten((1.0, 2.0)), shorten((1.0,) * 7 + (2.5,))
     ('(1.0, 2.0)', '<8 from 1 to 2.5>')
     """
+    if isinstance(value, tuple) and isinstance(value[0], tuple) and isinstance(value[0][0], str):
+        return repr(dict(value))
     numbers = np.ravel(np.asarray(value))
     if numbers.size <= _FEW_NUMBERS:
         return repr(value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.costs.costs import Costs
+from penstock.costs.gains import Gains, gain_of_rows
 from penstock.ir.actions import Kind
 from penstock.ir.graph import Graph
 from penstock.ir.rows import Bools, Floats, Ints, Rows
@@ -53,7 +54,7 @@ def price(costs: Costs, schedule: Schedule, graph: Graph) -> Prices:
     if scale is not None:
         duration = duration * scale
     if rows.joined.any():
-        duration = _price_overlaps(duration, rows.joined, costs.overlap_gain)
+        duration = _price_overlaps(duration, rows, costs.overlap_gain)
     lag = transfer_seconds(costs, schedule, rows, graph)
     if costs.host_message and schedule.has_communication:
         host += costs.host_message * rows.is_kind(*_MESSAGES)
@@ -144,13 +145,14 @@ def _implied_messages(schedule: Schedule, *, is_sent: bool) -> Floats:
     return counts[schedule.rows.kind, schedule.rows.stage]
 
 
-def _price_overlaps(duration: Floats, joined: Bools, gain: float) -> Floats:
+def _price_overlaps(duration: Floats, rows: Rows, gains: Gains) -> Floats:
     """Give every member of an overlap the duration of the whole."""
-    opens = np.flatnonzero(~joined)
+    opens = np.flatnonzero(~rows.joined)
     shortest = np.minimum.reduceat(duration, opens)
     size = np.diff(np.append(opens, len(duration)))
-    saved: Floats = np.repeat(np.where(size > 1, gain * shortest, 0.0), size)
-    return _sum_overlaps(duration, joined) - saved
+    saved: Floats = np.where(size > 1, shortest, 0.0)
+    each = np.repeat(saved, size) * gain_of_rows(gains, rows)
+    return _sum_overlaps(duration, rows.joined) - each
 
 
 def _sum_overlaps(column: Floats, joined: Bools) -> Floats:

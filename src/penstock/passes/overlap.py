@@ -11,7 +11,7 @@ from penstock.ir.graph import build_graph
 from penstock.ir.rows import Bools
 from penstock.ir.schedule import Schedule
 
-__all__ = ["overlap_forward_backward"]
+__all__ = ["join_where_possible", "overlap_forward_backward"]
 
 
 def overlap_forward_backward(schedule: Schedule) -> Schedule:
@@ -27,7 +27,15 @@ def overlap_forward_backward(schedule: Schedule) -> Schedule:
     2  0B1                   1F1
     3                        1B1
     """
-    joined = _candidates(schedule)
+    return join_where_possible(schedule, _candidates(schedule))
+
+
+def join_where_possible(schedule: Schedule, wanted: Bools) -> Schedule:
+    """Join rows with the row before them where `wanted` says so, but for pairs that would wait.
+
+    Pairs in which one half waits for the other, directly or through other ranks, stay apart.
+    """
+    joined = wanted
     while True:
         attempt = replace(schedule, rows=replace(schedule.rows, joined=joined))
         graph = build_graph(attempt)

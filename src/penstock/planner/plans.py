@@ -9,6 +9,7 @@ from penstock.atomic_files import write_atomically
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.memory.words import describe_memory_actions
+from penstock.planner.order.pairs import describe_pairs
 from penstock.planner.plan_files import ROUNDING, SavedPlan, format_plan, read_plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.choices import Choices
@@ -115,6 +116,7 @@ class Plan:
         if timeline.peak_bytes:
             lines.append(self._describe_memory())
         lines += describe_memory_actions(timeline, problem.costs, problem.boundary)
+        lines += describe_pairs(timeline, problem.costs, problem.boundary)
         if self.choices is not None:
             lines.append(str(self.choices))
         return "\n".join(lines)

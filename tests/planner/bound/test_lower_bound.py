@@ -21,6 +21,7 @@ from tests.facts import V_ORDER, ZERO_BUBBLE
 from tests.planner.every_order import least_seconds
 from tests.planner.problems import draw_problem, published_problem
 from tests.strategies import costs, every_family, schedules
+from tests.tables import read_schedule
 
 TINY = (
     (Placement.loop(1), 3),
@@ -219,6 +220,17 @@ def test_overlapped_pairs_do_not_beat_the_bound(
     problem = SchedulingProblem.of(prices, schedule.placement, microbatches)
     assert lower_bound(problem) <= simulate(schedule, prices).end_time
     assert solve(problem, seconds=0.2).gap >= 0
+
+
+# Only F got the gain of pairs, so that a step of pairs without an F was below the bound.
+def test_pairs_without_a_forward_do_not_beat_the_bound() -> None:
+    schedule = read_schedule("""
+        0F0 0F1 0I0 (0I1;0W0)OVERLAP_F_B 0W1
+    """)
+    for gain in (1.0, {"I+W": 1.0}, {"W+I": 0.5, "F+B": 0.25}):
+        costs = Costs(overlap_gain=gain)
+        problem = SchedulingProblem.of(costs, schedule.placement, 2)
+        assert lower_bound(problem) <= simulate(schedule, costs).end_time < 6
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

@@ -141,3 +141,14 @@ def test_collectives_come_back_as_they_occupied_their_ranks() -> None:
     # What never ran comes from the costs before.
     plain = simulate(build("1F1B", ranks=4, microbatches=6), COSTS)
     assert costs_of(plain, like=given).unshard == given.unshard
+
+
+def test_pairs_say_what_their_kinds_save_and_not_what_actions_take() -> None:
+    given = Costs([1, 2, 1, 1.5], [1, 1, 2, 2], overlap_gain={"F+B": 0.5, "F+W": 0.25})
+    timeline = simulate(build("DualPipeV", ranks=2, microbatches=8), given)
+    found = costs_of(timeline, like=given)
+    assert found.forward == pytest.approx((1, 2, 1, 1.5))
+    assert found.backward_input == pytest.approx((1, 1, 2, 2))
+    # No forward ran together with a W, so that what is known about these stays.
+    assert dict(found.overlap_gain) == pytest.approx({"F+B": 0.5, "F+W": 0.25})
+    assert dict(costs_of(timeline).overlap_gain) == pytest.approx({"F+B": 0.5})

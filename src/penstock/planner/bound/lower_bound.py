@@ -1,9 +1,12 @@
 """A lower bound on the seconds of a step of any schedule for a problem."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from penstock.costs import shares_to_shorten
+from penstock.ir.actions import Kind
 from penstock.ir.rows import Floats
 from penstock.planner.bound.each import bound_by_ways
 from penstock.planner.bound.heads import find_heads
@@ -16,6 +19,12 @@ __all__ = ["lower_bound"]
 
 # The relative error of sums of rounded numbers.
 _ROUNDING = 1e-12
+
+_PARTS = {
+    "forward": Kind.FORWARD,
+    "backward_input": Kind.BACKWARD_INPUT,
+    "backward_weight": Kind.BACKWARD_WEIGHT,
+}
 
 # The number of ranks that are examined by themselves: the busiest ones.
 _FEW_RANKS = 8
@@ -33,7 +42,11 @@ def lower_bound(problem: SchedulingProblem) -> float:
     (`SchedulingProblem.around`), and what of them occupies a rank is work of that rank. Messages
     that wait for a wire only arrive later, so a bound without that holds.
     """
-    problem = _apart(problem)
+    return max(_bound_apart(one) for one in _take_apart(problem))
+
+
+def _bound_apart(problem: SchedulingProblem) -> float:
+    """Return the bound for schedules without overlaps."""
     bound = _bound_even(problem if problem.is_even else problem.of_smallest)
     if not problem.is_even:
         bound = max(bound, _bound_by_work(problem), bound_by_ways(problem))
@@ -59,18 +72,27 @@ def _bound_by_rounds(rounds: Rounds) -> float:
     return max(heads.step, bound_ranks_alone(rounds, heads, tails))
 
 
-def _apart(problem: SchedulingProblem) -> SchedulingProblem:
-    """Return a problem without overlaps whose best step is not longer.
+def _take_apart(problem: SchedulingProblem) -> list[SchedulingProblem]:
+    """Return problems without overlaps whose best steps are not longer.
 
-    A pair takes at most `gain` times its F less than the sum of both. So with every F shorter by
-    that, F and then the other fit one after the other into the pair's time, end no later than it
-    does, and hold no more.
+    A pair takes at most its gain times its shorter member less than the sum of both. So with its
+    members shorter by shares that add up to the gain, both fit one after the other into the
+    pair's time, end no later than it does, and hold no more.
     """
-    costs = problem.costs
+    costs, stages = problem.costs, problem.stages
     if not costs.overlap_gain:
-        return problem
-    forward = (1 - costs.overlap_gain) * costs.per_stage("forward", problem.stages)
-    return replace(problem, costs=replace(costs, forward=forward.tolist(), overlap_gain=0.0))
+        return [problem]
+    whole = np.array([costs.full_backward_seconds(stage) for stage in range(stages)])
+    found = []
+    for shares in shares_to_shorten(costs.overlap_gain):
+        seconds: dict[str, Any] = {
+            name: ((1 - shares[kind]) * costs.per_stage(name, stages)).tolist()
+            for name, kind in _PARTS.items()
+        }
+        seconds["full_backward"] = ((1 - shares[Kind.FULL_BACKWARD]) * whole).tolist()
+        alone = replace(costs, **seconds, overlap_gain=0.0)
+        found.append(replace(problem, costs=alone))
+    return found
 
 
 def _bound_by_work(problem: SchedulingProblem) -> float:

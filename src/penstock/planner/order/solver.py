@@ -8,6 +8,7 @@ once a schedule is as fast as the lower bound.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from math import inf
 
@@ -21,6 +22,7 @@ from penstock.planner.order.best_so_far import BestSoFar, Progress
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_backwards
+from penstock.planner.order.pairs import in_lockstep, make_apart, step_seconds, with_pairs
 from penstock.planner.order.search import (
     ROWS_PER_SECOND,
     count_rows,
@@ -113,6 +115,8 @@ def solve(
     _search(found, usable, wanted.effort.part(share))
     if not found.is_optimal and may_be_exact:
         _make_exact(found, wanted)
+    if problem.costs.overlap_gain and not found.is_optimal:
+        _overlap(found)
     check(found.best)
     is_cut_short = (found.is_cut_short or wanted.is_floor) and not found.is_optimal
     return Plan(problem, found.best, found.bound, is_cut_short=is_cut_short)
@@ -144,6 +148,16 @@ def _search(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None
             found.offer(make_whole(unsplit.best), "whole backwards")
     if not found.is_optimal:
         search_orders(found, known, effort)
+
+
+def _overlap(found: BestSoFar) -> None:
+    """Try overlapped pairs in the best order, in the fastest family, and in one made for them."""
+    problem = found.problem
+    families = [make_apart(schedule) for schedule in fixed_schedules(problem)]
+    families.sort(key=partial(step_seconds, problem=problem))
+    starts = [make_apart(found.best), *families[:1], *in_lockstep(problem)]
+    for schedule in starts:
+        found.offer(with_pairs(schedule, problem), "overlapped pairs")
 
 
 def _is_small(problem: SchedulingProblem) -> bool:

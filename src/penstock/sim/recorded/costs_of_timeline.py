@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.costs import COLLECTIVES, Costs, scale_of_rows
+from penstock.costs import COLLECTIVES, Costs, Gains, name_pair, scale_of_rows
 from penstock.errors import CostsError
 from penstock.ir.actions import COMPUTE_KINDS, Kind
 from penstock.ir.graph import build_graph
@@ -27,6 +27,9 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
 
     Recorded collectives occupied their rank, so they come with a `collective_overlap` of 0: what
     of them ran beside compute was not recorded.
+
+    Overlapped actions say what their pairs saved, by kinds (`overlap_gain`), and not what each of
+    them takes by itself.
 
     A timeline has no bytes per stage and no seconds of kinds that never ran: these come from
     `like`, in proportion to what did run. Without it there are no bytes, a full backward is the
@@ -55,6 +58,7 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
         full_backward=full.tolist(),
         send=_send_seconds(steps, scale),
         transfer=_transfer_seconds(steps, like, scale),
+        overlap_gain=_gains(steps, known.overlap_gain, (forward, *halves, full), scale),
         **_collectives(steps, known),  # type: ignore[arg-type]  # names of seconds
     )
 
@@ -71,6 +75,42 @@ def _collectives(steps: tuple[Timeline, ...], known: Costs) -> dict[str, object]
     }
     is_recorded = all(step.program is None for step in steps)
     return found | ({"collective_overlap": 0.0} if ran and is_recorded else {})
+
+
+def _gains(
+    steps: tuple[Timeline, ...], known: Gains, alone: tuple[Floats, ...], scale: Floats
+) -> Gains:
+    """Return what overlapped pairs saved, by their kinds; what is known where there were none.
+
+    `alone` has the seconds of each kind of compute by itself, per stage.
+    """
+    rows = steps[0].schedule.rows
+    opens = np.flatnonzero(~rows.joined)
+    pairs = opens[np.diff(np.append(opens, len(rows))) == 2]
+    if not pairs.size:
+        return known
+    by_kind = dict(zip(COMPUTE_KINDS, alone, strict=True))
+    saved: dict[str, list[float]] = {}
+    for row in pairs.tolist():
+        both = (row, row + 1)
+        kinds = [Kind(rows.kind[member]) for member in both]
+        seconds = [by_kind[k][rows.stage[m]] * scale[m] for k, m in zip(kinds, both, strict=True)]
+        if not min(seconds) > 0:
+            continue
+        for step in steps:
+            taken = (
+                step.end[row : row + 2].max() - step.start[row : row + 2].min() - _host(step)[row]
+            )
+            saved.setdefault(name_pair(*kinds), []).append((sum(seconds) - taken) / min(seconds))
+    means = {name: middle_mean(np.array(shares)) for name, shares in saved.items()}
+    found = {name: min(max(mean, 0.0), 1.0) for name, mean in means.items()}
+    return ({} if isinstance(known, float) else dict(known)) | found
+
+
+def _host(step: Timeline) -> Floats:
+    """Return the host's seconds of each row, which only simulated ones include."""
+    size = len(step.schedule.rows)
+    return np.zeros(size) if step.program is None else step.program.prices.host[:size]
 
 
 def middle_mean(values: Floats) -> float:
@@ -117,9 +157,9 @@ def _first_known(*columns: Floats) -> Floats:
 
 
 def _seconds(steps: tuple[Timeline, ...], kind: Kind, scale: Floats) -> Floats:
-    """Return, per stage, the seconds of this kind, or NaN where it never ran."""
+    """Return, per stage, the seconds of this kind, or NaN where it never ran by itself."""
     rows, stages = steps[0].schedule.rows, steps[0].schedule.num_stages
-    is_kind = rows.is_kind(kind)
+    is_kind = rows.is_kind(kind) & ~rows.in_overlap()
     found = np.full(stages, np.nan)
     for stage in np.unique(rows.stage[is_kind]):
         found[stage] = _middle(steps, is_kind & (rows.stage == stage), scale)
@@ -132,8 +172,7 @@ def _middle(steps: tuple[Timeline, ...], wanted: Bools, scale: Floats) -> float:
 
 def _lengths(step: Timeline) -> Floats:
     """Return the seconds of each row without the host's, which only simulated ones include."""
-    length = step.end - step.start
-    return length if step.program is None else length - step.program.prices.host[: len(length)]
+    return step.end - step.start - _host(step)
 
 
 def _send_seconds(steps: tuple[Timeline, ...], scale: Floats) -> float:
