@@ -44,8 +44,7 @@ def _of_step(timeline: Timeline, is_gathered: Sequence[bool]) -> dict[str, Float
 
     def total(kind: Kind) -> Floats:
         is_kind = rows.is_kind(kind)
-        found: Floats = np.bincount(rows.stage[is_kind], length[is_kind], stages)
-        return found
+        return np.bincount(rows.stage[is_kind], length[is_kind], stages).astype(np.float64)
 
     waited = np.zeros(stages)
     for stage in range(stages):

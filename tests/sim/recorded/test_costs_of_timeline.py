@@ -150,5 +150,10 @@ def test_pairs_say_what_their_kinds_save_and_not_what_actions_take() -> None:
     assert found.forward == pytest.approx((1, 2, 1, 1.5))
     assert found.backward_input == pytest.approx((1, 1, 2, 2))
     # No forward ran together with a W, so that what is known about these stays.
-    assert dict(found.overlap_gain) == pytest.approx({"F+B": 0.5, "F+W": 0.25})
-    assert dict(costs_of(timeline).overlap_gain) == pytest.approx({"F+B": 0.5})
+    assert gains_of(found) == pytest.approx({"F+B": 0.5, "F+W": 0.25})
+    assert gains_of(costs_of(timeline)) == pytest.approx({"F+B": 0.5})
+
+
+def gains_of(costs: Costs) -> dict[str, float]:
+    assert isinstance(costs.overlap_gain, tuple)
+    return dict(costs.overlap_gain)
