@@ -45,7 +45,7 @@ def test_what_fits_but_for_its_last_bit_is_usable() -> None:
     assert usable_room(0.3, [(0.1, 0.0)], 8) == pytest.approx(0.3)
 
 
-def test_room_of_many_uneven_stages_stays_as_it_is() -> None:
+def test_room_of_many_uneven_stages_is_left_unchanged() -> None:
     stages = [(1.0 + number / 97, 0.5) for number in range(6)]
     assert usable_room(50.0, stages, 64) == 50.0
 

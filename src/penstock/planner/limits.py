@@ -21,7 +21,7 @@ from penstock.untrusted import quote, to_quantity
 
 __all__ = ["count_bytes", "read_limits", "usable_room"]
 
-# As many sums as this are looked at; the room of a rank that has more stays as it is.
+# As many sums as this are looked at; the room of a rank that has more is left unchanged.
 _MOST_SUMS = 100_000
 
 # A sum of bytes that just fits is not refused because of its last bit.
