@@ -22,7 +22,7 @@ from penstock.untrusted import quote, to_quantity
 __all__ = ["count_bytes", "read_limits", "usable_room"]
 
 # As many sums as this are looked at; the room of a rank that has more is left unchanged.
-_MOST_SUMS = 100_000
+_MOST_SUMS = 200_000
 
 # A sum of bytes that just fits is not refused because of its last bit.
 _GRACE = 1e-12
@@ -43,12 +43,14 @@ def usable_room(room: float, stages: Sequence[tuple[float, float]], microbatches
     if most <= room * (1 + _GRACE):
         return most
     sums = np.zeros(1)
+    each = (microbatches + 1) * (microbatches + 2) // 2
     for sizes in stages[:-1]:
-        held = _counted(sizes, microbatches)
-        if len(sums) * len(held) * (microbatches + 1) > _MOST_SUMS:
+        if len(sums) * each > _MOST_SUMS:
             return room
-        sums = np.add.outer(sums, held).ravel()
+        sums = np.add.outer(sums, _counted(sizes, microbatches)).ravel()
         sums = np.unique(sums[sums <= room * (1 + _GRACE)])
+    if len(sums) * (microbatches + 1) > _MOST_SUMS:
+        return room
     return float((sums + _most_of_last(room - sums, stages[-1], microbatches)).max())
 
 

@@ -273,8 +273,10 @@ class SchedulingProblem:
         pairs = zip(self.activation.tolist(), self.stash.tolist(), strict=True)
         for rank, pair in zip(self.placement.rank_of_stage, pairs, strict=True):
             stages[rank].append(pair)
-        rooms = zip(self.room.tolist(), stages, strict=True)
-        return np.array([usable_room(room, held, self.microbatches) for room, held in rooms])
+        ranks = list(zip(self.room.tolist(), map(tuple, stages), strict=True))
+        # Many ranks are alike.
+        most = {rank: usable_room(*rank, self.microbatches) for rank in set(ranks)}
+        return np.array([most[rank] for rank in ranks])
 
     @cached_property
     def work(self) -> Floats:
