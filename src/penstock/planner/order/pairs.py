@@ -30,6 +30,8 @@ __all__ = ["describe_pairs", "in_lockstep", "make_apart", "step_seconds", "with_
 # At most this many schedules are tried, and about this many rows of them.
 _MOST_TRIED = 60
 _MOST_ROWS = 1_000_000
+# An order is made for pairs if at least this many of its size may be tried.
+_FEWEST_TRIED = 10
 _ROUNDING = 1e-9
 
 
@@ -70,7 +72,8 @@ def in_lockstep(problem: SchedulingProblem) -> Iterator[Schedule]:
     rank 2          F0 (F1;B0) (F2;B1) (F3;B2) (F4;B3) ...
     """
     ranks, count = problem.ranks, problem.microbatches
-    if problem.placement != Placement.loop(ranks):
+    is_large = 2 * ranks * count * _FEWEST_TRIED > _MOST_ROWS
+    if problem.placement != Placement.loop(ranks) or is_large:
         return
     orders = []
     for rank in range(ranks):
