@@ -72,7 +72,8 @@ def freeze_wires(value: object) -> Wires:
 def format_values(values: Mapping[str, object], *, is_json: bool) -> str:
     """Return names and numbers as JSON, or as TOML, with a line for each.
 
-    >>> print(format_values({"forward": (1.0, 2.0), "overlap_gain": {"F+B": 0.5}}, is_json=False))
+    >>> values = {"forward": (1.0, 2.0), "overlap_gain": {"F+B": 0.5}}
+    >>> print(format_values(values, is_json=False), end="")
     forward = [1.0, 2.0]
     overlap_gain = {"F+B" = 0.5}
     """
