@@ -25,7 +25,7 @@ from penstock.training.held_model import fit_value
 from penstock.training.pipeline import Pipeline
 from penstock.training.whole_state import to_host
 
-with needs("safetensors", by="penstock.integrations.pretrained"):
+with needs("safetensors", by="penstock.integrations.pretrained", extra="hugging-face"):
     from safetensors import safe_open
     from safetensors.torch import save_file
 

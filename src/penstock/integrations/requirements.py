@@ -9,7 +9,7 @@ __all__ = ["needs"]
 
 
 @contextmanager
-def needs(*libraries: str, by: str) -> Iterator[None]:
+def needs(*libraries: str, by: str, extra: str) -> Iterator[None]:
     """Say how to install these libraries if one is missing and something inside imports it."""
     try:
         yield
@@ -18,6 +18,5 @@ def needs(*libraries: str, by: str) -> Iterator[None]:
         if missing not in libraries:
             raise
         raise MissingDependencyError(
-            f"{by} needs {missing}, which is not installed; run "
-            "pip install 'penstock[hugging-face]'"
+            f"{by} needs {missing}, which is not installed; run pip install 'penstock[{extra}]'"
         ) from error

@@ -1,9 +1,6 @@
 """The Trainer trains in pipelines as it does in one process: losses, metrics and weights."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,44 +11,15 @@ import torch
 from safetensors.torch import load_file
 
 from tests.forked import run_forked
+from tests.integrations.launching import program, run_all
 
-ROOT = Path(__file__).parents[3]
 RUN = "tests.integrations.hugging_face.run"
-LIMIT_SECONDS = 240.0
 # How fast a run was, and the mean over the steps since it was resumed.
 NOT_COMPARED = ("runtime", "per_second", "total_flos", "train_loss")
 
 
 def command(what: str, folder: Path, *settings: str, processes: int = 1) -> list[str]:
-    start = [sys.executable]
-    if processes > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-        start += [str(processes)]
-    return [*start, "-m", RUN, what, str(folder), *settings]
-
-
-def run_all(*commands: list[str]) -> None:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    started = [
-        subprocess.Popen(
-            one,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
-        for one in commands
-    ]
-    try:
-        errors = [process.communicate(timeout=LIMIT_SECONDS)[1] for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-    for process, text in zip(started, errors, strict=True):
-        assert process.returncode == 0, text[-4000:]
+    return program(RUN, what, str(folder), *settings, processes=processes)
 
 
 def logs_of(folder: Path) -> list[dict[str, Any]]:
@@ -139,6 +107,10 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
         "    except ValueError as error:\n        print(error)\n"
         "tell({'label_smoothing_factor': 0.1})\n"
         "tell({}, compute_loss_func=len)\n"
+        "class Prefers(PipelineTrainer):\n"
+        "    def compute_loss(self, model, inputs, **_):\n        return model(**inputs).loss\n"
+        "PipelineTrainer = Prefers\n"
+        "tell({})\n"
     )
     found = run_forked(code, str(tmp_path), warning="ignore")
     assert found.returncode == 0, found.stderr
@@ -146,6 +118,7 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path) -> None:
         "label_smoothing_factor must be 0 in a PipelineTrainer (got 0.1); leave it out",
         "a PipelineTrainer takes the loss that the model computes, and one device per process; "
         "leave out compute_loss_func and fsdp, and start one process per device",
+        "a PipelineTrainer does not call compute_loss; let the model compute the loss",
     ]
 
 

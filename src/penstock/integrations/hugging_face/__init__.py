@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.integrations.requirements import needs
 
 if TYPE_CHECKING:
-    from penstock.integrations.hugging_face.layout import PipelineConfig
+    from penstock.integrations.layout import PipelineConfig
     from penstock.integrations.hugging_face.trainer import PipelineTrainer
 
 __all__ = ["PipelineConfig", "PipelineTrainer"]
 
-_MODULES = {"PipelineConfig": "layout", "PipelineTrainer": "trainer"}
+_MODULES = {
+    "PipelineConfig": "penstock.integrations.layout",
+    "PipelineTrainer": "penstock.integrations.hugging_face.trainer",
+}
 _LIBRARIES = ("accelerate", "safetensors", "transformers")
 
 
@@ -19,5 +22,5 @@ def __getattr__(name: str) -> Any:
     """Load a name when it is first used, and say what to install if a library is missing."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needs(*_LIBRARIES, by=__name__):
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    with needs(*_LIBRARIES, by=__name__, extra="hugging-face"):
+        return getattr(import_module(_MODULES[name]), name)

@@ -21,7 +21,8 @@ from penstock.splitting.by_layers.layer_stage import FirstLayerStage, LayerStage
 from penstock.training.batch.batch import unwrap
 from penstock.training.pipeline import Pipeline
 
-with needs("transformers", by="penstock.integrations.hugging_face.generation"):
+_NAME = "penstock.integrations.hugging_face.generation"
+with needs("transformers", by=_NAME, extra="hugging-face"):
     from transformers import DynamicCache
 
 __all__ = ["generate"]

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from transformers import Trainer
 from transformers.trainer_pt_utils import find_batch_size, nested_detach
 
-from penstock.checkpoint.checkpoints import Checkpoints
 from penstock.errors import ArgumentError
 from penstock.integrations.hugging_face.data import gather_over_replicas, loading_by_replica
 from penstock.integrations.hugging_face.facade import PipelineModule
-from penstock.integrations.hugging_face.layout import (
+from penstock.integrations.layout import (
     PipelineConfig,
     build_pipeline,
     find_layout,
 )
+from penstock.integrations.outputs import share_outputs
+from penstock.integrations.parts import load_parts, save_parts
 from penstock.integrations.pretrained import load_pretrained, save_pretrained
 from penstock.training.pipeline import Pipeline
 from penstock.training.step_result import StepResult
@@ -210,7 +210,11 @@ class PipelineTrainer(Trainer):
         if prediction_loss_only:
             return loss, None, None
         labels = nested_detach(tuple(inputs.get(name) for name in self.label_names))
-        logits = self._share(_logits(result.outputs, [*self._ignored(ignore_keys), "loss"]))
+        logits = share_outputs(
+            self.pipeline,
+            self._layout,
+            _logits(result.outputs, [*self._ignored(ignore_keys), "loss"]),
+        )
         return loss, logits, (labels[0] if len(labels) == 1 else labels) if is_labelled else None
 
     def _ignored(self, ignore_keys: list[str] | None) -> list[str]:
@@ -218,17 +222,6 @@ class PipelineTrainer(Trainer):
             return ignore_keys
         config = getattr(self.model, "config", None)
         return list(getattr(config, "keys_to_ignore_at_inference", ["past_key_values"]))
-
-    def _share(self, outputs: Any) -> Any:
-        """Return the outputs of the last stage's rank on every rank of the pipeline."""
-        if self._layout.mesh is None:
-            return outputs
-        placement = self.pipeline.schedule.placement
-        source = placement.rank_of_stage[placement.num_stages - 1]
-        box = [outputs]
-        group = self._layout.mesh.get_group("pipeline")
-        dist.broadcast_object_list(box, group=group, group_src=source)
-        return _to(box[0], self.args.device)
 
     # ---- files
 
@@ -249,11 +242,9 @@ class PipelineTrainer(Trainer):
             torch.save(self.args, folder / "training_args.bin")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        with Checkpoints(Path(output_dir) / _STATE) as checkpoints:
-            if self.state.global_step not in checkpoints.steps():
-                checkpoints.save(
-                    self.state.global_step, self.pipeline, self._raw_optimizer(), wait=True
-                )
+        parts, step = Path(output_dir) / _STATE, self.state.global_step
+        is_first = self.is_world_process_zero()
+        save_parts(parts, step, self.pipeline, self._raw_optimizer(), is_first=is_first)
         if self.args.should_save:
             scheduler: Any = self.lr_scheduler
             torch.save(scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
@@ -275,7 +266,7 @@ class PipelineTrainer(Trainer):
 
     def _load(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> None:
         if (folder / _STATE).is_dir():
-            Checkpoints(folder / _STATE).load(self.pipeline, optimizer)
+            load_parts(folder / _STATE, self.pipeline, optimizer)
         else:
             load_pretrained(self.pipeline, folder)
 
@@ -293,11 +284,4 @@ def _logits(outputs: Any, ignored: list[str]) -> Any:
         kept = tuple(value for key, value in outputs.items() if key not in ignored)
     else:
         kept = tuple(outputs[1:])
-    detached = nested_detach(kept)
-    return _to(detached[0] if len(detached) == 1 else detached, torch.device("cpu"))
-
-
-def _to(tree: Any, device: torch.device) -> Any:
-    if isinstance(tree, list | tuple):
-        return type(tree)(_to(part, device) for part in tree)
-    return tree.to(device) if isinstance(tree, torch.Tensor) else tree
+    return kept[0] if len(kept) == 1 else kept

@@ -1,9 +1,9 @@
-"""How the processes of a Trainer are arranged: pipelines of some ranks, and replicas of them.
+"""How the processes of a run are arranged: pipelines of some ranks, and replicas of them.
 
 8 processes, ranks=4      replica 0: processes 0 1 2 3      replica 1: processes 4 5 6 7
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.splitting.pipe import Pipe
 from penstock.splitting.splitter import split
+from penstock.step.step_data import LossFunction
 from penstock.training.pipeline import Pipeline
 
 __all__ = ["Layout", "PipelineConfig", "build_pipeline", "find_layout"]
@@ -74,6 +75,8 @@ def build_pipeline(
     device: torch.device,
     reduction: Reduction,
     seed: int,
+    *,
+    loss: LossFunction = find_loss,
 ) -> Pipeline:
     """Split a model, and move, wrap and train the stages of this process."""
     schedule = build(config.schedule, ranks=layout.ranks, microbatches=config.microbatches)
@@ -84,19 +87,21 @@ def build_pipeline(
         example_kwargs=config.example,
     )
     if layout.mesh is None:
-        pipe, group = pipe.to(device), None
+        _move(pipe, range(pipe.num_stages), device)
+        group = None
     else:
         pipe = _place(pipe, schedule, layout.mesh, device)
         group = layout.mesh["pipeline"]
     return Pipeline(
-        pipe, schedule, loss=find_loss, reduction=reduction, group=group, device=device, seed=seed
+        pipe, schedule, loss=loss, reduction=reduction, group=group, device=device, seed=seed
     )
 
 
 def _place(pipe: Pipe, schedule: Schedule, mesh: DeviceMesh, device: torch.device) -> Pipe:
     """Move the stages of this process to its device, and wrap them if there are replicas."""
     own = schedule.placement.stages(mesh.get_local_rank("pipeline"))
-    stages = {index: pipe.stages[index].to(device) for index in own}
+    _move(pipe, own, device)
+    stages = {index: pipe.stages[index] for index in own}
     if mesh.size(0) == 1:
         return pipe
     replicas = mesh.get_group("replica")
@@ -111,3 +116,13 @@ def _place(pipe: Pipe, schedule: Schedule, mesh: DeviceMesh, device: torch.devic
             if is_trained[index]
         }
     )
+
+
+def _move(pipe: Pipe, stages: Iterable[int], device: torch.device) -> None:
+    """Move some stages; those of a model without memory get some, to be loaded into."""
+    own = list(stages)
+    if any(p.is_meta for index in own for p in pipe.stages[index].parameters()):
+        pipe.materialize(own, device, lambda _module: None)
+    else:
+        for index in own:
+            pipe.stages[index].to(device)

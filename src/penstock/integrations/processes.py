@@ -1,0 +1,33 @@
+"""What all processes of a run do together besides steps."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["barrier", "broadcast", "choose_seed", "start_alike"]
+
+
+def barrier() -> None:
+    """Wait for all processes."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def broadcast(value: Any, source: int = 0) -> Any:
+    """Return the value of one process on all of them."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, source)
+    return box[0]
+
+
+def start_alike() -> None:
+    """Give every process the generator of the first, from which the order of data is drawn."""
+    torch.set_rng_state(broadcast(torch.get_rng_state()))
+
+
+def choose_seed(seed: int | None) -> int:
+    """Return the seed that was given, or the one that the first process was seeded with."""
+    return int(broadcast(torch.initial_seed() % 2**31)) if seed is None else seed
