@@ -1,0 +1,118 @@
+"""Calls of a model run its pipeline: what becomes of losses, gradients, outputs and optimizers."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.errors import ArgumentError, PipelineError
+from penstock.integrations.calls import PipelineCalls, train_by_calls
+from penstock.integrations.layout import Layout, PipelineConfig
+from penstock.integrations.pretrained import load_pretrained
+from tests.splitting.zoo import ZOO
+
+WORDS = torch.arange(32).reshape(4, 8) % 60
+CPU = torch.device("cpu")
+LAYOUT = Layout(2, 1, 0, None)
+
+
+def make_model() -> Any:
+    return ZOO["Llama, tied head"].build().model
+
+
+def make_calls(model: nn.Module, **settings: Any) -> PipelineCalls:
+    config = PipelineConfig("1F1B", microbatches=2, ranks=2)
+    return train_by_calls(model, config, LAYOUT, CPU, seed=0, **settings)
+
+
+def gradients_of(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_gradients_are_those_of_whatever_is_made_of_the_losses() -> None:
+    model = make_model()
+    plain = deepcopy(model)
+    make_calls(model)
+    for one in (plain, model):
+        # Two losses are joined, of a third only the value is used, and .grad has something.
+        one(input_ids=WORDS, labels=WORDS).loss.backward()
+        first = one(input_ids=WORDS, labels=WORDS).loss
+        second = one(input_ids=WORDS.flip(0), labels=WORDS.flip(1)).loss
+        value = one(input_ids=WORDS[:2], labels=WORDS[:2]).loss.detach()
+        (first * second.square() * value).backward()
+    # The model computes its loss in single precision.
+    torch.testing.assert_close(gradients_of(model), gradients_of(plain), rtol=1e-4, atol=1e-4)
+
+
+def test_a_loss_is_differentiated_once() -> None:
+    model = make_model()
+    make_calls(model)
+    loss = model(input_ids=WORDS, labels=WORDS).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(PipelineError, match="a loss is differentiated once"):
+        loss.backward()
+
+
+def test_a_step_that_fails_leaves_gradients_as_they_were() -> None:
+    model = make_model()
+    make_calls(model)
+    model(input_ids=WORDS, labels=WORDS).loss.backward()
+    before = deepcopy(gradients_of(model))
+    with pytest.raises(RuntimeError, match="out of range"):
+        model(input_ids=WORDS + 1000, labels=WORDS)
+    torch.testing.assert_close(gradients_of(model), before)
+
+
+def test_outputs_are_there_if_they_are_shared() -> None:
+    model = make_model()
+    with torch.no_grad():
+        expected = model(input_ids=WORDS, labels=WORDS)
+    calls = make_calls(model, share_outputs=True)
+    with torch.inference_mode():
+        found = model(input_ids=WORDS, labels=WORDS)
+        torch.testing.assert_close(found.logits, expected.logits)
+        assert float(found.loss) == pytest.approx(float(expected.loss))
+        assert found[0] is found["loss"] is found.loss
+        # Without labels there is no loss, and the model's own output is returned.
+        torch.testing.assert_close(model(input_ids=WORDS).logits, expected.logits)
+    calls.remove()
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=WORDS).logits, expected.logits)
+
+
+def test_outputs_that_stay_elsewhere_are_refused() -> None:
+    model = make_model()
+    make_calls(model)
+    with pytest.raises(PipelineError, match="give share_outputs=True"):
+        _ = model(input_ids=WORDS, labels=WORDS).logits
+    with torch.no_grad(), pytest.raises(PipelineError, match="without labels has no loss"):
+        model(input_ids=WORDS)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    model = make_model()
+    calls = make_calls(model)
+    beside = torch.zeros(3, requires_grad=True)
+    optimizer = torch.optim.SGD([*model.parameters(), beside], lr=0.1)
+    with pytest.raises(ArgumentError, match=r"got one of shape \(3,\) from elsewhere"):
+        calls.keep_own_parameters(optimizer)
+
+
+def test_a_model_without_memory_is_loaded_by_the_ranks_and_trained(tmp_path: Path) -> None:
+    plain = make_model()
+    plain.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = make_calls(model)
+    calls.keep_own_parameters(optimizer)
+    load_pretrained(calls.pipeline, tmp_path)
+    other = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for one, step in ((plain, other), (model, optimizer)):
+        one(input_ids=WORDS, labels=WORDS).loss.backward()
+        step.step()
+    found = calls.pipeline.full_state_dict()
+    torch.testing.assert_close(found, dict(plain.state_dict()))
