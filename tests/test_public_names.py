@@ -34,7 +34,9 @@ ROOMS = (
 )
 # What pages and examples may import beside the rooms: the command line is a program, and each
 # integration is a door of its own, because it loads the library that it is for.
-INTEGRATIONS = {"penstock.integrations.hugging_face", "penstock.integrations.pretrained"}
+INTEGRATIONS = {
+    f"penstock.integrations.{name}" for name in ("hugging_face", "lightning", "pretrained")
+}
 OPEN = {"penstock", "penstock.cli", *INTEGRATIONS, *(f"penstock.{room}" for room in ROOMS)}
 
 

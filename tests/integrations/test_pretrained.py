@@ -173,21 +173,43 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "statement", "by"),
+    ("library", "statement", "by", "extra"),
     [
         (
             "safetensors",
             "import penstock.integrations.pretrained",
             "penstock.integrations.pretrained",
+            "hugging-face",
         ),
         (
             "transformers",
             "from penstock.integrations.hugging_face import PipelineTrainer",
             "penstock.integrations.hugging_face",
+            "hugging-face",
+        ),
+        (
+            "accelerate",
+            "from penstock.integrations.hugging_face import PipelineAccelerator",
+            "penstock.integrations.hugging_face",
+            "hugging-face",
+        ),
+        (
+            "lightning",
+            "from penstock.integrations.lightning import PipelineStrategy",
+            "penstock.integrations.lightning",
+            "lightning",
+        ),
+        (
+            "lightning",
+            "from penstock.integrations.lightning import PipelineFabricStrategy",
+            "penstock.integrations.lightning",
+            "lightning",
         ),
     ],
 )
-def test_a_missing_library_gives_one_line(library: str, statement: str, by: str) -> None:
+def test_a_missing_library_gives_one_line(
+    library: str, statement: str, by: str, extra: str
+) -> None:
     code = (
         f"import sys; sys.modules['{library}'] = None\n"
         f"try:\n    {statement}\n"
@@ -197,5 +219,5 @@ def test_a_missing_library_gives_one_line(library: str, statement: str, by: str)
     assert (found.returncode, found.stdout) == (
         0,
         f"MissingDependencyError {by} needs {library}, which is not installed; run "
-        "pip install 'penstock[hugging-face]'\n",
+        f"pip install 'penstock[{extra}]'\n",
     )

@@ -1,4 +1,4 @@
-"""Pipelines in the Trainer of Hugging Face: `PipelineTrainer` and its `PipelineConfig`."""
+"""Pipelines in the Trainer of Hugging Face, and in loops of one's own with its Accelerator."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from penstock.integrations.requirements import needs
 
 if TYPE_CHECKING:
-    from penstock.integrations.layout import PipelineConfig
+    from penstock.integrations.hugging_face.accelerator import PipelineAccelerator
     from penstock.integrations.hugging_face.trainer import PipelineTrainer
+    from penstock.integrations.layout import PipelineConfig
 
-__all__ = ["PipelineConfig", "PipelineTrainer"]
+__all__ = ["PipelineAccelerator", "PipelineConfig", "PipelineTrainer"]
 
 _MODULES = {
+    "PipelineAccelerator": "penstock.integrations.hugging_face.accelerator",
     "PipelineConfig": "penstock.integrations.layout",
     "PipelineTrainer": "penstock.integrations.hugging_face.trainer",
 }
