@@ -1,4 +1,4 @@
-"""Greedy generation by a pipeline: each stage keeps the keys and values of its own layers.
+"""Generation by a pipeline, greedy or sampled; each stage has a cache for its own layers.
 
     rank 0   prompt 0   prompt 1   token 0.0   token 1.0   ...
     rank 1              prompt 0   prompt 1    token 0.0   ...
@@ -9,6 +9,7 @@ several are in flight at once.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
@@ -21,11 +22,32 @@ from penstock.splitting.by_layers.layer_stage import FirstLayerStage, LayerStage
 from penstock.training.batch.batch import unwrap
 from penstock.training.pipeline import Pipeline
 
-_NAME = "penstock.integrations.hugging_face.generation"
-with needs("transformers", by=_NAME, extra="hugging-face"):
-    from transformers import DynamicCache
+with needs(
+    "transformers", by="penstock.integrations.hugging_face.generation", extra="hugging-face"
+):
+    from transformers import (
+        DynamicCache,
+        LogitsProcessorList,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
 
-__all__ = ["generate"]
+__all__ = ["Sampling", "generate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn: from the `top_k` likeliest, or from those that sum up to `top_p`.
+
+    Draws come from `generator`, torch's own if it is None, which must be in the same state on
+    every rank and then is so afterwards.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    generator: torch.Generator | None = None
 
 
 class _StageCache(DynamicCache):
@@ -77,48 +99,113 @@ def generate(
     input_ids: torch.Tensor,
     *,
     max_new_tokens: int,
+    attention_mask: torch.Tensor | None = None,
+    sampling: Sampling | None = None,
     eos_token_id: int | None = None,
     pad_token_id: int = 0,
 ) -> torch.Tensor:
-    """Return the prompts with the tokens that are most likely to follow, as `model.generate` does.
+    """Return the prompts with the tokens that follow, as `model.generate` does.
 
-    `config` is that of the model, which was split by layers and has a decoder only. Prompts have
-    one length. Every rank calls this with the same prompts and gets the same tokens. A sequence
-    that has ended is filled with `pad_token_id`.
+    `config` is that of the model, which was split by layers and has a decoder only. Prompts of
+    several lengths are filled up at the left, where `attention_mask` has zeros. Without
+    `sampling` the likeliest token follows. Every rank calls this with the same prompts and gets
+    the same tokens. A sequence that has ended is filled with `pad_token_id`.
     """
+    if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+        raise ArgumentError(
+            "shorter prompts must be filled up at the left (got a row whose attention_mask ends "
+            "with 0); use a tokenizer with padding_side='left'"
+        )
     groups = min(pipeline.schedule.microbatches, len(input_ids))
     was_training = {index: module.training for index, module in pipeline.modules.items()}
     pipeline.eval()
+    choose = _likeliest if sampling is None else _Draw(sampling)
+    words = new = input_ids
+    ended = torch.zeros(len(words), dtype=torch.bool, device=words.device)
     try:
         with _caching(pipeline, config, groups):
-            return _decode(pipeline, input_ids, groups, max_new_tokens, eos_token_id, pad_token_id)
+            for _ in range(max_new_tokens):
+                found = _follow(pipeline, choose, words, new, attention_mask, groups)
+                chosen = found.to(words.device).masked_fill(ended, pad_token_id)
+                new = chosen[:, None]
+                words = torch.cat([words, new], 1)
+                if attention_mask is not None:
+                    attention_mask = nn.functional.pad(attention_mask, (0, 1), value=1)
+                if eos_token_id is not None:
+                    ended |= chosen == eos_token_id
+                    if ended.all():
+                        break
     finally:
         for index, mode in was_training.items():
             pipeline.modules[index].train(mode)
-
-
-def _decode(
-    pipeline: Pipeline,
-    input_ids: torch.Tensor,
-    groups: int,
-    max_new_tokens: int,
-    eos_token_id: int | None,
-    pad_token_id: int,
-) -> torch.Tensor:
-    words = new = input_ids
-    ended = torch.zeros(len(words), dtype=torch.bool, device=words.device)
-    for _ in range(max_new_tokens):
-        output = pipeline.evaluate(input_ids=new, microbatches=groups).outputs
-        best = None if output is None else output.logits[:, -1].argmax(-1).tolist()
-        found = next(tokens for tokens in pipeline.exchange(best) if tokens is not None)
-        chosen = torch.tensor(found, device=words.device).masked_fill(ended, pad_token_id)
-        new = chosen[:, None]
-        words = torch.cat([words, new], 1)
-        if eos_token_id is not None:
-            ended |= chosen == eos_token_id
-            if ended.all():
-                break
+    if isinstance(choose, _Draw):
+        choose.agree(pipeline)
     return words
+
+
+def _follow(
+    pipeline: Pipeline,
+    choose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    words: torch.Tensor,
+    new: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    groups: int,
+) -> torch.Tensor:
+    """Run the new tokens through all stages, and return the next one of every sequence."""
+    given: dict[str, Any] = {"input_ids": new}
+    if attention_mask is not None:
+        positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        given["attention_mask"] = attention_mask
+        given["position_ids"] = positions[:, -new.shape[1] :]
+    output = pipeline.evaluate(**given, microbatches=groups).outputs
+    # One rank has the last stage, and chooses for all.
+    own = None if output is None else choose(words, output.logits[:, -1]).tolist()
+    return torch.tensor(next(found for found in pipeline.exchange(own) if found is not None))
+
+
+def _likeliest(words: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    del words
+    return logits.argmax(-1)
+
+
+class _Draw:
+    """Draws tokens on the rank of the last stage, by the library's own filters."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        steps: list[Any] = []
+        if sampling.temperature != 1:
+            steps.append(TemperatureLogitsWarper(sampling.temperature))
+        if sampling.top_k:
+            steps.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p is not None and sampling.top_p < 1:
+            steps.append(TopPLogitsWarper(sampling.top_p))
+        self._filter: Any = LogitsProcessorList(steps)
+        self._generator = sampling.generator
+        self._device: torch.device | None = None
+
+    def __call__(self, words: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        self._device = logits.device
+        kept: torch.Tensor = self._filter(words.to(logits.device), logits.float())
+        shares = kept.softmax(-1)
+        return shares.multinomial(1, generator=self._generator)[:, 0]
+
+    def agree(self, pipeline: Pipeline) -> None:
+        """Give the generators of all ranks the state of the one that was drawn from."""
+        generator = self._generator
+        if generator is None and self._device is not None and self._device.type != "cpu":
+            # Only this rank draws from its device's generator.
+            pipeline.exchange(None)
+            return
+        own = generator.get_state() if generator is not None else torch.get_rng_state()
+        states = pipeline.exchange(None if self._device is None else own.tolist())
+        state = next((found for found in states if found is not None), None)
+        if state is None:
+            return
+        drawn = torch.tensor(state, dtype=torch.uint8)
+        if generator is not None:
+            generator.set_state(drawn)
+        else:
+            torch.set_rng_state(drawn)
 
 
 @contextmanager
