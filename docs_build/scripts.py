@@ -14,11 +14,15 @@ ORDER = (
     "first_pipeline",
     "hugging_face",
     "hugging_face_trainer",
+    "accelerator_loop",
+    "lightning_trainer",
+    "fabric_loop",
     "own_schedule",
     "custom_csv",
     "plan_a_cluster",
     "lora",
     "fsdp",
+    "mixture_of_experts",
     "several_machines",
 )
 

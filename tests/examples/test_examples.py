@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -174,6 +175,74 @@ def test_trainer_over_two_ranks_logs_what_the_library_does_in_one_process(tmp_pa
     assert saved.keys() == expected_state.keys()
     for name, value in expected_state.items():
         torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-4)
+
+
+# Each with the library alone, from the same script: what is put in the place of our names.
+PLAIN: dict[str, dict[str, str]] = {
+    "lightning_trainer": {
+        "strategy=strategy, devices=2": "devices=1",
+        'save_pretrained(strategy.pipeline, "trained", model=module.model)': (
+            'module.model.save_pretrained("trained")'
+        ),
+    },
+    "fabric_loop": {
+        "strategy=strategy, devices=2": "devices=1",
+        'save_pretrained(strategy.pipeline, "trained", model=whole)': (
+            'whole.save_pretrained("trained")'
+        ),
+    },
+    "accelerator_loop": {
+        "PipelineAccelerator(pipeline=pipeline, ": "Accelerator(",
+        "from penstock": "from accelerate import Accelerator\nfrom penstock",
+        'accelerator.save_model(model, "trained")': 'model.save_pretrained("trained")',
+    },
+}
+
+
+def saved_by(folder: Path) -> dict[str, Any]:
+    files = sorted((folder / "trained").glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLAIN)
+def test_loops_of_other_libraries_train_what_they_do_in_one_process(
+    name: str, tmp_path: Path
+) -> None:
+    script = SCRIPTS[name]
+    assert len([line for line in script.code.splitlines() if line.strip()]) <= 30
+    plain = script.code
+    for ours, theirs in PLAIN[name].items():
+        assert ours in plain
+        plain = plain.replace(ours, theirs, 1)
+    folders = {size: tmp_path / str(size) for size in (1, 2, 4)}
+    outputs: dict[int, str] = {}
+    for size, folder in folders.items():
+        folder.mkdir()
+        file = folder / "loop.py"
+        file.write_text(
+            plain if size == 1 else script.code.replace("devices=2", f"devices={size}")
+        )
+        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
+        command = [sys.executable, *(start if size > 1 else []), str(file)]
+        (outputs[size],) = run_all([command], folder)
+    expected = saved_by(folders[1])
+    for size in (2, 4):
+        assert losses_of(outputs[size]) == pytest.approx(losses_of(outputs[1]), rel=0, abs=1e-5)
+        found = saved_by(folders[size])
+        assert found.keys() == expected.keys()
+        for weight, value in expected.items():
+            torch.testing.assert_close(found[weight], value, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_example_of_experts_trains_on_four_processes(tmp_path: Path) -> None:
+    script = SCRIPTS["mixture_of_experts"]
+    assert len([line for line in script.code.splitlines() if line.strip()]) <= 60
+    (output,) = run_all([command_of(script)], tmp_path)
+    losses = losses_of(output)
+    assert len(losses) == 10
+    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.slow
