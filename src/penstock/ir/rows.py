@@ -11,6 +11,7 @@ joined       no   no   yes  no   no       row 2 runs together with row 1: an ove
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,9 +45,12 @@ HELD_CHANGE[[Kind.FULL_BACKWARD, Kind.BACKWARD_WEIGHT, Kind.OFFLOAD]] = -1
 HELD_CHANGE.flags.writeable = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Rows:
-    """The columns; `first[r]` to `first[r + 1]` are the rows of rank r, in its order."""
+    """The columns; `first[r]` to `first[r + 1]` are the rows of rank r, in its order.
+
+    Without slots, so that `count_of_kind` is kept: passes and checks ask for it again and again.
+    """
 
     first: NDArray[np.int64]
     kind: NDArray[np.int8]
@@ -66,6 +70,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @cached_property
+    def count_of_kind(self) -> NDArray[np.int64]:
+        """For every kind, the number of its rows."""
+        return np.bincount(self.kind, minlength=len(Kind))
 
     @property
     def num_ranks(self) -> int:
@@ -134,16 +143,16 @@ class Rows:
     @property
     def has_memory_actions(self) -> bool:
         """Whether anything that a forward saves is recomputed or offloaded."""
-        return bool((self.kind >= Kind.RECOMPUTE).any())
+        return bool(self.count_of_kind[Kind.RECOMPUTE :].any())
 
     def saves_inputs_only(self) -> Bools:
         """Return, for every row, whether it is a forward that a RECOMPUTE runs again.
 
         Such a forward holds nothing but its inputs.
         """
-        again = self.is_kind(Kind.RECOMPUTE)
         found = np.zeros(len(self), dtype=np.bool_)
-        if again.any():
+        if self.has_kind(Kind.RECOMPUTE):
+            again = self.is_kind(Kind.RECOMPUTE)
             size = int(self.microbatch.max()) + 1
             key = self.stage.astype(np.int64) * size + self.microbatch
             found = self.is_kind(Kind.FORWARD) & np.isin(key, key[again])
@@ -151,7 +160,7 @@ class Rows:
 
     def has_kind(self, *kinds: Kind) -> bool:
         """Return whether any row is of one of these kinds."""
-        return bool(self.is_kind(*kinds).any())
+        return bool(self.count_of_kind[list(kinds)].any())
 
     def in_overlap(self) -> Bools:
         """Return, for every row, whether it runs together with the row before or after it."""
