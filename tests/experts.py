@@ -1,20 +1,93 @@
 """A mixture of experts over an ordinary process group, small enough to check by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.utils.checkpoint import checkpoint
 
 import penstock as ps
 from penstock.step.lanes.communication import Waitable
 
-__all__ = ["Block", "Experts", "Unsplit"]
+__all__ = ["EXCHANGES", "Block", "Experts", "Unsplit"]
 
 WIDTH = 6
 # What the loss that keeps experts evenly busy counts for.
 SHARE = 0.1
+
+# Gives the ranks of a group these numbers of rows, and takes those numbers from them.
+Exchange: TypeAlias = Callable[
+    [torch.Tensor, Sequence[int], Sequence[int], dist.ProcessGroup], torch.Tensor
+]
+
+
+def begin(
+    rows: torch.Tensor, there: Sequence[int], here: Sequence[int], group: dist.ProcessGroup
+) -> tuple[torch.Tensor, Waitable | None]:
+    """Begin an exchange of rows."""
+    result = rows.new_empty(sum(here), WIDTH)
+    work = dist.all_to_all_single(
+        result, rows.contiguous(), list(here), list(there), group=group, async_op=True
+    )
+    return result, work
+
+
+def exchange_marked(
+    rows: torch.Tensor, there: Sequence[int], here: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Exchange rows where Penstock is told of it."""
+    return ps.communicate(
+        rows,
+        lambda value: begin(value, there, here, group),
+        lambda gradient: begin(gradient, here, there, group),
+    )
+
+
+def exchange_functional(
+    rows: torch.Tensor, there: Sequence[int], here: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Exchange rows by a functional collective, as torchtitan's experts do."""
+    exchanged: torch.Tensor = all_to_all_single_autograd(
+        rows.contiguous(), list(here), list(there), group
+    )
+    return exchanged
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: torch.Tensor,
+        there: Sequence[int],
+        here: Sequence[int],
+        group: dist.ProcessGroup,
+    ) -> torch.Tensor:
+        ctx.there, ctx.here, ctx.group = there, here, group
+        result = rows.new_empty(sum(here), WIDTH)
+        dist.all_to_all_single(result, rows.contiguous(), list(here), list(there), group=group)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return exchange_own(gradient, ctx.here, ctx.there, ctx.group), None, None, None
+
+
+def exchange_own(
+    rows: torch.Tensor, there: Sequence[int], here: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Exchange rows by a function of the model's own, which waits, as Megatron's experts do."""
+    result: torch.Tensor = _Exchange.apply(rows, there, here, group)  # type: ignore[no-untyped-call]  # untyped upstream
+    return result
+
+
+EXCHANGES: Mapping[str, Exchange] = {
+    "marked": exchange_marked,
+    "functional": exchange_functional,
+    "own": exchange_own,
+}
 
 
 class Experts(nn.Module):
@@ -23,9 +96,10 @@ class Experts(nn.Module):
     Without a group all experts are here.
     """
 
-    def __init__(self, num_experts: int, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, num_experts: int, exchange: str) -> None:
         super().__init__()
-        self.group, self.num_experts = group, num_experts
+        self.group: dist.ProcessGroup | None = None
+        self.num_experts, self.exchange = num_experts, exchange
         self.router = nn.Linear(WIDTH, num_experts)
         self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(num_experts))
 
@@ -57,12 +131,12 @@ class Experts(nn.Module):
         coming = torch.empty_like(sent)
         dist.all_to_all_single(coming, sent, group=self.group)
         there, here = sent.sum(1).tolist(), coming.sum(1).tolist()
-        arrived = self._exchange(rows, there, here)
+        exchange = EXCHANGES[self.exchange]
+        arrived = exchange(rows, there, here, self.group)
         first = self.group.rank() * sent.shape[1]
         numbers = list(range(first, first + sent.shape[1])) * self.group.size()
-        return self._exchange(
-            self._compute(arrived, coming.flatten().tolist(), numbers), here, there
-        )
+        computed = self._compute(arrived, coming.flatten().tolist(), numbers)
+        return exchange(computed, here, there, self.group)
 
     def _compute(
         self, rows: torch.Tensor, counts: Sequence[int], experts: Sequence[int]
@@ -72,32 +146,16 @@ class Experts(nn.Module):
             [torch.tanh(self.experts[e](part)) for e, part in zip(experts, parts, strict=True)]
         )
 
-    def _exchange(
-        self, rows: torch.Tensor, there: Sequence[int], here: Sequence[int]
-    ) -> torch.Tensor:
-        return ps.communicate(
-            rows,
-            lambda value: self._begin(value, there, here),
-            lambda gradient: self._begin(gradient, here, there),
-        )
-
-    def _begin(
-        self, value: torch.Tensor, there: Sequence[int], here: Sequence[int]
-    ) -> tuple[torch.Tensor, Waitable | None]:
-        result = value.new_empty(sum(here), WIDTH)
-        work = dist.all_to_all_single(
-            result, value.contiguous(), list(here), list(there), group=self.group, async_op=True
-        )
-        return result, work
-
 
 class Block(nn.Module):
     """Rows through a layer and experts; the router's loss is added to that of the step."""
 
-    def __init__(self, num_experts: int, *, is_checkpointed: bool = False) -> None:
+    def __init__(
+        self, num_experts: int, *, is_checkpointed: bool = False, exchange: str = "marked"
+    ) -> None:
         super().__init__()
         self.layer = nn.Linear(WIDTH, WIDTH)
-        self.experts = Experts(num_experts)
+        self.experts = Experts(num_experts, exchange)
         self.is_checkpointed = is_checkpointed
 
     def mix(self, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

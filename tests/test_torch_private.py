@@ -497,6 +497,7 @@ def objects_with_attributes() -> dict[str, list[Any]]:
         "Node": [difference.grad_fn, entropy.grad_fn],
         "NllLossBackward0": [entropy.grad_fn],
         "MseLossBackward0": [difference.grad_fn],
+        "torch.ops": [torch.ops],
         "torch.ops.aten": [torch.ops.aten],
         "OpOverload": [torch.ops.aten.add.Tensor],
         "GradScaler": [GradScaler("cpu")],

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import penstock as ps
 from tests.covering import all_but_slow
-from tests.experts import WIDTH, Block, Unsplit
+from tests.experts import EXCHANGES, WIDTH, Block, Unsplit
 from tests.models import differences
 from tests.processes import Processes
 from tests.strategies import FAMILY_NAMES, join_at
@@ -41,14 +41,19 @@ def gradients_of(module: nn.Module, name: str) -> dict[str, torch.Tensor]:
 
 
 def run_experts(
-    _: int, schedule: ps.Schedule, is_checkpointed: bool, steps: int
+    _: int,
+    schedule: ps.Schedule,
+    is_checkpointed: bool,
+    exchange: str,
+    options: ps.RunOptions,
+    steps: int,
 ) -> dict[str, Any]:
     """Train, and return where gradients are wrong and what the pipeline says of itself."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("expert", "pipeline"))
     group, number = mesh["expert"].get_group(), mesh["expert"].get_local_rank()
     torch.manual_seed(1)
     whole = [
-        Block(EXPERTS, is_checkpointed=is_checkpointed).double()
+        Block(EXPERTS, is_checkpointed=is_checkpointed, exchange=exchange).double()
         for _ in range(schedule.dataflow.num_parts)
     ]
     expected = [make_batch(each) for each in range(2)]
@@ -65,6 +70,7 @@ def run_experts(
         microbatches=MICROBATCHES,
         loss=nn.functional.mse_loss,
         group=mesh["pipeline"],
+        options=options,
     ) as pipeline:
         for _ in range(steps):
             pipeline.zero_grad()
@@ -82,9 +88,16 @@ def run_experts(
     return {"wrong": wrong, "repr": text}
 
 
-def train(processes: Processes, schedule: ps.Schedule, *, is_checkpointed: bool) -> list[str]:
+def train(
+    processes: Processes,
+    schedule: ps.Schedule,
+    *,
+    is_checkpointed: bool,
+    exchange: str = "marked",
+    options: ps.RunOptions = ps.RunOptions(),  # noqa: B008  # a frozen value
+) -> list[str]:
     """Compare gradients on all four ranks; return how each has run its overlapped actions."""
-    job = run_experts, schedule, is_checkpointed, 2
+    job = run_experts, schedule, is_checkpointed, exchange, options, 2
     everyone = processes.run(*job, seconds=120)
     assert [found["wrong"] for found in everyone] == [{}] * 4
     return [found["repr"] for found in everyone]
@@ -97,6 +110,27 @@ def test_dualpipe_v_exchanges_beside_compute_and_is_exact(
     schedule = ps.build("DualPipeV", ranks=2, microbatches=MICROBATCHES)
     for text in train(four_processes, schedule, is_checkpointed=is_checkpointed):
         assert "overlapped actions by turns" in text
+
+
+@pytest.mark.parametrize("exchange", ["functional", "own"])
+@pytest.mark.parametrize("is_checkpointed", all_but_slow([False, True], [True]))
+def test_exchanges_that_nobody_marks_are_found(
+    four_processes: Processes, exchange: str, is_checkpointed: bool
+) -> None:
+    schedule = ps.build("DualPipeV", ranks=2, microbatches=MICROBATCHES)
+    for text in train(
+        four_processes, schedule, is_checkpointed=is_checkpointed, exchange=exchange
+    ):
+        assert "overlapped actions by turns (turning points in stages" in text
+
+
+def test_turning_points_are_not_looked_for_on_request(four_processes: Processes) -> None:
+    schedule = ps.build("DualPipeV", ranks=2, microbatches=MICROBATCHES)
+    options = ps.RunOptions(find_turning_points=False)
+    for text in train(
+        four_processes, schedule, is_checkpointed=False, exchange="own", options=options
+    ):
+        assert "overlapped actions one after the other (no turning points)" in text
 
 
 @pytest.mark.parametrize("family", all_but_slow(["1F1B", "ZBV"], ["1F1B"]))
@@ -122,4 +156,5 @@ def test_random_overlaps_are_exact(four_processes: Processes, seed: int) -> None
     for place in random.sample(places, len(places) // 2):
         schedule = join_at(schedule, place)
     assert schedule.rows.joined.any()
-    train(four_processes, schedule, is_checkpointed=random.random() < 0.5)
+    is_checkpointed, exchange = random.random() < 0.5, random.choice(sorted(EXCHANGES))
+    train(four_processes, schedule, is_checkpointed=is_checkpointed, exchange=exchange)

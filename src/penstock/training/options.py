@@ -19,6 +19,8 @@ class RunOptions:
 
     - `around`: wrap every action of a kind, as `wrap(action, run)`.
     - `cuda_graphs`: replay stages as CUDA graphs from the second step on, while shapes stay.
+    - `find_turning_points`: in overlapped actions, let the other
+      action run also while a collective is under way that the model does not mark.
     - `compare_data`: let ranks compare a sample of what they were given for the same argument,
       in the first steps and whenever the form of the batch is new, and refuse what differs.
     - `transport`: what carries messages between ranks on CUDA devices. With "auto" that is peer
@@ -33,6 +35,7 @@ class RunOptions:
 
     around: Mapping[Kind, Around] = field(default_factory=dict)
     cuda_graphs: bool = False
+    find_turning_points: bool = True
     compare_data: bool = True
     transport: TransportChoice = "auto"
     fault_injection: FaultInjection | None = None

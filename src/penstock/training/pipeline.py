@@ -86,15 +86,7 @@ class Pipeline:
         options: RunOptions = DEFAULT_OPTIONS,
     ) -> None:
         self._group = find_group(group)
-        facts = RankFacts(
-            has_loss=loss is not None,
-            reduction=reduction,
-            ties=ties,
-            cuda_graphs=options.cuda_graphs,
-            seed=seed,
-            compare_data=options.compare_data,
-            transport=options.transport,
-        )
+        facts = RankFacts(loss is not None, reduction, ties, seed, options)
         request = BuildRequest(stages, schedule, facts, microbatches, self._group, ranks, device)
         assembly = assemble(request, fault_injection=options.fault_injection, timeouts=timeouts)
         pipe, part = request.pipe, assembly.part

@@ -28,7 +28,8 @@ class _Communication(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, begin: Begin, reverse: Begin) -> torch.Tensor:
         ctx.begin, ctx.reverse = begin, reverse
-        result, work = begin(value)
+        with without_turns():
+            result, work = begin(value)
         if result is value:
             raise ArgumentError(
                 "communication must return its result in a new tensor (got the one that it was "

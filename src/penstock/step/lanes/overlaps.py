@@ -1,22 +1,25 @@
 """Overlapped actions of one process: which run by turns, and which one after the other.
 
 The first time a group of actions runs, its members run one after the other, and their turning
-points are counted. Where any member has one, the group runs by turns from then on. What decides
-is the same on all ranks that communicate inside a stage, because it depends on the order and on
-the model alone.
+points are counted, with the collectives that torch knows. Where any member has one, the group runs
+by turns from then on. What decides is the same on all ranks that communicate inside a stage,
+because it depends on the order and on the model alone.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from penstock.ir.actions import Action, Kind
 from penstock.step.lanes.baton import LaneError, run_by_turns
+from penstock.step.lanes.collectives import CollectiveTurns
 from penstock.step.lanes.generators import LaneGenerators
 from penstock.step.lanes.turning import Counter, reaching
 from penstock.step.layer_random import find_generators
@@ -29,15 +32,26 @@ __all__ = ["Overlaps"]
 _Key = tuple[int, Kind]
 
 
+def _call_in(context: AbstractContextManager[None], call: Callable[[], None]) -> None:
+    with context:
+        call()
+
+
 class Overlaps:
     """How the overlapped actions of one process run.
 
-    With `takes_turns=False` they run one after the other, whatever they do.
+    With `takes_turns=False` they run one after the other, whatever they do, and with
+    `finds_collectives=False` only the turning points count that the model marks.
     """
 
-    def __init__(self, device: torch.device, *, takes_turns: bool = True) -> None:
+    def __init__(
+        self, device: torch.device, *, takes_turns: bool = True, finds_collectives: bool = True
+    ) -> None:
         self._device = device
         self._takes_turns = takes_turns
+        self._finds_collectives = finds_collectives and takes_turns
+        # The actions in which collectives were found.
+        self._with_collectives: set[_Key] = set()
         # The turning points of an action, once it has run; and who runs modules in a backward.
         self._turns: dict[_Key, int] = {}
         self._runs_again: set[_Key] = set()
@@ -54,14 +68,17 @@ class Overlaps:
     ) -> None:
         """Run the calls of one group of actions; the error of one comes as a `LaneError`."""
         if self._may_turn(actions, stages):
-            self._run_by_turns(actions, calls)
+            found = [self._finding((action.stage, action.kind)) for action in actions]
+            self._run_by_turns(
+                actions, [partial(_call_in, *each) for each in zip(found, calls, strict=True)]
+            )
             return
         for number, (action, stage, call) in enumerate(zip(actions, stages, calls, strict=True)):
             key, counter = (action.stage, action.kind), Counter()
             is_new = key not in self._turns and action.kind is not Kind.FORWARD
             watching = self._watch(key, stage) if is_new else nullcontext()
             try:
-                with reaching(counter), watching:
+                with reaching(counter), watching, self._finding(key):
                     call()
             except Exception as error:
                 raise LaneError(number, error) from error
@@ -125,6 +142,21 @@ class Overlaps:
             theirs = {*other.module.modules(), *other.module.parameters()}
             self._shared[stage, other] = not mine.isdisjoint(theirs)
         return self._shared[stage, other]
+
+    def _finding(self, key: _Key) -> AbstractContextManager[None]:
+        """Return what finds the collectives of an action: in its first run, and if it had some."""
+        is_open = key in self._with_collectives or key not in self._turns
+        if not (is_open and self._finds_collectives and dist.is_initialized()):
+            return nullcontext()
+        return self._find(key)
+
+    @contextmanager
+    def _find(self, key: _Key) -> Iterator[None]:
+        mode = CollectiveTurns()
+        with mode.watching():
+            yield
+        if mode.found:
+            self._with_collectives.add(key)
 
     @contextmanager
     def _watch(self, key: _Key, stage: Stage) -> Iterator[None]:

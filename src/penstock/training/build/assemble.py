@@ -173,12 +173,12 @@ def _connect(
         part.device,
         by_order=fault_injection is not None and fault_injection.by_order,
         control=control,
-        uses_peer_memory=facts.transport != "nccl",
+        uses_peer_memory=facts.options.transport != "nccl",
     )
     lowered = part.schedules.lowered(part.microbatches, is_training=True)
     members.open_channels(messages_in_flight(lowered))
     with control.together(cannot(BUILDING)):
-        require_routes(members, facts.transport)
+        require_routes(members, facts.options.transport)
     return members
 
 
@@ -202,8 +202,13 @@ def _build(request: BuildRequest) -> LocalPart:
     require_graphs(request.facts, device)
     schedules.place_receives(receives_for(request.group, device))
     checkpointed = _checkpointed_stages(request.schedule)
-    _set_up(held, schedules.schedule, checkpointed, request.facts.cuda_graphs)
-    overlaps = Overlaps(device, takes_turns=not request.facts.cuda_graphs)
+    options = request.facts.options
+    _set_up(held, schedules.schedule, checkpointed, options.cuda_graphs)
+    overlaps = Overlaps(
+        device,
+        takes_turns=not options.cuda_graphs,
+        finds_collectives=options.find_turning_points,
+    )
     return LocalPart(modules, count, schedules, held, device, checkpointed, overlaps)
 
 

@@ -14,6 +14,7 @@ from penstock.ir.schedule import Schedule
 from penstock.loss.reduction import Reduction
 from penstock.ranks.agreement import NOTHING, Fact, digest_of, group_ranks, plain_fact
 from penstock.splitting.signature import Signature
+from penstock.training.options import RunOptions
 from penstock.version import own_version
 
 __all__ = ["RankFacts", "model_fact", "schedule_fact", "version_facts"]
@@ -24,27 +25,30 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """Settings of a pipeline, beside model and schedule, that must be the same on every rank."""
+    """Settings of a pipeline, beside model and schedule, that must be the same on every rank.
+
+    Of the `options`, those that ranks may not differ in.
+    """
 
     has_loss: bool
     reduction: Reduction
     ties: Sequence[Sequence[str]]
-    cuda_graphs: bool
     seed: int | None
-    compare_data: bool = True
-    transport: str = "auto"
+    options: RunOptions
 
     def facts(self) -> list[Fact]:
         """Return one fact per setting; functions are not compared."""
         reduction = self.reduction if isinstance(self.reduction, str) else "by a function"
+        options = self.options
         return [
             plain_fact("loss", "given" if self.has_loss else None),
             plain_fact("reduction", reduction),
             plain_fact("ties", [list(names) for names in self.ties]),
-            plain_fact("cuda_graphs", self.cuda_graphs),
+            plain_fact("cuda_graphs", options.cuda_graphs),
             plain_fact("seed", self.seed),
-            plain_fact("compare_data", self.compare_data),
-            plain_fact("transport", self.transport),
+            plain_fact("compare_data", options.compare_data),
+            plain_fact("transport", options.transport),
+            plain_fact("find_turning_points", options.find_turning_points),
         ]
 
 

@@ -25,12 +25,12 @@ def require_routes(members: GroupTransport, transport: str) -> None:
 
 def require_graphs(facts: RankFacts, device: torch.device) -> None:
     """Refuse CUDA graphs where there are none, or with a seed."""
-    if facts.cuda_graphs and device.type != "cuda":
+    if facts.options.cuda_graphs and device.type != "cuda":
         raise ArgumentError(
             f"cuda_graphs needs stages on a CUDA device (device: {device}); leave it out, or move "
             "the stages there"
         )
-    if facts.cuda_graphs and facts.seed is not None:
+    if facts.options.cuda_graphs and facts.seed is not None:
         raise ArgumentError(
             f"seed must be left out with cuda_graphs (got {facts.seed}), because a CUDA graph "
             "cannot set it again for every layer; leave out cuda_graphs or seed"
