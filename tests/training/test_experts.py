@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import penstock as ps
 from tests.covering import all_but_slow
@@ -28,10 +28,10 @@ HALVES = """
 """
 
 
-def make_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+def make_batch(number: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(100 + number)
-    shape = ROWS[number], WIDTH
-    return torch.randn(shape, dtype=torch.float64), torch.randn(shape, dtype=torch.float64)
+    pair = torch.randn(2, ROWS[number], WIDTH, dtype=torch.float64).to(device)
+    return pair[0], pair[1]
 
 
 def gradients_of(module: nn.Module, name: str) -> dict[str, torch.Tensor]:
@@ -41,22 +41,33 @@ def gradients_of(module: nn.Module, name: str) -> dict[str, torch.Tensor]:
 
 
 def run_experts(
-    _: int,
+    _: int, schedule: ps.Schedule, is_checkpointed: bool, exchange: str, options: ps.RunOptions
+) -> dict[str, Any]:
+    """Train experts on two times two processes."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inside", "pipeline"))
+    return train_experts(
+        mesh, schedule, is_checkpointed=is_checkpointed, exchange=exchange, options=options
+    )
+
+
+def train_experts(
+    mesh: DeviceMesh,
     schedule: ps.Schedule,
+    *,
     is_checkpointed: bool,
     exchange: str,
     options: ps.RunOptions,
-    steps: int,
+    steps: int = 2,
 ) -> dict[str, Any]:
     """Train, and return where gradients are wrong and what the pipeline says of itself."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("expert", "pipeline"))
-    group, number = mesh["expert"].get_group(), mesh["expert"].get_local_rank()
+    device = torch.device(mesh.device_type)
+    group, number = mesh["inside"].get_group(), mesh["inside"].get_local_rank()
     torch.manual_seed(1)
     whole = [
-        Block(EXPERTS, is_checkpointed=is_checkpointed, exchange=exchange).double()
+        Block(EXPERTS, is_checkpointed=is_checkpointed, exchange=exchange).double().to(device)
         for _ in range(schedule.dataflow.num_parts)
     ]
-    expected = [make_batch(each) for each in range(2)]
+    expected = [make_batch(each, device) for each in range(2)]
     stages = {}
     for stage in schedule.placement.stages(mesh["pipeline"].get_local_rank()):
         stages[stage] = deepcopy(whole[schedule.dataflow.parts[stage]])
@@ -70,6 +81,7 @@ def run_experts(
         microbatches=MICROBATCHES,
         loss=nn.functional.mse_loss,
         group=mesh["pipeline"],
+        device=device,
         options=options,
     ) as pipeline:
         for _ in range(steps):
@@ -97,7 +109,7 @@ def train(
     options: ps.RunOptions = ps.RunOptions(),  # noqa: B008  # a frozen value
 ) -> list[str]:
     """Compare gradients on all four ranks; return how each has run its overlapped actions."""
-    job = run_experts, schedule, is_checkpointed, exchange, options, 2
+    job = run_experts, schedule, is_checkpointed, exchange, options
     everyone = processes.run(*job, seconds=120)
     assert [found["wrong"] for found in everyone] == [{}] * 4
     return [found["repr"] for found in everyone]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -43,21 +43,29 @@ class Block(nn.Module):
         return value + self.compute(value)
 
 
-def run(_: int, schedule: ps.Schedule, is_checkpointed: bool) -> dict[str, Any]:
+def run_tensor_parallel(_: int, schedule: ps.Schedule, is_checkpointed: bool) -> dict[str, Any]:
+    """Train tensor-parallel stages on two times two processes."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inside", "pipeline"))
+    return train_tensor_parallel(mesh, schedule, is_checkpointed=is_checkpointed)
+
+
+def train_tensor_parallel(
+    mesh: DeviceMesh, schedule: ps.Schedule, *, is_checkpointed: bool
+) -> dict[str, Any]:
     """Train two steps; return where gradients are wrong and what the pipeline says of itself."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tensor", "pipeline"))
+    device = torch.device(mesh.device_type)
     torch.manual_seed(1)
     whole = nn.Sequential(
         *(Block(is_checkpointed).double() for _ in range(schedule.dataflow.num_parts))
-    )
-    batch, target = torch.randn(2, 2 * MICROBATCHES, WIDTH, dtype=torch.float64)
+    ).to(device)
+    batch, target = torch.randn(2, 2 * MICROBATCHES, WIDTH, dtype=torch.float64).to(device)
     stages = {
         stage: deepcopy(whole[schedule.dataflow.parts[stage]])
         for stage in schedule.placement.stages(mesh["pipeline"].get_local_rank())
     }
     plan = {"wide": ColwiseParallel(), "back": RowwiseParallel()}
     for module in stages.values():
-        parallelize_module(module, mesh["tensor"], plan)
+        parallelize_module(module, mesh["inside"], plan)
     torch.autograd.backward(nn.functional.mse_loss(whole(batch), target))
     with ps.Pipeline(
         stages,
@@ -65,6 +73,7 @@ def run(_: int, schedule: ps.Schedule, is_checkpointed: bool) -> dict[str, Any]:
         microbatches=MICROBATCHES,
         loss=nn.functional.mse_loss,
         group=mesh["pipeline"],
+        device=device,
     ) as pipeline:
         for _ in range(2):
             pipeline.zero_grad()
@@ -90,7 +99,7 @@ def test_tensor_parallel_stages_are_exact(
     four_processes: Processes, family: str, is_checkpointed: bool
 ) -> None:
     schedule = ps.build(family, ranks=2, microbatches=MICROBATCHES)
-    everyone = four_processes.run(run, schedule, is_checkpointed, seconds=120)
+    everyone = four_processes.run(run_tensor_parallel, schedule, is_checkpointed, seconds=120)
     assert [found["wrong"] for found in everyone] == [{}] * 4
     by_turns = family == "DualPipeV"
     assert ["overlapped actions by turns" in found["repr"] for found in everyone] == [by_turns] * 4
