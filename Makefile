@@ -76,7 +76,7 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/gpu_step.py
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 	    && $(BIN)/python benchmarks/gpu_ranks.py && $(BIN)/python benchmarks/message_cost.py \
-	    && $(BIN)/python benchmarks/llama_ranks.py \
+	    && $(BIN)/python benchmarks/llama_ranks.py && $(BIN)/python benchmarks/overlap.py \
 	    || echo 'the benchmarks of GPU ranks need a CUDA device'
 	PYTHONPATH=. $(BIN)/python benchmarks/solving.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/planned_step.py
