@@ -33,6 +33,9 @@ LIMIT_SECONDS = 900.0
 BEFORE, AFTER = bytes(17), bytes(40)
 # More ranks than 512 beat less often, as in heartbeat.py.
 BEAT_SECONDS, RANKS_AT_FULL_RATE = 0.5, 512
+# How often ranks that share a loop look whether one is lost. A heartbeat's thread does so after
+# whatever it hears, and twice a second.
+LOOK_SECONDS = 0.1
 # What all of them report.
 STATUS = RankStatus()
 
@@ -183,6 +186,7 @@ class Leaves:
             leaf.node.close()
 
     def _loop(self) -> None:
+        next_look = time.monotonic()
         while not self._is_over.is_set():
             for key, _ in self._selector.select(0.02):
                 key.data()
@@ -190,11 +194,14 @@ class Leaves:
             for leaf in self._leaves:
                 if now >= leaf.next_beat:
                     leaf.next_beat = now + self._pause
-                    self._beat(leaf, now)
+                    if leaf.rank != self._victim:
+                        leaf.node.beat(STATUS)
+            if now >= next_look:
+                next_look = now + LOOK_SECONDS
+                for leaf in self._leaves:
+                    self._look(leaf, now)
 
-    def _beat(self, leaf: _Leaf, now: float) -> None:
-        if leaf.rank != self._victim:
-            leaf.node.beat(STATUS)
+    def _look(self, leaf: _Leaf, now: float) -> None:
         lost = leaf.node.find_lost(STATUS, now)
         if lost is not None and leaf.named is None:
             leaf.named, leaf.named_at = lost.rank, now

@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from selectors import PollSelector
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from penstock.alive.lost_rank import LostRank
 from penstock.alive.progress_log import Note, ProgressLog
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.tree import heartbeat_node, seeking
+from penstock.alive.tree.heartbeat_node import HeartbeatNode
 from penstock.alive.tree.member import Member as Rank
 from penstock.errors import PeerLostError
 from penstock.ir.actions import Action, Kind
@@ -294,6 +297,27 @@ def test_connection_that_is_cut_in_one_direction_is_opened_again(
         while children.get(1) in (before, None):
             assert members[1].heartbeat.find_lost(0.05) is None
         assert [member.heartbeat.find_lost(0.0) for member in members] == [None] * 3
+
+
+# Each loss waited two seconds for the answer of others that were as silent: a machine that stops
+# takes several ranks along.
+def test_loss_waits_for_no_answer_of_others_that_are_silent() -> None:
+    token = "secret"
+    with PollSelector() as selector, ThreadPoolExecutor(3) as pool, ExitStack() as stack:
+        node = HeartbeatNode(Rank(0, "root"), 4, TIMEOUTS, selector, address=HOST, token=token)
+        stack.callback(node.close)
+        calls = [
+            pool.submit(call, HOST, node.port, token=token, rank=rank, seconds=LIMIT_SECONDS)
+            for rank in (1, 2, 3)
+        ]
+        while len(node._near.children) < 3:
+            for key, _ in selector.select():
+                key.data()
+        for one in calls:
+            stack.callback(one.result().close)
+        node._silence.hear(2, monotonic() - TIMEOUTS.silence_seconds * 0.9)
+        node.announce(LostRank(1, "has not answered for 60 s", None))
+        assert node._unacknowledged == {3}
 
 
 # A rank gives up a call that a busy one above has not answered in time, and calls again. The first

@@ -41,6 +41,11 @@ class Silence:
         """Return for how long a neighbour was not heard."""
         return now - self._heard.get(rank, now)
 
+    def is_short(self, rank: int, now: float) -> bool:
+        """Return whether a neighbour was heard in the last half of the limit."""
+        heard = self._heard.get(rank)
+        return heard is not None and now - heard < self.seconds / 2
+
     def find(self, now: float) -> Iterable[int]:
         """Return the neighbours that were not heard for too long."""
         return [rank for rank, heard in self._heard.items() if now - heard >= self.seconds]

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from penstock.errors import ArgumentError
 
-__all__ = ["DEFAULT_TIMEOUTS", "Timeouts"]
+__all__ = ["DEFAULT_TIMEOUTS", "Timeouts", "patience_seconds"]
 
 # Shorter silences are ordinary: the threads of a busy machine pause for tenths of a second.
 _SHORTEST_SILENCE = 1.0
+# What is left of the limit once a rank is silent: half of it to look, and half for the news to
+# reach all others. A share, and at most this many seconds.
+_NEWS_SHARE, _MOST_NEWS_SECONDS = 1 / 4, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,16 @@ class Timeouts:
                 f"silence_seconds must be at least {_SHORTEST_SILENCE}, since a busy rank may "
                 f"be silent too (got {self.silence_seconds}); use a larger value"
             )
+
+
+def patience_seconds(timeouts: Timeouts) -> float:
+    """Return how long a rank waits for a neighbour, so that all others know of it in time.
+
+    >>> patience_seconds(Timeouts(silence_seconds=30)), patience_seconds(Timeouts(2))
+    (29.0, 1.5)
+    """
+    limit = timeouts.silence_seconds
+    return limit - min(_MOST_NEWS_SECONDS, limit * _NEWS_SHARE)
 
 
 DEFAULT_TIMEOUTS = Timeouts()

@@ -27,7 +27,7 @@ from penstock.alive.failure_detector import Silence
 from penstock.alive.flight_folder import last_action_in
 from penstock.alive.lost_rank import LostRank
 from penstock.alive.rank_status import RankStatus
-from penstock.alive.timeouts import Timeouts
+from penstock.alive.timeouts import Timeouts, patience_seconds
 from penstock.alive.tree.member import Member
 from penstock.alive.tree.neighbours import Neighbours
 from penstock.alive.tree.registry import Registry, is_fact
@@ -66,7 +66,7 @@ class HeartbeatNode:
         self.seeker = Seeker(me, timeouts, token, now)
         self._listener = Listener(selector, address, token, self._admit)
         self.port = self._listener.port
-        self._silence = Silence(timeouts.silence_seconds)
+        self._silence = Silence(patience_seconds(timeouts))
         self._near = Neighbours()
         # What this rank has to pass up of itself and of ranks below: at once, and again after it
         # was connected to another rank above.
@@ -123,7 +123,10 @@ class HeartbeatNode:
         """Report the lost rank to all neighbours, including the lost one in case it comes back."""
         if self._announced is None:
             self._announced = lost
-            self._unacknowledged = set(self._near.children) - {lost.rank}
+            # Another one that is silent, as on the machine of the lost rank, will not answer.
+            now = monotonic()
+            answering = {rank for rank in self._near.children if self._silence.is_short(rank, now)}
+            self._unacknowledged = answering - {lost.rank}
             self._near.send_down("lost", lost.to_values())
             self._near.send_up("lost", lost.to_values())
 

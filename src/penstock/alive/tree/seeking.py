@@ -4,7 +4,7 @@ from enum import Enum, auto
 
 from penstock.alive.lost_rank import LostRank, absent, cut_off, ended, silent
 from penstock.alive.rank_status import RankStatus
-from penstock.alive.timeouts import Timeouts
+from penstock.alive.timeouts import Timeouts, patience_seconds
 from penstock.alive.tree.member import Member
 from penstock.ranks.tree.admission import NotAdmittedError, call
 from penstock.ranks.tree.json_connection import JsonConnection
@@ -110,7 +110,7 @@ class Seeker:
         `root_status` is the last one of rank 0, which is the last that everybody looks for.
         """
         limit = self._timeouts.silence_seconds
-        is_late = silence >= limit
+        is_late = silence >= patience_seconds(self._timeouts)
         match self._root_answer:
             case _Answer.REFUSED:
                 return ended(0, root_status)
