@@ -380,6 +380,23 @@ def test_all_name_a_rank_that_can_reach_nobody(
         assert [lost.rank for lost in found if lost] == [2, 2, 2]
 
 
+# Ranks of another replica had the last beat of rank 0 only, which may be from before its step.
+def test_ranks_of_other_pipelines_know_what_rank_0_did_last(tmp_path: Path) -> None:
+    with open_ranks(tmp_path, 19) as members:
+        # It is below rank 1.
+        node = members[18].heartbeat._node
+        node.own_records = {}
+        while not node._root.records:
+            assert members[18].heartbeat.find_lost(0.01) is None
+        members[0].progress_log.begin_step()
+        members[0].progress_log.start(Note.of(Action(Kind.FORWARD, 0, 1)))
+        vanish(members[0])
+        (lost,) = lost_ranks(members[18:])
+        last = "its last action was 0F1 (forward of microbatch 1 in stage 0) of step 0"
+        assert lost is not None
+        assert (lost.rank, lost.last) == (0, last)
+
+
 def test_rank_below_a_lost_one_is_connected_to_the_next_above() -> None:
     with open_ranks(None, 19) as members:
         for member in members:

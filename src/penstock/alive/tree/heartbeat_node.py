@@ -4,7 +4,7 @@
      |  ^
      v  |  up: beat (status of the ranks below that changed); joined, record, ended, silent,
     rank 1 ...         heard (of a loss) and goodbye of a rank below
-     |  ^  down: beat, all here, lost, goodbye (of the sender)
+     |  ^  down: beat, all here, record (of rank 0), lost, goodbye (of the sender)
      v  |
     rank 17 ...        decides whether its neighbours answer; passes everything on
 
@@ -101,14 +101,14 @@ class HeartbeatNode:
                 self._take_fact(["silent", rank, self.rank])
         if self._announced is not None:
             return self._announced
-        if self._registry is None:
+        if (registry := self._registry) is None:
             lost, known = self._look_up(status, now), self.seeker.members
         else:
-            lost, known = self._registry.find_lost(status, now), self._registry.members
+            lost, known = registry.find_lost(status, now), registry.members
         if lost is None:
             return None
         # What the flight record says is newer than the last beat.
-        records = {} if self._registry is None else self._registry.records
+        records = self._root.records if registry is None else registry.records
         record = self.own_records.get(lost.rank) or records.get(lost.rank)
         last = None if record is None else last_action_in(record)
         return (lost if last is None else replace(lost, last=last)).named(known.get(lost.rank))
@@ -142,8 +142,10 @@ class HeartbeatNode:
         return lost is None or registry is None or registry.is_known_to_all(lost.rank)
 
     def note_record(self, path: str) -> None:
-        """Let rank 0 know where this rank keeps its flight record."""
+        """Let rank 0 know where this rank keeps its flight record, and all where rank 0 does."""
         self._take_fact(["record", self.rank, path])
+        if self.rank == 0:
+            self._share_record(path)
 
     def say_goodbye(self, calls: int, reason: str, status: RankStatus) -> None:
         """Notify the others that this rank leaves after this number of calls."""
@@ -212,6 +214,8 @@ class HeartbeatNode:
         )
         if self.is_complete.is_set():
             self._near.send(connection, "all here")
+        for path in self._root.records.values():
+            self._near.send(connection, "record", path)
         if self._announced is not None:
             self._unacknowledged.add(rank)
             self._near.send(connection, "lost", self._announced.to_values())
@@ -300,6 +304,8 @@ class HeartbeatNode:
             case ["all here"]:
                 self.is_complete.set()
                 self._near.send_down("all here")
+            case ["record", str(path)]:
+                self._share_record(path)
             case ["lost", list(values)]:
                 self.announce(LostRank.from_values(values))
                 if (heard := ["heard", self.rank]) not in self._facts:
@@ -317,6 +323,11 @@ class HeartbeatNode:
                 self._unacknowledged.discard(self._near.above)
             case _:
                 raise ConnectionBrokenError(f"rank {self._near.above} sent {words[0]!r}")
+
+    def _share_record(self, path: str) -> None:
+        """Note where rank 0 keeps its flight record, and let those below know."""
+        self._root.records[0] = path
+        self._near.send_down("record", path)
 
     def _answer(self) -> None:
         """Acknowledge a loss, once all ranks right below this one have."""

@@ -8,10 +8,11 @@ __all__ = ["RootView"]
 
 
 class RootView:
-    """The last status of rank 0, and its goodbye."""
+    """The last status of rank 0, its flight record once it has one, and its goodbye."""
 
     def __init__(self) -> None:
         self.status = INITIAL_STATUS
+        self.records: dict[int, str] = {}
         self._goodbye: tuple[int, str, int] | None = None
 
     @property
