@@ -136,6 +136,37 @@ def test_step_cannot_be_completed_while_it_is_removed(tmp_path: Path) -> None:
     assert (steps.complete(), storage.names(OWN_FOLDER)) == ((), [])
 
 
+class BusyStorage(LocalStorage):
+    """A folder in which nothing can be removed, as on a network while somebody reads it."""
+
+    is_busy = True
+
+    def remove(self, path: str) -> None:
+        if self.is_busy:
+            raise CheckpointError(f"cannot remove {path}: it is busy")
+        super().remove(path)
+
+
+# An old step that could not be removed ended a run, with "step 2 was not saved: it is complete".
+def test_old_step_that_is_still_read_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = BusyStorage(tmp_path)
+    steps = RenamedSteps(storage)
+
+    for step in (1, 2, 3):
+        storage.write(f"{steps.begin(step, 'aa')}/file", [b""])
+        steps.publish(step, "aa", b"{}")
+        steps.prune(1, "aa")
+        assert steps.complete() == (step,)
+    assert "it is busy; the next save will try again" in caplog.text
+    # Names do not grow with every attempt.
+    assert max(map(len, storage.names(OWN_FOLDER))) < 60
+    storage.is_busy = False
+    steps.begin(4, "aa")
+    assert storage.names(OWN_FOLDER) == []
+
+
 def test_places_that_cannot_be_reached_are_refused_in_words() -> None:
     with pytest.raises(ArgumentError, match="must be a folder that fsspec can reach"):
         ps.Checkpoints("nowhere://run")

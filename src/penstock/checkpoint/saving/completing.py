@@ -45,8 +45,8 @@ class Completion:
         parts: Sequence[StoredPart],
         values_file: str,
         values: Mapping[str, tuple[int, int]],
-    ) -> None:
-        """Make a step complete, and remove older ones."""
+    ) -> str | None:
+        """Make a step complete, and remove older ones; return why those cannot be removed."""
         manifest = self._describe(whole, files, parts, values_file, values)
         # Another job may have taken over while this one was stopped.
         self._lease.hold()
@@ -56,9 +56,8 @@ class Completion:
             self._lease.hold()
             self._steps.prune(self._keep, self._lease.job)
         except CheckpointError as error:
-            raise CheckpointError(
-                f"it is complete, but older steps were not removed: {error}"
-            ) from error
+            return f"step {whole.step} is complete, but older ones were not removed: {error}"
+        return None
 
     def _describe(
         self,

@@ -147,9 +147,9 @@ class Saver:
         if draft.whole is not None:
             try:
                 files, parts = self._join(collected)
-                self._completion.complete(draft.whole, files, parts, name, values.places)
+                message = self._completion.complete(draft.whole, files, parts, name, values.places)
             except Exception as error:
-                message = describe_error(error)
+                message = f"step {draft.step} was not saved: {describe_error(error)}"
                 # What it has written takes space, which may be what is missing.
                 with suppress(CheckpointError):
                     self._steps.discard(draft.step, self._lease.job)
@@ -157,9 +157,7 @@ class Saver:
         if message is not None:
             self._forget()
             complete = list(self._steps.complete())
-            raise CheckpointError(
-                f"step {draft.step} was not saved: {message}; complete steps: {complete or 'none'}"
-            )
+            raise CheckpointError(f"{message}; complete steps: {complete or 'none'}")
         _logger.debug("step %d is complete", draft.step)
 
     def _write_file(self, draft: Draft, name: str, blob: bytes) -> list[Any]:

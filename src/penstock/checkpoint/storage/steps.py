@@ -5,6 +5,7 @@ in a file system                                  in an object store
 step-00000020                complete: renamed    step-00000020/penstock.json  complete: comes last
 """
 
+import logging
 import re
 from pathlib import Path
 from secrets import token_hex
@@ -16,6 +17,8 @@ from penstock.checkpoint.storage.objects import ObjectStorage
 from penstock.errors import CheckpointError
 
 __all__ = ["MANIFEST", "MarkedSteps", "RenamedSteps", "Steps", "folder_of", "open_steps"]
+
+_logger = logging.getLogger(__name__)
 
 MANIFEST = "penstock.json"
 _COMPLETE = re.compile(r"step-([0-9]{8,18})")
@@ -77,10 +80,9 @@ class RenamedSteps:
         _check_step(self.storage, step)
         for name in _leftovers(self.storage):
             # Renamed first, so that nobody can complete a step of which a part is removed.
-            path = f"{OWN_FOLDER}/{name}"
-            removed = f"{path}{token_hex(4)}"
-            self.storage.rename(path, removed)
-            self.storage.remove(removed)
+            removed = _own_path_of(_PARTIAL.sub(r"\1", name), token_hex(12))
+            self.storage.rename(f"{OWN_FOLDER}/{name}", removed)
+            self._remove_now_or_later(removed)
         return _own_path(step, job)
 
     def file_name(self, rank: int, job: str) -> str:  # noqa: ARG002  # the folder has it
@@ -103,7 +105,17 @@ class RenamedSteps:
         for step in self.complete()[:-keep]:
             path = _own_path(step, job)
             self.storage.rename(folder_of(step), path)
+            self._remove_now_or_later(path)
+
+    def _remove_now_or_later(self, path: str) -> None:
+        """Remove what is no step any more; what cannot be removed now must not end a run.
+
+        Network file systems keep a folder while somebody still reads a file of it.
+        """
+        try:
             self.storage.remove(path)
+        except CheckpointError as error:
+            _logger.warning("%s; the next save will try again", error)
 
 
 class MarkedSteps:
@@ -158,7 +170,11 @@ class MarkedSteps:
 
 
 def _own_path(step: int, job: str) -> str:
-    return f"{OWN_FOLDER}/{folder_of(step)}-{job}"
+    return _own_path_of(folder_of(step), job)
+
+
+def _own_path_of(folder: str, name: str) -> str:
+    return f"{OWN_FOLDER}/{folder}-{name}"
 
 
 def _is_complete(storage: Storage, folder: str) -> bool:
