@@ -29,8 +29,9 @@ from penstock.alive.lost_rank import LostRank
 from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts, patience_seconds
 from penstock.alive.tree.member import Member
+from penstock.alive.tree.messages import is_fact, read_lost, read_statuses
 from penstock.alive.tree.neighbours import Neighbours
-from penstock.alive.tree.registry import Registry, is_fact
+from penstock.alive.tree.registry import Registry
 from penstock.alive.tree.root_view import RootView
 from penstock.alive.tree.seeking import Seeker
 from penstock.alive.tree.status_table import StatusTable
@@ -241,8 +242,8 @@ class HeartbeatNode:
                 self._unacknowledged.discard(rank)
                 self._answer()
             case ["lost", list(values)]:
-                self.announce(LostRank.from_values(values))
-            case [kind, *_] if is_fact(words):
+                self.announce(read_lost(values, self._size))
+            case [kind, *_] if is_fact(words, self._size):
                 self._take_fact(words)
                 if [kind, words[1]] == ["goodbye", rank]:
                     self._has_left.add(rank)
@@ -252,8 +253,7 @@ class HeartbeatNode:
 
     def _take_statuses(self, entries: list[Any]) -> None:
         is_urgent = False
-        for below, values in entries:
-            status = RankStatus.from_values(values)
+        for below, status in read_statuses(entries, self._size):
             is_urgent |= status.failure is not None or status.broken is not None
             if self._statuses.take(below, status) and self._registry is not None:
                 self._registry.take_status(below, status)
@@ -307,7 +307,7 @@ class HeartbeatNode:
             case ["record", str(path)]:
                 self._share_record(path)
             case ["lost", list(values)]:
-                self.announce(LostRank.from_values(values))
+                self.announce(read_lost(values, self._size))
                 if (heard := ["heard", self.rank]) not in self._facts:
                     self._take_fact(heard)
                 self._owes_answer = True

@@ -10,25 +10,9 @@ from penstock.alive.rank_status import RankStatus
 from penstock.alive.timeouts import Timeouts
 from penstock.alive.tree.member import Member
 
-__all__ = ["Registry", "is_fact"]
+__all__ = ["Registry"]
 
 _LOGGER = getLogger(__name__)
-
-
-def is_fact(words: list[Any]) -> bool:
-    """Return whether a message is something of a rank that is passed up."""
-    match words:
-        case ["goodbye", int(), int(), str(), int(), list(values)]:
-            RankStatus.from_values(values)
-            return True
-        case (
-            ["joined", int(), str(), int(), int()]
-            | ["record", int(), str()]
-            | ["ended" | "silent", int(), int()]
-            | ["heard", int()]
-        ):
-            return True
-    return False
 
 
 class Registry:
@@ -38,7 +22,6 @@ class Registry:
     """
 
     def __init__(self, me: Member, size: int, timeouts: Timeouts, now: float) -> None:
-        self._size = size
         self.detector = FailureDetector(size, timeouts, now)
         self.detector.arrive(me.rank, me.pipeline, now)
         self.members = {me.rank: me}
@@ -48,7 +31,6 @@ class Registry:
 
     def take_status(self, rank: int, status: RankStatus) -> None:
         """Take the status of a rank."""
-        self._require(rank)
         self.detector.update(rank, status, monotonic())
 
     def find_lost(self, status: RankStatus, now: float) -> LostRank | None:
@@ -60,9 +42,8 @@ class Registry:
         return lost
 
     def take_fact(self, words: list[Any]) -> None:
-        """Take something that was passed up; anything else is a `ValueError`."""
+        """Take something that was passed up (`messages.is_fact`)."""
         rank, now = words[1], monotonic()
-        self._require(rank)
         match words:
             case ["joined", _, name, pipeline, above]:
                 self.members[rank] = Member(rank, name, pipeline)
@@ -87,7 +68,3 @@ class Registry:
     def is_known_to_all(self, lost: int) -> bool:
         """Return whether all ranks that have come and are not gone have heard who is lost."""
         return self.members.keys() - self._informed - self.detector.gone <= {lost}
-
-    def _require(self, rank: int) -> None:
-        if not 0 <= rank < self._size:
-            raise ValueError(f"a rank must be below {self._size} (got {rank})")
