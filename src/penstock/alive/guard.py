@@ -115,6 +115,7 @@ class RankGuard:
         self._members = members
         self.connections = Connections()
         self._abort: Callable[[], None] = self.connections.abort
+        heartbeat.abort_by(self._abort)
         self._free_device: Callable[[int], None] = lambda _: None
         self._seconds_to_learn = timeouts.silence_seconds + timeouts.stop_seconds
         self._has_replicas = len(members) < heartbeat.size

@@ -72,10 +72,9 @@ class Heartbeat:
         self._timeouts = timeouts
         self._progress_log = progress_log
         self._flight_folder: FlightFolder | None = None
-        # Until there is something to abort, and a device that may wait for others.
+        # Until there are connections, and a device that may wait for others.
         self._abort: Callable[[], None] = lambda: None
         self._free_device: Callable[[int], None] = lambda _rank: None
-        self._has_freed_device = False
         self._abort_call: Callable[[], None] = lambda: None
         self._numbers = numbers
         usual = _BEAT_SECONDS * max(1.0, len(numbers) / _RANKS_AT_FULL_RATE)
@@ -86,7 +85,7 @@ class Heartbeat:
         self._is_known = Event()
         self._goodbye: str | None = None
         self._next_beat = self._found_at = monotonic()
-        self._has_aborted = self._was_raised = False
+        self._has_aborted = self._was_raised = self._has_freed_device = False
         # Where the flight record is, until the others know.
         self._record = ""
         self._process = os.getpid()
@@ -95,6 +94,10 @@ class Heartbeat:
         self._thread = Thread(target=self._run, name="penstock-heartbeat", daemon=True)
         _OPEN.add(self)
         self._thread.start()
+
+    def abort_by(self, abort: Callable[[], None]) -> None:
+        """Abort what a rank opens while its pipeline is being built, if another one is lost."""
+        self._abort = abort
 
     def attach(
         self,
