@@ -25,11 +25,14 @@ class RootView:
         self.status, self._goodbye = status, (calls, reason, pipeline)
 
     def find_lost(self, pipeline: int, status: RankStatus, timeouts: Timeouts) -> LostRank | None:
-        """Return rank 0 if it has left, and a rank of this pipeline waits for it."""
+        """Return rank 0 if it has left, and this rank waits for it or may not know in time."""
         if self._goodbye is None:
             return None
         calls, reason, theirs = self._goodbye
-        is_missed = status.is_inside and status.call > calls
-        if theirs != pipeline:
-            is_missed = status.is_with_replicas and status.seconds >= timeouts.stop_seconds
-        return left(0, reason, self.status) if is_missed else None
+        if theirs == pipeline:
+            is_missed = status.call > calls
+        else:
+            is_held = status.is_with_replicas and status.seconds >= timeouts.stop_seconds
+            # In the middle of a call it takes the calls of all replicas along.
+            is_missed = self.status.call > calls or is_held
+        return left(0, reason, self.status) if status.is_inside and is_missed else None
