@@ -248,3 +248,10 @@ def test_digest_finds_damage_anywhere_in_a_long_file() -> None:
     for other in (swapped, data[:-1], data[:-100], data + b"\0"):
         assert digest_bytes(other) != expected
     assert digest_bytes(data) == expected
+    # Numbers, sectors and pages that change places, or are lost.
+    for size in (1, 8, 512, 4096, 8192, 65_536):
+        for place in (size, 3 * size, mebibyte // 2):
+            moved = bytearray(data)
+            moved[:size], moved[place : place + size] = data[place : place + size], data[:size]
+            assert digest_bytes(moved) != expected
+        assert digest_bytes(bytes(size) + data[size:]) != expected

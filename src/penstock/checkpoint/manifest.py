@@ -31,7 +31,7 @@ __all__ = [
     "find_dtype",
 ]
 
-FORMAT = 2
+FORMAT = 3
 KIND = "penstock checkpoint"
 # The first words of keys that are counted, so that none can be missing.
 SECTIONS = ("model.", "optim.state.", "optim.param_groups.", "random.", "pipeline.")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from penstock.checkpoint.digests import Digest
+from penstock.checkpoint.digests import CHUNK_BYTES, Digest
 from penstock.checkpoint.manifest import File, Manifest
 from penstock.checkpoint.manifest_reading import read_manifest
 from penstock.checkpoint.storage.interface import Storage
@@ -13,8 +13,6 @@ from penstock.checkpoint.storage.words import in_words
 from penstock.errors import CheckpointError
 
 __all__ = ["Piece", "check_files", "describe_file"]
-
-_PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +29,15 @@ class _Scan:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._digest, self.size = Digest(), 0
-        self._scratch = memoryview(bytearray(_PIECE_BYTES))
+        self._scratch = memoryview(bytearray(CHUNK_BYTES))
 
     def read(self, memory: memoryview) -> bool:
         """Fill memory with the next bytes; return False if the file ends before."""
         while len(memory):
+            # Up to the next mebibyte of the file, which is then digested as a whole.
             # Clients of object stores lack what Python's own loop needs.
-            count: int = self._file.readinto(memory[:_PIECE_BYTES])  # type: ignore[attr-defined]  # all binary files have it
+            left = CHUNK_BYTES - self.size % CHUNK_BYTES
+            count: int = self._file.readinto(memory[:left])  # type: ignore[attr-defined]  # all binary files have it
             if not count:
                 return False
             self._digest.update(memory[:count])
