@@ -197,6 +197,10 @@ def test_missing_fsspec_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (errno.EACCES, "permission denied (Permission denied); allow this process to, or use"),
         (errno.EROFS, "permission denied (Read-only file system); allow this process to, or use"),
         (errno.ENOENT, "it does not exist, or another process has removed it"),
+        (errno.EFBIG, "the file is longer than this system allows; raise the limit (ulimit -f)"),
+        (errno.EMFILE, "this process has too many open files; raise the limit (ulimit -n)"),
+        (errno.EXDEV, "the two are on different disks; let .penstock be a folder beside the"),
+        (errno.EEXIST, "a file, or a link to nowhere, is in its place; move that away"),
         (errno.EIO, "OSError: [Errno 5] Input/output error"),
     ],
 )
@@ -214,6 +218,25 @@ def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         CheckpointError, match=r"step 1 cannot be saved: cannot write .*/lease.json"
     ):
         ps.Checkpoints(tmp_path / "run").save(1, training.pipeline, wait=True)
+
+
+def test_folders_behind_links_work_unless_they_lead_nowhere(tmp_path: Path) -> None:
+    training = train_alone("1F1B", 2)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    with ps.Checkpoints(tmp_path / "link") as checkpoints:
+        checkpoints.save(1, training.pipeline, wait=True)
+    # A step that was moved to another disk: removing it removes the link only.
+    (tmp_path / "run" / "step-00000001").rename(tmp_path / "moved")
+    (tmp_path / "run" / "step-00000001").symlink_to(tmp_path / "moved")
+    with ps.Checkpoints(tmp_path / "run", keep=1) as checkpoints:
+        assert checkpoints.load(training.pipeline) is not None
+        checkpoints.save(2, training.pipeline, wait=True)
+        assert checkpoints.steps() == (2,)
+    assert (tmp_path / "moved" / MANIFEST).exists()
+    (tmp_path / "nowhere").symlink_to("missing")
+    with pytest.raises(CheckpointError, match="a link to nowhere, is in its place"):
+        ps.Checkpoints(tmp_path / "nowhere").save(1, training.pipeline, wait=True)
 
 
 SMALL_DISK = """
