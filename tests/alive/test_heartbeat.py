@@ -22,6 +22,7 @@ import penstock as ps
 from penstock.alive import failure_detector
 from penstock.alive import heartbeat as heartbeat_module
 from penstock.alive.flight_folder import FlightFolder
+from penstock.alive.guard import RankGuard
 from penstock.alive.guard_opening import open_heartbeat
 from penstock.alive.heartbeat import Heartbeat
 from penstock.alive.lost_rank import LostRank
@@ -32,6 +33,7 @@ from penstock.alive.tree.heartbeat_node import HeartbeatNode
 from penstock.alive.tree.member import Member as Rank
 from penstock.errors import PeerLostError
 from penstock.ir.actions import Action, Kind
+from penstock.ranks.faults import LinkLostError
 from penstock.ranks.tree.admission import call
 from penstock.ranks.tree.meeting import Meeting
 
@@ -408,6 +410,26 @@ def test_rank_below_a_lost_one_is_connected_to_the_next_above() -> None:
             (1, "ended (its connection broke)")
         }
         assert None not in found
+
+
+# Before a pipeline was there, nothing ended the waits of the others, so that their processes had
+# to be ended. Whoever waits in the store looks whether its connections were aborted.
+def test_waits_of_a_build_end_when_a_rank_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_module, "_SETTLE_SECONDS", 0.0)
+    with open_ranks(None, 2) as members:
+        heartbeat = members[0].heartbeat
+        guard = RankGuard(heartbeat, members[0].progress_log, TIMEOUTS, range(2))
+
+        def wait() -> None:
+            vanish(members[1])
+            assert heartbeat.find_lost(LIMIT_SECONDS) is not None
+            end = monotonic() + LIMIT_SECONDS
+            while not guard.connections.is_aborted:
+                assert monotonic() < end
+            raise LinkLostError("the connections were aborted")
+
+        with pytest.raises(PeerLostError, match="rank 1 "), guard.call():
+            wait()
 
 
 def test_rank_that_never_comes_is_named_by_all_others(tmp_path: Path) -> None:
