@@ -23,7 +23,7 @@ MISTAKE = "a mistake"
 # What the other ranks say of a lost one, and with what its process ends.
 WHAT = {
     "SIGKILL": "ended (its connection broke)",
-    "SIGSTOP": "has not answered for 6 s",
+    "SIGSTOP": "has not answered for 7 s",
     "sys.exit": "has left (SystemExit in the middle of a step)",
     "os._exit": "ended (its connection broke)",
 }
@@ -47,7 +47,7 @@ class Case:
     @property
     def silence_seconds(self) -> float:
         """Only a rank that is stopped should be given up because it does not answer."""
-        return 6.0 if self.kind == "SIGSTOP" else 60.0
+        return 7.0 if self.kind == "SIGSTOP" else 60.0
 
     @property
     def resume(self) -> int | None:

@@ -33,7 +33,7 @@ from tests.models import make_batch, make_blocks, make_stages, mean_loss
 __all__ = ["MISTAKE", "SILENCE_SECONDS", "MatrixCase", "cut_incoming", "fail_in_phase"]
 
 MISTAKE = "a mistake"
-SILENCE_SECONDS = 5.0
+SILENCE_SECONDS = 6.0
 # Longer than it takes the others to notice.
 HANG_SECONDS = 12
 MICROBATCHES = 4

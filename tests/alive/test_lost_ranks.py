@@ -347,7 +347,7 @@ def fail_in_reduction(rank: int, kind: str, folder: Path) -> None:
         loss=mean_loss,
         group=mesh["pipeline"],
         options=ps.RunOptions(around={Kind.REDUCE_GRAD: act}),
-        timeouts=ps.Timeouts(silence_seconds=8.0, stop_seconds=8.0, folder=folder),
+        timeouts=ps.Timeouts(silence_seconds=9.0, stop_seconds=8.0, folder=folder),
     )
     batch, target = make_batch()
     pipeline.step(batch, target=target)

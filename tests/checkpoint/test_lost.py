@@ -27,7 +27,7 @@ KINDS = ("SIGKILL", "SIGSTOP", "sys.exit")
 EXIT_CODES = {"SIGKILL": -signal.SIGKILL, "SIGSTOP": 1, "sys.exit": 3}
 WHAT = {
     "SIGKILL": "ended (its connection broke)",
-    "SIGSTOP": "has not answered for 6 s",
+    "SIGSTOP": "has not answered for 7 s",
     "sys.exit": "has left (SystemExit in the middle of a step)",
 }
 
@@ -92,7 +92,7 @@ def make_pipeline(ranks: int | None, timeouts: ps.Timeouts, group: Any) -> ps.Pi
 
 
 def timeouts_for(kind: str, folder: Path) -> ps.Timeouts:
-    return ps.Timeouts(silence_seconds=6.0 if kind == "SIGSTOP" else 60.0, folder=folder)
+    return ps.Timeouts(silence_seconds=7.0 if kind == "SIGSTOP" else 60.0, folder=folder)
 
 
 def train(pipeline: ps.Pipeline, optimizer: torch.optim.Optimizer) -> None:

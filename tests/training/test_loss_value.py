@@ -179,7 +179,7 @@ def test_a_loss_that_comes_too_late_for_closing_is_an_error(two_processes: Proce
 def wait_for_lost_rank(rank: int, number: int, folder: Path) -> float:
     world = dist.group.WORLD
     assert world is not None
-    silence = 6.0 if number == signal.SIGSTOP else 60.0
+    silence = 7.0 if number == signal.SIGSTOP else 60.0
     guard = open_guard(world, (), ps.Timeouts(silence_seconds=silence, folder=folder))
     with guard.call():
         transport = GroupTransport(world, torch.device("cpu"))
@@ -203,6 +203,6 @@ def test_who_waits_for_the_loss_of_a_lost_rank_learns_its_name(
     assert first.reported.rank == 1
     what = {
         signal.SIGKILL: "ended (its connection broke)",
-        signal.SIGSTOP: "has not answered for 6 s",
+        signal.SIGSTOP: "has not answered for 7 s",
     }
     assert what[number] in str(first.reported)

@@ -30,7 +30,7 @@ __all__ = ["SILENCE_SECONDS", "SoakFaultError", "SoakFindings", "run_case"]
 # Parameters are multiplied by this after a step, so that the next step has different ones.
 _SHRINKING = 0.97
 # How long a rank may be silent before it is given up.
-SILENCE_SECONDS = 8.0
+SILENCE_SECONDS = 9.0
 
 
 class SoakFaultError(RuntimeError):
