@@ -108,7 +108,7 @@ class RenamedSteps:
             self._remove_now_or_later(path)
 
     def _remove_now_or_later(self, path: str) -> None:
-        """Remove what is no step any more; what cannot be removed now must not end a run.
+        """Remove what was a step; what cannot be removed now must not end a run.
 
         Network file systems keep a folder while somebody still reads a file of it.
         """

@@ -11,7 +11,7 @@ __all__ = ["in_words"]
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _MISSING = {errno.ENOENT, errno.ENOTDIR}
-# Others that are explained as they are.
+# One way out for each of these.
 _WORDS = {
     errno.EFBIG: "the file is longer than this system allows; raise the limit (ulimit -f)",
     errno.EMFILE: "this process has too many open files; raise the limit (ulimit -n)",
