@@ -5,7 +5,7 @@ import pytest
 
 from penstock.assembly import build, lower
 from penstock.costs import Costs
-from penstock.errors import CostsError
+from penstock.errors import CostsError, DeadlockError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.passes.send_recv import add_send_recv
@@ -98,6 +98,16 @@ def test_messages_of_a_wire_wait_for_one_another() -> None:
     assert shared.start.tolist() == [0, 0, 3, 5]
     gap = simulate(add_send_recv(schedule), Costs(transfer=2, wires=[0, 0, 1, 1]))
     assert gap.end_time == shared.end_time == 6
+
+
+def test_order_that_waits_for_ever_before_its_first_message_is_a_deadlock() -> None:
+    # It was an error of NumPy: there was nothing for the wire to carry.
+    schedule = read_schedule("""
+        0B0 0F0
+        1F0 1B0
+    """)
+    with pytest.raises(DeadlockError, match="ranks that wait for each other: 0"):
+        simulate(schedule, Costs(transfer=1, wires=[[0, 1], [1, 0]]))
 
 
 def test_microbatches_have_their_own_seconds_transfers_and_bytes() -> None:

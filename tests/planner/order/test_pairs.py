@@ -15,7 +15,7 @@ from penstock.planner.order.solver import solve
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
-from tests.tables import orders_of, read_orders
+from tests.tables import orders_of, read_orders, read_schedule
 
 GAIN = Costs(overlap_gain={"F+B": 0.6})
 
@@ -74,3 +74,16 @@ def test_pairs_never_make_a_step_longer_and_keep_the_limit(seed: int) -> None:
         pairs = zip(after.rank_peak_bytes, problem.memory, strict=True)
         assert all(peak <= limit * (1 + 1e-9) for peak, limit in pairs)
         assert lower_bound(problem) <= after.end_time
+
+
+# The forward of a tight pair was put first and left there, though it waits for the backward
+# through another rank: a plan that could not run, and an error from the search.
+def test_a_forward_that_waits_for_the_backward_before_it_stays_behind_it() -> None:
+    costs = Costs(overlap_gain=0.5, activation_bytes=1)
+    problem = SchedulingProblem.of(costs, Placement.loop(2), 3, memory=1)
+    schedule = read_schedule("""
+        0F0 0B0 0F1 0B1 0F2 0B2
+        1F0 1B0 1F1 1B1 1F2 1B2
+    """)
+    assert with_pairs(schedule, problem) == schedule
+    assert solve(problem, effort=0).keeps_limit

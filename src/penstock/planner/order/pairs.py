@@ -155,12 +155,15 @@ def _without_stretches(pairs: Longs, length: int) -> Iterator[Longs]:
 
 
 def _join(schedule: Schedule, pairs: Longs) -> Schedule:
-    """Return the schedule with these pairs joined, F first, but for those that cannot be."""
-    rows = schedule.rows
+    """Return the schedule with these pairs joined, F first, but for those that cannot be.
+
+    Those stay in their order: a forward that comes before the backward may wait for it.
+    """
+    wanted = schedule.rows.joined.copy()
+    wanted[pairs + 1] = True
+    paired = join_where_possible(schedule, wanted)
+    rows = paired.rows
     index = np.arange(len(rows))
-    swapped = pairs[rows.kind[pairs + 1] == Kind.FORWARD]
+    swapped = pairs[rows.joined[pairs + 1] & (rows.kind[pairs + 1] == Kind.FORWARD)]
     index[swapped], index[swapped + 1] = swapped + 1, swapped
-    moved = replace(schedule, rows=rows.take(index, rows.first))
-    joined = moved.rows.joined.copy()
-    joined[pairs + 1] = True
-    return join_where_possible(moved, joined)
+    return replace(paired, rows=replace(rows.take(index, rows.first), joined=rows.joined))
