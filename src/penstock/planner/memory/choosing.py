@@ -7,6 +7,7 @@ from math import inf
 from penstock.ir.actions import Kind
 from penstock.ir.schedule import Schedule
 from penstock.planner.memory.fitting import OFFLOAD, Way, fit_order, recompute_stages
+from penstock.planner.order.best_so_far import meets_bound
 from penstock.planner.plan_files import ROUNDING
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
@@ -24,12 +25,21 @@ _FEWEST_ORDERS = 2
 
 @dataclass(slots=True)
 class BestFit:
-    """The fastest run so far that keeps the limit, with the ways that led to it."""
+    """The fastest run so far that keeps the limit, with the ways that led to it.
+
+    No run is faster than `bound`.
+    """
 
     problem: SchedulingProblem
+    bound: float
     timeline: Timeline | None = None
     seconds: float = inf
     ways: tuple[Way, ...] = ()
+
+    @property
+    def is_optimal(self) -> bool:
+        """Whether no run can be faster than the best so far."""
+        return meets_bound(self.seconds, self.bound)
 
     def offer(self, timeline: Timeline, ways: tuple[Way, ...] = ()) -> None:
         """Take a run if it is faster and keeps the limit."""
@@ -59,15 +69,21 @@ def fit_all(
     orders: Sequence[Timeline],
     means: frozenset[Kind],
     has_time: Callable[[], bool],
+    *,
+    bound: float,
 ) -> BestFit:
-    """Return the best fit of some orders by these means.
+    """Return the best fit of some orders by these means, or the first that meets the bound.
 
     Each order is fitted in one way first, and those that came out best in all ways.
     """
-    best = BestFit(problem)
-    promising = [(_fit_once(best, order, means), at) for at, order in enumerate(orders)]
+    best = BestFit(problem, bound)
+    promising: list[tuple[float, int]] = []
+    for at, order in enumerate(orders):
+        if best.is_optimal:
+            return best
+        promising.append((_fit_once(best, order, means), at))
     for number, (_, at) in enumerate(sorted(promising)):
-        if number >= _FEWEST_ORDERS and not has_time():
+        if best.is_optimal or (number >= _FEWEST_ORDERS and not has_time()):
             break
         _fit_in_all_ways(best, orders[at], means)
     _improve(best, means, has_time)
@@ -119,7 +135,7 @@ def _fit_again(best: BestFit) -> None:
 def _improve(best: BestFit, means: frozenset[Kind], has_time: Callable[[], bool]) -> None:
     """Try other ways for single ranks, until none of them helps or the time is over."""
     is_better = True
-    while is_better and best.ways and has_time():
+    while is_better and best.ways and not best.is_optimal and has_time():
         before = best.seconds
         for rank in range(best.problem.ranks):
             for way in _ways(means):

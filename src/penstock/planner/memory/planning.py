@@ -7,7 +7,7 @@ An order that needs more than a rank has is fitted by recomputing and offloading
 stages is among the ways to fit. Each means alone is tried as far as if it were the only one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Literal, TypeAlias
@@ -90,19 +90,48 @@ def plan_memory(
         holders = list(placements_for(costs, ranks))
     else:
         holders = [find_placement(placement, ranks, costs)]
-    plans, refused = [], []
+    problems, refused = [], []
     for holder in holders:
         cut = costs.recut(ranks, holder.num_stages)
         try:
-            problem = SchedulingProblem.of(cut, holder, microbatches, memory, boundary=boundary)
-            limit = _Limit(seconds / len(holders), effort)
-            plans.append(_Solver(problem, wanted, limit, known).solve())
+            problems.append(
+                SchedulingProblem.of(cut, holder, microbatches, memory, boundary=boundary)
+            )
+        except MemoryLimitError as error:
+            refused.append(error)
+    plans: list[Plan] = []
+    for solver in _solvers(problems, wanted, seconds, effort, known):
+        if plans and solver.bound >= min(plan.seconds for plan in plans):
+            break
+        try:
+            plans.append(solver.solve())
         except MemoryLimitError as error:
             refused.append(error)
     if not plans:
         raise refused[0]
     best = min(plans, key=lambda found: found.seconds)
     return replace(best, is_cut_short=best.gap > 0 and any(one.is_cut_short for one in plans))
+
+
+def _solvers(
+    problems: Sequence[SchedulingProblem],
+    means: frozenset[Kind],
+    seconds: float,
+    effort: float | None,
+    known: Sequence[Plan],
+) -> Iterator["_Solver"]:
+    """Yield a solver for each placement, the one with the lowest bound first."""
+    clock = EffortClock()
+    bounds = [lower_bound(problem.without_limit) for problem in problems]
+    order = sorted(range(len(problems)), key=bounds.__getitem__)
+    for number, at in enumerate(order):
+        mine = _share(number, len(order)) * max(0.0, seconds - clock.seconds)
+        yield _Solver(problems[at], bounds[at], means, _Limit(mine, effort), known)
+
+
+def _share(number: int, count: int) -> float:
+    """Return the share of what is left for one of several attempts, the most promising first."""
+    return 1.0 if number == count - 1 else 0.5
 
 
 def _read_means(means: str, costs: Costs) -> frozenset[Kind]:
@@ -125,9 +154,13 @@ class _Limit:
     _clock: EffortClock = field(default_factory=EffortClock)
 
     def part(self, problem: SchedulingProblem, share: float) -> Callable[[], bool]:
-        """Return whether a share of this is left, asked before every fit that is not a must."""
+        """Return whether any is left, asked before every fit that is not a must.
+
+        The share is that of the seconds that are left, or all of the effort.
+        """
         if self.effort is None:
-            end = self._clock.seconds + share * self.seconds
+            now = self._clock.seconds
+            end = now + share * max(0.0, self.seconds - now)
             return lambda: self._note(self._clock.seconds < end)
         fits = iter(range(int(self.effort / (_BUILT_PER_FIT * Lanes(problem).num_rows))))
         return lambda: next(fits, None) is not None
@@ -150,20 +183,27 @@ class _Solver:
     """Finds the fastest schedule for one placement."""
 
     problem: SchedulingProblem
+    bound: float
     means: frozenset[Kind]
     limit: _Limit
     known: Sequence[Plan]
 
     def solve(self) -> Plan:
-        """Return the best plan by each means alone, by all, and of those that are known."""
+        """Return the best plan by each means alone, by all, and of those that are known.
+
+        Offloading comes first: it is what meets the bound most often, and then nothing else is
+        tried.
+        """
         problem, limit = self.problem, self.limit
         finder = OrderFinder(problem, limit.effort, _SHARE_FOR_ORDERS * limit.seconds)
-        each = [RECOMPUTE, OFFLOAD] if self.means == BOTH else []
-        found = BestFit(problem)
-        for means in (*each, self.means):
-            share = (1 - _SHARE_FOR_ORDERS) / (len(each) + 1)
+        each = [OFFLOAD, RECOMPUTE, BOTH] if self.means == BOTH else [self.means]
+        found = BestFit(problem, self.bound)
+        for number, means in enumerate(each):
+            if found.is_optimal:
+                break
             orders = finder.find(means)
-            fitted = fit_all(problem, orders, means, limit.part(problem, share))
+            has_time = limit.part(problem, _share(number, len(each)))
+            fitted = fit_all(problem, orders, means, has_time, bound=self.bound)
             if fitted.timeline is not None:
                 found.offer(fitted.timeline, fitted.ways)
         for plan in self.known:
@@ -180,8 +220,8 @@ class _Solver:
         """Return the plan, after a search for a better one with a proof if it is small."""
         assert found.timeline is not None, "something keeps the limit"
         problem, schedule = self.problem, found.timeline.schedule
-        bound = lower_bound(problem.without_limit)
-        if _can_be_exact(problem) and found.seconds > bound * (1 + 1e-9):
+        bound = self.bound
+        if _can_be_exact(problem) and not found.is_optimal:
             seconds, work = self.limit.exact
             exact = prove_memory(
                 problem, start=schedule, means=self.means, seconds=seconds, work=work
