@@ -9,6 +9,7 @@ from penstock.costs import Costs
 from penstock.errors import ScheduleError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.memory.fitting import recompute_stages
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.revision import revise, update
@@ -68,6 +69,20 @@ def test_a_new_plan_is_never_worse() -> None:
     for truth in (GUESS, TRUTH):
         found = revise(plan, simulate(lower(plan.schedule), truth), seconds=0.2)
         assert found.gain >= -1e-9
+
+
+@pytest.mark.slow
+def test_a_plan_that_recomputes_is_revised_with_what_memory_actions_may_save() -> None:
+    # The bound was that of orders without such actions, which are slower, and so was the new plan.
+    costs = replace(GUESS, message_bytes=0.0625, host_link=8.0)
+    problem = SchedulingProblem.of(costs, Placement.loop(2), 17, 1.7)
+    schedule = recompute_stages(problem, simulate(build("1F1B", ranks=2, microbatches=17), costs))
+    assert schedule is not None
+    plan = Plan(problem, schedule, lower_bound(problem.without_limit))
+    found = revise(plan, simulate(lower(schedule), replace(costs, transfer=0.25)), seconds=0)
+    assert found.old.lower_bound <= found.new.seconds <= found.old.seconds
+    assert found.new.seconds < lower_bound(found.new.problem)
+    assert found.new.keeps_limit
 
 
 def test_a_step_of_another_order_is_refused() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from penstock.costs import Costs
 from penstock.planner.bound.lower_bound import lower_bound
+from penstock.planner.memory.planning import plan_memory
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
@@ -89,7 +90,8 @@ def revise(
 ) -> Revision:
     """Solve a plan's problem again, at the costs of its recorded steps.
 
-    Several steps give better costs than one. The bytes stay those of the plan; `best` of the
+    A plan that recomputes or offloads is revised by `plan_memory`, without `progress`. Several
+    steps give better costs than one. The bytes stay those of the plan; `best` of the
     result is the new plan only if it saves the share `least_gain` of a step.
     """
     was = plan.problem
@@ -97,8 +99,29 @@ def revise(
     problem = SchedulingProblem.of(
         costs, was.placement, was.microbatches, was.memory, boundary=was.boundary
     )
-    old = replace(plan, problem=problem, lower_bound=lower_bound(problem))
-    known = [plan.schedule]
-    new = solve(problem, seconds=seconds, known=known, progress=progress)
+    if plan.schedule.rows.has_memory_actions:
+        old, new = _revise_memory(plan, problem, seconds)
+    else:
+        old = replace(plan, problem=problem, lower_bound=lower_bound(problem))
+        new = solve(problem, seconds=seconds, known=[plan.schedule], progress=progress)
     new = replace(new, choices=plan.choices)
     return Revision(old, new, least_gain)
+
+
+def _revise_memory(plan: Plan, problem: SchedulingProblem, seconds: float) -> tuple[Plan, Plan]:
+    """Return a plan that recomputes or offloads at new costs, and another one that may as well.
+
+    Bytes that are recomputed or offloaded limit no order.
+    """
+    old = replace(plan, problem=problem, lower_bound=lower_bound(problem.without_limit))
+    new = plan_memory(
+        problem.costs,
+        ranks=problem.ranks,
+        microbatches=problem.microbatches,
+        memory=problem.memory,
+        placement=problem.placement,
+        boundary=problem.boundary,
+        seconds=seconds,
+        known=[old],
+    )
+    return old, new

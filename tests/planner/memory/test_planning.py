@@ -17,6 +17,8 @@ from penstock.planner.memory.fitting import (
     fit_order,
     recompute_stages,
 )
+from penstock.planner.memory.planning import Means
+from penstock.planner.order.families import fixed_schedules
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 
@@ -57,6 +59,38 @@ def test_one_means_alone_and_whole_stages_are_never_faster(planned: Plan) -> Non
                 ps.check(schedule)
                 other = ps.simulate(schedule, problem.costs)
                 assert planned.seconds <= other.end_time * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"), [(4, 16), (6, 12), (8, 32), (12, 24), (16, 32)]
+)
+def test_half_the_memory_is_nearly_as_fast_as_all_for_up_to_16_ranks(
+    ranks: int, microbatches: int
+) -> None:
+    limit, effort = half_of_1f1b(LAYERS, ranks), 100_000
+
+    def planned(means: Means) -> Plan:
+        return plan_memory(
+            LAYERS,
+            ranks=ranks,
+            microbatches=microbatches,
+            memory=limit,
+            means=means,
+            effort=effort,
+        )
+
+    free = ps.plan(LAYERS, ranks=ranks, microbatches=microbatches, effort=effort)
+    found = planned("both")
+    assert found.keeps_limit
+    assert free.lower_bound <= found.seconds <= 1.1 * free.seconds
+    for alone in (planned("recompute"), planned("offload")):
+        assert found.seconds <= alone.seconds * (1 + 1e-9)
+    problem = SchedulingProblem.of(LAYERS, ps.Placement.loop(ranks), microbatches, memory=limit)
+    for schedule in fixed_schedules(problem):
+        whole = recompute_stages(problem, ps.simulate(schedule, problem.costs))
+        if whole is not None:
+            assert found.seconds <= ps.simulate(whole, problem.costs).end_time * (1 + 1e-9)
 
 
 def test_without_a_link_nothing_is_offloaded() -> None:
