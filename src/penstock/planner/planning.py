@@ -54,7 +54,8 @@ def plan(
 
     `known` are plans to begin with, for the same ranks and microbatches: the answer is never
     slower than one of them that keeps this limit, at these costs. So give the plan for a tighter
-    limit, or the one that runs. With a named placement, those with another one are left out.
+    limit, or the one that runs. With a named placement, those with another one are left out, and
+    always those that recompute or offload; see `plan_memory`.
 
     `boundary` is what happens between two steps, which decides what a step costs: by default the
     time until the last rank ends, since ranks of a `Pipeline` meet then; see
