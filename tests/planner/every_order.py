@@ -8,7 +8,7 @@ from math import inf
 from penstock.ir.actions import Kind
 from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["least_seconds"]
+__all__ = ["Step", "all_orders", "least_seconds"]
 
 # Kind, stage and microbatch.
 Step = tuple[Kind, int, int]
@@ -43,10 +43,22 @@ def least_seconds(
     problem: SchedulingProblem, *, with_merged: bool = False, in_order: bool = False
 ) -> float:
     """Return the step of the best order, also of those that merge I and W if asked to."""
-    programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
     tables = _Tables.of(problem)
-    orders = [list(_orders(tables, rank, programs, in_order)) for rank in range(problem.ranks)]
+    orders = _all_orders(tables, with_merged, in_order)
     return min(_step(tables, choice) for choice in product(*orders))
+
+
+def all_orders(problem: SchedulingProblem, *, with_merged: bool) -> list[list[tuple[Step, ...]]]:
+    """Return, per rank, every order that keeps its limit."""
+    return _all_orders(_Tables.of(problem), with_merged, in_order=False)
+
+
+def _all_orders(
+    tables: _Tables, with_merged: bool, in_order: bool
+) -> list[list[tuple[Step, ...]]]:
+    programs = (SPLIT, MERGED) if with_merged else (SPLIT,)
+    ranks = range(tables.problem.ranks)
+    return [list(_orders(tables, rank, programs, in_order)) for rank in ranks]
 
 
 def _orders(
