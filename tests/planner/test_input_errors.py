@@ -13,11 +13,13 @@ from penstock.assembly import build
 from penstock.costs import Costs
 from penstock.errors import ArgumentError, CostsError, MemoryLimitError, SizeError
 from penstock.ir.placement import Placement
+from penstock.planner.curve_planning import memory_curve
 from penstock.planner.order.solver import solve
 from penstock.planner.partition.partition import partition
 from penstock.planner.partition.pieces import Piece
 from penstock.planner.planning import plan
 from penstock.planner.problem import SchedulingProblem
+from penstock.planner.reordering import Reordering
 from penstock.planner.search.search import search
 from penstock.sim.comparison import compare
 from penstock.sim.engine import simulate
@@ -59,6 +61,8 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         ArgumentError,
         "boundary must be one of 'everything', 'gradients', 'nothing', 'papers' (got 'barrier')",
     ),
+    ({"known": "plan"}, ArgumentError, "known must be a list of plans (got 'plan')"),
+    ({"known": [1]}, ArgumentError, "known must be a list of plans (got [1])"),
 ]
 
 
@@ -75,6 +79,27 @@ def test_plan_and_search_refuse_the_same_values_in_the_same_words(
     with pytest.raises(error) as searched:
         search(LAYERS, batch=2, **settings)
     assert str(searched.value) == message
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (["1GB"], no_memory("'1GB'")),
+        (3, "limits must not be empty; give at least one number of bytes (got 3)"),
+        ([], "limits must not be empty; give at least one number of bytes (got [])"),
+    ],
+)
+def test_limits_of_a_curve_are_numbers(limits: Any, message: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        memory_curve(Costs(), ranks=2, microbatches=2, limits=limits)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("seconds", [-1, "1", [1], [1, nan]])
+def test_seconds_of_an_optimizer_are_one_number_or_one_per_rank(seconds: Any) -> None:
+    timeline = simulate(build("1F1B", ranks=2, microbatches=2))
+    with pytest.raises(ArgumentError, match="optimizer_seconds must be a number from 0, or one"):
+        timeline.period("gradients", optimizer_seconds=seconds)
 
 
 def test_sizes_that_are_not_whole_numbers_are_refused() -> None:
@@ -97,6 +122,7 @@ def test_costs_that_are_not_costs_are_refused_everywhere() -> None:
         lambda: explain(schedule, given),
         lambda: compare([schedule], given),
         lambda: SchedulingProblem.of(given, schedule.placement, 2),
+        lambda: Reordering(schedule, given),
     )
     for call in calls:
         with pytest.raises(CostsError) as caught:

@@ -72,6 +72,8 @@ def test_sizes_must_be_numbers_and_one_for_each_microbatch() -> None:
     reordering = Reordering(ps.build("1F1B", ranks=2, microbatches=3), COSTS)
     with pytest.raises(SizeError, match="one for each of the 3 microbatches"):
         reordering.for_sizes([1, 2])
+    with pytest.raises(ArgumentError, match="sizes must be one number for each microbatch"):
+        reordering.for_sizes(None)  # type: ignore[arg-type]  # refused
     with pytest.raises(ArgumentError, match="a size must be a number from 0"):
         reordering.for_sizes([1, 2, -1])
 

@@ -26,11 +26,11 @@ from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.untrusted import quote, read_table
 
-__all__ = ["COLLECTIVES", "Costs"]
+__all__ = ["COLLECTIVES", "PER_STAGE", "Costs"]
 
 COLLECTIVES = ("unshard", "reshard", "reduce_grad")
 
-_PER_STAGE = (
+PER_STAGE = (
     "forward",
     "backward_input",
     "backward_weight",
@@ -217,7 +217,7 @@ class Costs:
         """
         changes: dict[str, Any] = {
             name: (value * (1 if name in NOT_SHARED else ranks / (max(parts) + 1)),) * len(parts)
-            for name in _PER_STAGE
+            for name in PER_STAGE
             if isinstance(value := getattr(self, name), float) and value
         }
         return replace(self, **changes) if changes else self
@@ -233,7 +233,7 @@ class Costs:
         pieces, which are added up or divided evenly. Messages and workspaces keep their size.
         """
         changes: dict[str, Any] = {}
-        for name in _PER_STAGE:
+        for name in PER_STAGE:
             value = getattr(self, name)
             if isinstance(value, Sequence):
                 changes[name] = recut(name, list(value), pieces)
@@ -243,7 +243,7 @@ class Costs:
         """Return the costs of stages that run these parts of the model, from costs per part."""
         changes: dict[str, Any] = {
             name: tuple(value[part] for part in parts)
-            for name in _PER_STAGE
+            for name in PER_STAGE
             if isinstance(value := getattr(self, name), Sequence)
         }
         return replace(self, **changes)

@@ -14,12 +14,15 @@ from penstock.errors import ArgumentError
 from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.curves import CurvePoint, MemoryCurve
+from penstock.planner.limits import read_limits
 from penstock.planner.order.solver import Progress
 from penstock.planner.planning import plan
 from penstock.planner.plans import Plan
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.layouts import Layout, placements_for
+from penstock.schedules.sizes import require_whole_number
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
+from penstock.untrusted import quote
 
 __all__ = ["memory_curve"]
 
@@ -49,14 +52,22 @@ def memory_curve(
          7          27       27  0.0 %  11.1 %  ZB-H1
     """
     settings = _Settings(costs, ranks, microbatches, placement, boundary, seconds, progress)
-    wanted = sorted(settings.choose_limits(points) if limits is None else map(float, limits))
-    if not wanted:
-        raise ArgumentError("limits must not be empty; give at least one number of bytes")
+    wanted = sorted(settings.choose_limits(points) if limits is None else _read(limits))
     found: list[CurvePoint] = []
     for limit in wanted:
         best = settings.solve(limit, [point.plan for point in found[-1:]])
         found.append(CurvePoint(limit, best, settings.bound(best, limit)))
     return MemoryCurve(_tighten(found), boundary)
+
+
+def _read(limits: object) -> list[float]:
+    """Return the limits that a user gives."""
+    given = list(limits) if isinstance(limits, Sequence | np.ndarray) else []
+    if not given or isinstance(limits, str):
+        raise ArgumentError(
+            f"limits must not be empty; give at least one number of bytes (got {quote(limits)})"
+        )
+    return [read_limits(limit, 1)[0] for limit in given]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +110,7 @@ class _Settings:
 
     def choose_limits(self, points: int) -> list[float]:
         """Return limits from the least that is needed to what a plan without a limit takes."""
+        require_whole_number("points", points)
         if points < 1:
             raise ArgumentError(f"points must be at least 1 (got {points})")
         free = self.solve(None)

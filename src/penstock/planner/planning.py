@@ -11,7 +11,7 @@ from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.effort_clock import require_effort, require_seconds
 from penstock.planner.order.solver import Progress, solve
-from penstock.planner.plans import Plan
+from penstock.planner.plans import Plan, require_plans
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.checkpointing import checkpoint, is_worth_checkpointing
 from penstock.planner.search.layouts import (
@@ -68,6 +68,7 @@ def plan(
     require_size(ranks, microbatches)
     require_seconds(seconds)
     require_effort(effort)
+    require_plans(known)
     costs = costs_or_unit(costs)
     request = _Request(costs, ranks, microbatches, memory, boundary)
     if placement is not None:

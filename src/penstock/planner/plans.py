@@ -1,11 +1,13 @@
 """A plan: a schedule with its prediction and a lower bound for any schedule."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isinf
 from pathlib import Path
 
 from penstock.atomic_files import write_atomically
+from penstock.errors import ArgumentError
 from penstock.ir.schedule import Schedule
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.memory.words import describe_memory_actions
@@ -17,8 +19,9 @@ from penstock.planner.search.layouts import describe_placement
 from penstock.sim.engine import simulate
 from penstock.sim.period import Period, name_seconds
 from penstock.sim.timeline import Timeline
+from penstock.untrusted import quote
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "require_plans"]
 
 
 @dataclass(frozen=True)
@@ -128,3 +131,9 @@ class Plan:
             rank = peaks.index(max(peaks))
             return f"rank {rank} holds most: {peaks[rank]:,.0f} bytes"
         return f"rank {rank} is fullest: {peaks[rank]:,.0f} bytes of {limits[rank]:,.0f}"
+
+
+def require_plans(known: object) -> None:
+    """Raise an error unless these are plans to begin with."""
+    if not isinstance(known, Sequence) or not all(isinstance(one, Plan) for one in known):
+        raise ArgumentError(f"known must be a list of plans (got {quote(known)})")

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.costs import Costs, Prices, price
+from penstock.costs.given import costs_or_unit
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.clock import run_in_order
 from penstock.ir.graph import Graph, build_graph
@@ -54,6 +55,9 @@ class Reordering:
     schedule: Schedule
     costs: Costs
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "costs", costs_or_unit(self.costs))
+
     def for_sizes(self, sizes: Sequence[float], *, tries: int = 6) -> Schedule:
         """Return the schedule with each microbatch in the slot where it delays the others least.
 
@@ -77,6 +81,10 @@ class Reordering:
         return slots, seconds
 
     def _read(self, sizes: Sequence[float]) -> Floats:
+        if not isinstance(sizes, Sequence | np.ndarray):
+            raise ArgumentError(
+                f"sizes must be one number for each microbatch (got {quote(sizes)})"
+            )
         numbers = [to_quantity(size) for size in sizes]
         for number, size in zip(numbers, sizes, strict=True):
             if number is None:

@@ -11,11 +11,15 @@ papers        every rank repeats its times of the first step              the lo
 On the same order, `nothing` costs at most as much as `papers`, and that as much as `everything`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import numpy as np
+
 from penstock.errors import ArgumentError
-from penstock.untrusted import quote
+from penstock.ir.rows import Floats
+from penstock.untrusted import quote, to_quantity
 
 __all__ = [
     "BOUNDARIES",
@@ -24,6 +28,7 @@ __all__ = [
     "Period",
     "describe_seconds",
     "name_seconds",
+    "read_optimizer_seconds",
     "require_boundary",
 ]
 
@@ -93,3 +98,15 @@ def require_boundary(boundary: object) -> None:
     if boundary not in BOUNDARIES:
         known = ", ".join(map(repr, BOUNDARIES))
         raise ArgumentError(f"boundary must be one of {known} (got {quote(boundary)})")
+
+
+def read_optimizer_seconds(given: object, ranks: int) -> Floats:
+    """Return the seconds of every rank from one number for all, or one per rank."""
+    is_list = isinstance(given, Sequence | np.ndarray) and not isinstance(given, str)
+    numbers = [to_quantity(one) for one in given] if is_list else [to_quantity(given)] * ranks  # type: ignore[attr-defined]  # a list
+    if None in numbers or len(numbers) != ranks:
+        raise ArgumentError(
+            "optimizer_seconds must be a number from 0, or one for each of the "
+            f"{ranks} ranks (got {quote(given)})"
+        )
+    return np.array(numbers, dtype=np.float64)

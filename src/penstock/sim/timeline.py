@@ -12,7 +12,13 @@ from penstock.ir.actions import Action, Kind
 from penstock.ir.graph import build_graph
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
-from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, Period, require_boundary
+from penstock.sim.period import (
+    DEFAULT_BOUNDARY,
+    Boundary,
+    Period,
+    read_optimizer_seconds,
+    require_boundary,
+)
 from penstock.sim.program import COLLECTIVE_KINDS, Program
 from penstock.sim.repeated import Repeated, recorded_prices
 
@@ -96,7 +102,7 @@ class Timeline:
         between its last action and the next step. They count unless papers' numbers are asked for.
         """
         require_boundary(boundary)
-        after = np.broadcast_to(np.asarray(optimizer_seconds, np.float64), self.schedule.num_ranks)
+        after = read_optimizer_seconds(optimizer_seconds, self.schedule.num_ranks)
         match boundary:
             case "everything":
                 return self.end_time + float(after.max())

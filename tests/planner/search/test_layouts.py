@@ -45,6 +45,12 @@ def test_costs_per_stage_fix_the_number_of_stages() -> None:
     assert placements_for(Costs(), 1) == (Placement.loop(1), Placement.loop(1, 2))
 
 
+def test_sizes_of_microbatches_and_wires_of_ranks_are_not_costs_per_stage() -> None:
+    # Six microbatches of different size made plans for six stages, and five were refused.
+    for uneven in (Costs(microbatch_scale=[1, 2, 1, 2, 1]), Costs(wires=[0, 1])):
+        assert placements_for(uneven, 2) == placements_for(Costs(), 2)
+
+
 def test_costs_for_other_numbers_of_stages_are_refused() -> None:
     with pytest.raises(SizeError, match="6 stages do not come out even on 4 ranks"):
         placements_for(Costs(forward=[1] * 6), 4)

@@ -26,7 +26,7 @@ from penstock.planner.memory.fitting import BOTH, OFFLOAD, RECOMPUTE
 from penstock.planner.memory.orders import OrderFinder
 from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.search import ROWS_PER_SECOND
-from penstock.planner.plans import Plan
+from penstock.planner.plans import Plan, require_plans
 from penstock.planner.problem import SchedulingProblem
 from penstock.planner.search.layouts import Layout, find_placement, placements_for
 from penstock.schedules.sizes import require_size
@@ -84,6 +84,7 @@ def plan_memory(
     require_size(ranks, microbatches)
     require_seconds(seconds)
     require_effort(effort)
+    require_plans(known)
     costs = costs_or_unit(costs)
     wanted = _read_means(means, costs)
     if placement is None:

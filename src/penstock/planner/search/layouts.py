@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from penstock.costs import Costs
+from penstock.costs import PER_STAGE, Costs
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.placement import Placement
 
@@ -88,8 +88,8 @@ def _stages_given(costs: Costs) -> int:
     """Return the number of stages of the costs; 0 where single numbers are for any."""
     lengths = {
         name: len(value)
-        for name, value in costs.to_mapping().items()
-        if name != "transfer" and isinstance(value, Sequence)
+        for name in PER_STAGE
+        if isinstance(value := getattr(costs, name), Sequence)
     }
     if len(set(lengths.values())) > 1:
         given = ", ".join(f"{name} {length}" for name, length in lengths.items())

@@ -16,7 +16,7 @@ from penstock.planner.effort_clock import EffortClock, require_effort, require_s
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.solver import Progress, solve
 from penstock.planner.partition.pieces import Piece
-from penstock.planner.plans import Plan
+from penstock.planner.plans import Plan, require_plans
 from penstock.planner.search.findings import Finding, Findings, describe_refusal
 from penstock.planner.search.replicas import Reduction, divide_devices
 from penstock.planner.search.space import Candidate, Space
@@ -81,6 +81,7 @@ def search(
     """
     require_seconds(seconds)
     require_effort(effort)
+    require_plans(known)
     require_whole_number("batch", batch)
     if (ranks is None) == (devices is None):
         raise ArgumentError(f"give either ranks or devices (got {ranks} and {devices})")
