@@ -1,37 +1,42 @@
 """A loop with the Accelerator of Hugging Face, and a model that is trained by a pipeline.
 
-One line is changed: the one that makes the accelerator.
+One line is changed: the one that makes the accelerator. Add the number of an epoch to resume after
+it, with any number of processes.
 
     torchrun --nproc-per-node 2 examples/accelerator_loop.py
 """
 
-from typing import Any
+import sys
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+from transformers import BloomConfig, BloomForCausalLM, set_seed
 
 from penstock.integrations.hugging_face import PipelineAccelerator, PipelineConfig
 
 pipeline = PipelineConfig("ZBV", microbatches=4)
 accelerator = PipelineAccelerator(pipeline=pipeline, gradient_accumulation_steps=2, cpu=True)
 set_seed(0)
-sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_hidden_layers=8, **sizes))
+model = BloomForCausalLM(BloomConfig(vocab_size=256, hidden_size=64, n_layer=8))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-loader: Any = DataLoader(TensorDataset(torch.randint(256, (80, 16))), 8, shuffle=True)
+loader = DataLoader(TensorDataset(torch.randint(256, (80, 16))), 8)
+held = torch.randint(256, (8, 16))
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+if done := int(sys.argv[1]) if sys.argv[1:] else 0:
+    accelerator.load_state(f"state-{done}")
 
-for epoch in range(4):
+for epoch in range(done + 1, 5):
     for (rows,) in loader:
         with accelerator.accumulate(model):
             loss = model(input_ids=rows, labels=rows).loss
             accelerator.backward(loss)
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 0.5)
+                accelerator.print(f"epoch {epoch}: loss {loss:.6f}")
             optimizer.step()
             optimizer.zero_grad()
-    accelerator.print(f"epoch {epoch + 1}: loss {loss:.6f}")
-    accelerator.save_state("state")
+    with torch.no_grad():
+        accelerator.print(f"held: loss {model(input_ids=held, labels=held).loss:.6f}")
+    accelerator.save_state(f"state-{epoch}")
 accelerator.save_model(model, "trained")
 accelerator.end_training()

@@ -1,30 +1,30 @@
 """The Trainer of Lightning, with pipelines: one argument is added.
 
 The module is an ordinary one. Logging, evaluation, clipping, accumulation, callbacks, checkpoints
-and resuming are Lightning's own.
+and resuming are Lightning's own. Add a checkpoint to resume from, with any number of processes.
 
     torchrun --nproc-per-node 2 examples/lightning_trainer.py
 """
 
+import sys
 from typing import Any
 
 import torch
 from lightning import LightningModule, Trainer, seed_everything
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BloomConfig, BloomForCausalLM
 
 from penstock.integrations.lightning import PipelineConfig, PipelineStrategy
 from penstock.integrations.pretrained import save_pretrained
 
 seed_everything(0, verbose=False)
-data = torch.randint(256, (96, 16))
-sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
 
 
 class Language(LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_hidden_layers=8, **sizes))
+        self.model = BloomForCausalLM(BloomConfig(vocab_size=256, hidden_size=64, n_layer=8))
 
     def training_step(self, batch: Any) -> Any:
         loss = self.model(input_ids=batch[0], labels=batch[0]).loss
@@ -39,9 +39,10 @@ class Language(LightningModule):
 
 
 strategy = PipelineStrategy(PipelineConfig("ZBV", microbatches=4))
-steps: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "log_every_n_steps": 1}
-trainer = Trainer(strategy=strategy, devices=2, accelerator="cpu", gradient_clip_val=0.5, **steps)
+steps: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.5}
+place: dict[str, Any] = {"logger": CSVLogger("."), "log_every_n_steps": 1, "accelerator": "cpu"}
+trainer = Trainer(strategy=strategy, devices=2, **steps, **place)
+rows, held = (DataLoader(TensorDataset(torch.randint(256, (n, 16))), 8) for n in (80, 16))
 module = Language()
-rows, held = TensorDataset(data[:80]), TensorDataset(data[80:])
-trainer.fit(module, DataLoader(rows, 8, shuffle=True), DataLoader(held, 8))
+trainer.fit(module, rows, held, ckpt_path=sys.argv[1] if sys.argv[1:] else None)
 save_pretrained(strategy.pipeline, "trained", model=module.model)

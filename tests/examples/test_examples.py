@@ -1,74 +1,22 @@
 """The scripts of `examples/`, run with the very commands that they name."""
 
-import json
-import os
-import re
-import shlex
-import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from docs_build.scripts import ORDER, Script, examples_page, read_scripts
+from docs_build.scripts import ORDER, examples_page
+from tests.examples.commands import ROOT, SCRIPTS, command_of, losses_of, run_all
 from tests.forked import run_forked
 
 torch = pytest.importorskip("torch")
 load_file = pytest.importorskip("safetensors.torch").load_file
 
-ROOT = Path(__file__).parents[2]
-SCRIPTS = {script.name: script for script in read_scripts(ROOT / "examples")}
 ALONE = [name for name in ORDER if SCRIPTS[name].command.startswith("python ")]
 # Those that import transformers or search for seconds run in `make test-all`.
 LONG = {"hugging_face", "lora", "plan_a_cluster"}
 SHORT = [name for name in ALONE if name not in LONG]
-LIMIT_SECONDS = 300.0
-
-
-def command_of(script: Script, **places: str) -> list[str]:
-    """What the script says to type, for this Python and this checkout."""
-    text = script.command.replace("\\\n", " ")
-    for name, value in places.items():
-        text = text.replace(name, value)
-    program, *rest = shlex.split(text)
-    start = {"python": ["-W", "error"], "torchrun": ["-m", "torch.distributed.run"]}[program]
-    arguments = [str(ROOT / word) if word.startswith("examples/") else word for word in rest]
-    return [sys.executable, *start, *arguments]
-
-
-def run_all(commands: list[list[str]], folder: Path) -> list[str]:
-    """What each command prints; all run at once, and none is left behind."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
-        for command in commands
-    ]
-    try:
-        answers = [process.communicate(timeout=LIMIT_SECONDS) for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-    for process, (_, errors) in zip(started, answers, strict=True):
-        assert process.returncode == 0, errors
-    return [output for output, _ in answers]
-
-
-def losses_of(output: str) -> list[float]:
-    return [float(number) for number in re.findall(r"loss (\d+\.\d+)", output)]
 
 
 def free_port() -> int:
@@ -142,97 +90,6 @@ def test_two_ranks_save_the_hugging_face_model_that_one_process_trains(tmp_path:
     assert set(saved) == set(alone)
     for name, value in alone.items():
         torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-5)
-
-
-def history_of(folder: Path) -> list[dict[str, float]]:
-    state = json.loads((folder / "trained" / "checkpoint-20" / "trainer_state.json").read_text())
-    timed = ("runtime", "per_second")
-    return [
-        {name: value for name, value in entry.items() if not any(word in name for word in timed)}
-        for entry in state["log_history"]
-    ]
-
-
-@pytest.mark.slow
-def test_trainer_over_two_ranks_logs_what_the_library_does_in_one_process(tmp_path: Path) -> None:
-    script = SCRIPTS["hugging_face_trainer"]
-    assert len([line for line in script.code.splitlines() if line.strip()]) <= 30
-    plain = script.code.replace("PipelineTrainer(", "Trainer(").replace(", pipeline=pipeline", "")
-    folders = [tmp_path / "alone", tmp_path / "launched"]
-    for folder in folders:
-        folder.mkdir()
-    (folders[0] / "plain.py").write_text(f"from transformers import Trainer\n{plain}")
-    run_all([[sys.executable, "plain.py"]], folders[0])
-    run_all([command_of(script)], folders[1])
-    alone, launched = map(history_of, folders)
-    for found, expected in zip(launched, alone, strict=True):
-        assert found == pytest.approx(expected, rel=0, abs=1e-5 if "loss" in found else 1e-4)
-    whole, *shards = (
-        sorted((folder / "trained" / "final").glob("*.safetensors")) for folder in folders
-    )
-    saved = {name: value for file in shards[0] for name, value in load_file(file).items()}
-    expected_state = load_file(whole[0])
-    assert saved.keys() == expected_state.keys()
-    for name, value in expected_state.items():
-        torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-4)
-
-
-# Each with the library alone, from the same script: what is put in the place of our names.
-PLAIN: dict[str, dict[str, str]] = {
-    "lightning_trainer": {
-        "strategy=strategy, devices=2": "devices=1",
-        'save_pretrained(strategy.pipeline, "trained", model=module.model)': (
-            'module.model.save_pretrained("trained")'
-        ),
-    },
-    "fabric_loop": {
-        "strategy=strategy, devices=2": "devices=1",
-        'save_pretrained(strategy.pipeline, "trained", model=whole)': (
-            'whole.save_pretrained("trained")'
-        ),
-    },
-    "accelerator_loop": {
-        "PipelineAccelerator(pipeline=pipeline, ": "Accelerator(",
-        "from penstock": "from accelerate import Accelerator\nfrom penstock",
-        'accelerator.save_model(model, "trained")': 'model.save_pretrained("trained")',
-    },
-}
-
-
-def saved_by(folder: Path) -> dict[str, Any]:
-    files = sorted((folder / "trained").glob("*.safetensors"))
-    return {name: value for file in files for name, value in load_file(file).items()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PLAIN)
-def test_loops_of_other_libraries_train_what_they_do_in_one_process(
-    name: str, tmp_path: Path
-) -> None:
-    script = SCRIPTS[name]
-    assert len([line for line in script.code.splitlines() if line.strip()]) <= 30
-    plain = script.code
-    for ours, theirs in PLAIN[name].items():
-        assert ours in plain
-        plain = plain.replace(ours, theirs, 1)
-    folders = {size: tmp_path / str(size) for size in (1, 2, 4)}
-    outputs: dict[int, str] = {}
-    for size, folder in folders.items():
-        folder.mkdir()
-        file = folder / "loop.py"
-        file.write_text(
-            plain if size == 1 else script.code.replace("devices=2", f"devices={size}")
-        )
-        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
-        command = [sys.executable, *(start if size > 1 else []), str(file)]
-        (outputs[size],) = run_all([command], folder)
-    expected = saved_by(folders[1])
-    for size in (2, 4):
-        assert losses_of(outputs[size]) == pytest.approx(losses_of(outputs[1]), rel=0, abs=1e-5)
-        found = saved_by(folders[size])
-        assert found.keys() == expected.keys()
-        for weight, value in expected.items():
-            torch.testing.assert_close(found[weight], value, rtol=0.0, atol=1e-4)
 
 
 @pytest.mark.slow
