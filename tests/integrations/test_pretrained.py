@@ -193,6 +193,26 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
             "penstock.integrations.hugging_face",
             "hugging-face",
         ),
+        # transformers said of its Trainer that it could not be imported, and not why.
+        pytest.param(
+            "accelerate",
+            "from penstock.integrations.hugging_face import PipelineTrainer",
+            "penstock.integrations.hugging_face",
+            "hugging-face",
+            marks=pytest.mark.slow,
+        ),
+        (
+            "transformers",
+            "import penstock.integrations.hugging_face.generation",
+            "penstock.integrations.hugging_face.generation",
+            "hugging-face",
+        ),
+        (
+            "torch",
+            "from penstock.integrations.lightning import PipelineStrategy",
+            "penstock.integrations.lightning",
+            "torch",
+        ),
         (
             "lightning",
             "from penstock.integrations.lightning import PipelineStrategy",

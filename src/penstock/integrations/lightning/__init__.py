@@ -23,5 +23,5 @@ def __getattr__(name: str) -> Any:
     """Load a name when it is first used, and say what to install if a library is missing."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with needs("lightning", by=__name__, extra="lightning"):
+    with needs("lightning", "torchmetrics", by=__name__, extra="lightning"):
         return getattr(import_module(_MODULES[name]), name)
