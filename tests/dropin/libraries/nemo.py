@@ -27,7 +27,7 @@ def make_model() -> Any:
         "num_hidden_layers": LAYERS,
         "use_cache": False,
     }
-    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes)).double()  # type: ignore[no-untyped-call]  # untyped upstream
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes))  # type: ignore[no-untyped-call]  # untyped upstream
 
 
 def loss_of(output: Any, target: torch.Tensor) -> torch.Tensor:
