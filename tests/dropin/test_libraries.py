@@ -56,7 +56,7 @@ needs_titan_trainer = pytest.mark.skipif(
     reason="pip install torchtitan==0.3.0 torchao triton torch==2.13.0",
 )
 
-# Its models take float32, not float64. Two crashed: the loss was handed over bare, and a method was missing.
+# The second and the third crashed: the loss was handed over bare, and a method was missing.
 CASES = {
     "1F1B": ("pp_schedule=1F1B", "layers_per_stage=4"),
     "pool of buffers": ("pp_schedule=1F1B", "layers_per_stage=4", "pp_recv_buffer_pool=yes"),
