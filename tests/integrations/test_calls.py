@@ -92,6 +92,26 @@ def test_outputs_that_stay_elsewhere_are_refused() -> None:
         model(input_ids=WORDS)
 
 
+def test_a_target_belongs_to_a_loss_function() -> None:
+    # A step as it was without a pipeline computes its loss from what the model returns.
+    plain, model, other = make_model(), make_model(), make_model()
+    make_calls(model, loss=squares, reduction="sum")
+    with pytest.raises(ArgumentError, match=r"got the keywords \['input_ids'\]"):
+        model(input_ids=WORDS)
+    target = torch.ones(4, 8)
+    for one in (squares(plain(input_ids=WORDS), target), model(WORDS, target=target).loss):
+        one.backward()
+    torch.testing.assert_close(gradients_of(model), gradients_of(plain), rtol=1e-4, atol=1e-4)
+    make_calls(other)
+    with pytest.raises(ArgumentError, match="needs a loss function to give it to"):
+        other(input_ids=WORDS, target=target)
+
+
+def squares(output: Any, target: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = (output.logits.mean(-1) - target).square().sum()
+    return result
+
+
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     model = make_model()
     calls = make_calls(model)

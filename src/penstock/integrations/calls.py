@@ -18,6 +18,7 @@ from penstock.errors import ArgumentError, PipelineError
 from penstock.integrations.layout import Layout, PipelineConfig, build_pipeline
 from penstock.integrations.outputs import share_outputs as share
 from penstock.integrations.processes import choose_seed, start_alike
+from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.step.step_data import LossFunction
 from penstock.training.batch.batch import unwrap
@@ -59,6 +60,7 @@ def train_by_calls(
     device: torch.device,
     *,
     loss: LossFunction = find_loss,
+    reduction: Reduction = "auto",
     seed: int | None = None,
     share_outputs: bool = False,
     around: Callable[[], AbstractContextManager[Any]] = nullcontext,
@@ -70,8 +72,16 @@ def train_by_calls(
     names = _names_of(model)
     start_alike()
     seed = choose_seed(seed)
-    pipeline = build_pipeline(model, config, layout, device, "auto", seed, loss=loss)
-    calls = PipelineCalls(model, pipeline, layout, names, around, shares=share_outputs)
+    pipeline = build_pipeline(model, config, layout, device, reduction, seed, loss=loss)
+    calls = PipelineCalls(
+        model,
+        pipeline,
+        layout,
+        names,
+        around,
+        shares=share_outputs,
+        needs_target=loss is not find_loss,
+    )
     # An instance's attribute goes before its class's method.
     vars(model)["forward"] = calls.run
     return calls
@@ -89,11 +99,12 @@ class PipelineCalls:
         around: Callable[[], AbstractContextManager[Any]],
         *,
         shares: bool,
+        needs_target: bool,
     ) -> None:
         self.model = model
         self.pipeline = pipeline
         self._layout, self._names, self._around = layout, names, around
-        self._shares = shares
+        self._shares, self._needs_target = shares, needs_target
         self._own = tuple(pipeline.parameters())
         self._twins = _find_twins(model, pipeline)
 
@@ -127,6 +138,7 @@ class PipelineCalls:
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a batch: what is called in the place of the model's forward."""
+        self._check_target(kwargs)
         for module, original in self._twins:
             # Stages have copies of what contains layers; a part may be in another mode.
             module.training = original.training
@@ -148,6 +160,20 @@ class PipelineCalls:
                 parameter.grad = gradient
         value = torch.tensor(result.loss, dtype=self._dtype(), device=self.pipeline.device)
         return CallOutput(_differentiable(value, _Aside(made)), None)
+
+    def _check_target(self, kwargs: Mapping[str, Any]) -> None:
+        has_target = kwargs.get("target") is not None
+        if self._needs_target and not has_target and torch.is_grad_enabled():
+            raise ArgumentError(
+                "a call that trains must have the target of the loss function, which is called "
+                f"where the last stage is (got the keywords {sorted(kwargs)}); call the model "
+                "with target=, and take .loss of what it returns"
+            )
+        if has_target and not self._needs_target:
+            raise ArgumentError(
+                "a call with target= needs a loss function to give it to (got none, so that the "
+                "model must return its loss); give loss= where you gave the PipelineConfig"
+            )
 
     def _evaluate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rows = _count_rows(args, kwargs)

@@ -20,6 +20,7 @@ from penstock.integrations.hugging_face.data import gather_rows, load_by_replica
 from penstock.integrations.layout import PipelineConfig, find_layout
 from penstock.integrations.parts import load_parts, save_parts
 from penstock.integrations.pretrained import save_pretrained
+from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.step.step_data import LossFunction
 from penstock.training.pipeline import Pipeline
@@ -34,8 +35,9 @@ class PipelineAccelerator(Accelerator):  # type: ignore[misc]  # untyped upstrea
     """Trains one model in pipelines, and replicas of them.
 
     It takes what `Accelerator` takes, and `pipeline`. A model that does not return its loss needs
-    `loss`, a function of its output and the `target` that it is called with. With
-    `share_outputs`, calls while gradients are off return what the model returns, on every rank.
+    `loss`, a function of its output and the `target` that it is called with; `reduction` is as in
+    a `Pipeline`. With `share_outputs`, calls while gradients are off return what the model
+    returns, on every rank.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class PipelineAccelerator(Accelerator):  # type: ignore[misc]  # untyped upstrea
         *args: Any,
         pipeline: PipelineConfig | None = None,
         loss: LossFunction = find_loss,
+        reduction: Reduction = "auto",
         share_outputs: bool = False,
         seed: int | None = None,
         **kwargs: Any,
@@ -55,7 +58,8 @@ class PipelineAccelerator(Accelerator):  # type: ignore[misc]  # untyped upstrea
                 "mixed precision"
             )
         self._config = PipelineConfig() if pipeline is None else pipeline
-        self._loss, self._shares, self._seed = loss, share_outputs, seed
+        self._loss, self._reduction = loss, reduction
+        self._shares, self._seed = share_outputs, seed
         self._layout = find_layout(self._config, self.device)
         self._calls: PipelineCalls | None = None
         self._folder = Path()
@@ -94,6 +98,7 @@ class PipelineAccelerator(Accelerator):  # type: ignore[misc]  # untyped upstrea
                 self._layout,
                 self.device,
                 loss=self._loss,
+                reduction=self._reduction,
                 seed=self._seed,
                 share_outputs=self._shares,
                 around=self.autocast,

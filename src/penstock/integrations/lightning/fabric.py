@@ -20,6 +20,7 @@ from penstock.integrations.lightning import processes
 from penstock.integrations.lightning.files import find_parts, save
 from penstock.integrations.parts import load_parts
 from penstock.integrations.processes import barrier, broadcast
+from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.step.step_data import LossFunction
 from penstock.training.pipeline import Pipeline
@@ -39,13 +40,15 @@ class PipelineFabricStrategy(ParallelStrategy):
         config: PipelineConfig | None = None,
         *,
         loss: LossFunction = find_loss,
+        reduction: Reduction = "auto",
         share_outputs: bool = False,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         self.num_nodes = 1
         self._config = PipelineConfig() if config is None else config
-        self._loss, self._shares, self._seed = loss, share_outputs, seed
+        self._loss, self._reduction = loss, reduction
+        self._shares, self._seed = share_outputs, seed
         self._layout = Layout(self._config.ranks or 1, 1, 0, None)
         self._calls: PipelineCalls | None = None
 
@@ -153,6 +156,7 @@ class PipelineFabricStrategy(ParallelStrategy):
             self._layout,
             self.root_device,
             loss=self._loss,
+            reduction=self._reduction,
             seed=self._seed,
             share_outputs=self._shares,
         )

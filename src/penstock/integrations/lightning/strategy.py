@@ -33,6 +33,7 @@ from penstock.integrations.lightning.files import (
 from penstock.integrations.lightning.module import find_model, rest_of_state, watch_metrics
 from penstock.integrations.parts import load_parts
 from penstock.integrations.processes import barrier, broadcast
+from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.step.step_data import LossFunction
 from penstock.training.pipeline import Pipeline
@@ -45,9 +46,9 @@ class PipelineStrategy(ParallelStrategy):
 
     `model` names the attribute that has the model; without it, it is the only child that has
     parameters. A model that does not return its loss needs `loss`, a function of its output and
-    the `target` that it is called with. With `share_outputs`, calls while gradients are off
-    return what the model returns, on every rank. Dropout draws by `seed`, that of
-    `seed_everything` if it is None.
+    the `target` that it is called with; `reduction` is as in a `Pipeline`. With `share_outputs`,
+    calls while gradients are off return what the model returns, on every rank. Dropout draws by
+    `seed`, that of `seed_everything` if it is None.
     """
 
     def __init__(
@@ -56,13 +57,15 @@ class PipelineStrategy(ParallelStrategy):
         *,
         model: str | None = None,
         loss: LossFunction = find_loss,
+        reduction: Reduction = "auto",
         share_outputs: bool = False,
         seed: int | None = None,
     ) -> None:
         super().__init__()
         self.num_nodes = 1
         self._config = PipelineConfig() if config is None else config
-        self._name, self._loss, self._shares, self._seed = model, loss, share_outputs, seed
+        self._name, self._loss, self._reduction = model, loss, reduction
+        self._shares, self._seed = share_outputs, seed
         self._layout = Layout(self._config.ranks or 1, 1, 0, None)
         self._calls: PipelineCalls | None = None
         self._places: list[list[int]] = []
@@ -183,6 +186,7 @@ class PipelineStrategy(ParallelStrategy):
             self._layout,
             self.root_device,
             loss=self._loss,
+            reduction=self._reduction,
             seed=self._seed,
             share_outputs=self._shares,
         )
