@@ -2,7 +2,8 @@
 
 Four processes: two pipelines of two ranks each, side by side. Stages are sharded over the
 pipelines with torch's `fully_shard`; parameters are gathered and let go where the schedule says,
-and gradients are reduced once per step. With GPUs, say "cuda" and "nccl" in the two places.
+and gradients are reduced once per step. The whole model is saved at the end, gathered from all
+shards of all stages. With GPUs, say "cuda" and "nccl" in the two places.
 
     torchrun --standalone --nproc-per-node 4 examples/fsdp.py
 """
@@ -38,4 +39,8 @@ for _ in range(20):
 
 if rank == 0:
     print(f"pipeline {data}: loss {result.loss:.4f}\n", end="")
+# Every rank of every pipeline calls it; the first one gets the whole model.
+state = pipeline.full_state_dict()
+if dist.get_rank() == 0:
+    torch.save(state, "trained.pt")
 dist.destroy_process_group()

@@ -1,12 +1,14 @@
 """LoRA: train small adapters inside a frozen model, in a pipeline.
 
 The adapters come from `peft`, put into the model before it is split. Only they get gradients and
-go to the optimizer; stages whose weights are all frozen are no special case.
+go to the optimizer; stages whose weights are all frozen are no special case. Under
+`torchrun --nproc-per-node 2` the same script trains on two ranks.
 
     python examples/lora.py
 """
 
 import torch
+import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -25,8 +27,12 @@ adapted = get_peft_model(
     AutoModelForCausalLM.from_config(config), LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
 )
 pipe = ps.split(adapted, layers="layers", stages=4)
-pipeline = ps.Pipeline(pipe, "1F1B", microbatches=4, loss=ps.find_loss)
+if dist.is_torchelastic_launched():
+    dist.init_process_group("gloo")
+group = dist.group.WORLD if dist.is_initialized() else None
+pipeline = ps.Pipeline(pipe, "ZBV", microbatches=4, loss=ps.find_loss, group=group)
 
+# Each process has the parameters of its own stages.
 trained = [parameter for parameter in pipeline.parameters() if parameter.requires_grad]
 whole = sum(parameter.numel() for parameter in pipeline.parameters())
 print(f"{sum(p.numel() for p in trained):,} of {whole:,} parameters are trained")
@@ -39,4 +45,9 @@ for step in range(10):
     optimizer.zero_grad()
     print(f"step {step + 1:2}: loss {loss:.4f}")
 
-adapted.save_pretrained("adapters")  # the adapters only, for peft to load again
+# All ranks together give the whole model to the first, which saves the adapters only.
+state = pipeline.full_state_dict()
+if state:
+    adapted.save_pretrained("adapters", state_dict=state)
+if dist.is_initialized():
+    dist.destroy_process_group()

@@ -38,4 +38,7 @@ for step in range(20):
     optimizer.zero_grad()
     if rank == 0 and step % 5 == 4:
         print(f"step {step + 1:2} on {ranks} ranks: loss {result.loss:.4f}")
+state = pipeline.full_state_dict()  # on every rank; the first one gets the whole model
+if rank == 0:
+    torch.save(state, "trained.pt")
 dist.destroy_process_group()

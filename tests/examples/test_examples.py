@@ -3,6 +3,7 @@
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.examples.commands import ROOT, SCRIPTS, command_of, losses_of, run_al
 from tests.forked import run_forked
 
 torch = pytest.importorskip("torch")
+nn = torch.nn
 load_file = pytest.importorskip("safetensors.torch").load_file
 
 ALONE = [name for name in ORDER if SCRIPTS[name].command.startswith("python ")]
@@ -78,18 +80,27 @@ def test_example_in_one_process_runs(name: str, tmp_path: Path) -> None:
 
 # Each rank saved the model with its own half of it trained, over what the other had saved.
 @pytest.mark.slow
-def test_two_ranks_save_the_hugging_face_model_that_one_process_trains(tmp_path: Path) -> None:
-    script = SCRIPTS["hugging_face"]
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("hugging_face", "trained/model.safetensors"),
+        ("lora", "adapters/adapter_model.safetensors"),
+    ],
+)
+def test_two_ranks_save_the_model_that_one_process_trains(
+    name: str, file: str, tmp_path: Path
+) -> None:
+    script = SCRIPTS[name]
     folders = [tmp_path / "alone", tmp_path / "launched"]
     for folder in folders:
         folder.mkdir()
     run_all([command_of(script)], folders[0])
     launched = replace(script, command=f"torchrun --nproc-per-node 2 examples/{script.name}.py")
     run_all([command_of(launched)], folders[1])
-    alone, saved = (load_file(folder / "trained" / "model.safetensors") for folder in folders)
-    assert set(saved) == set(alone)
-    for name, value in alone.items():
-        torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-5)
+    alone, saved = (load_file(folder / file) for folder in folders)
+    assert set(saved) == set(alone) != set()
+    for weight, value in alone.items():
+        torch.testing.assert_close(saved[weight], value, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -107,6 +118,29 @@ def test_example_of_fsdp_runs_on_four_processes(tmp_path: Path) -> None:
     (output,) = run_all([command_of(SCRIPTS["fsdp"])], tmp_path)
     lines = sorted(output.splitlines())
     assert [line.partition(":")[0] for line in lines] == ["pipeline 0", "pipeline 1"]
+    saved = torch.load(tmp_path / "trained.pt")
+    expected = trained_on_both_batches().state_dict()
+    assert saved.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(saved[name], value, rtol=0.0, atol=1e-5)
+
+
+def trained_on_both_batches() -> Any:
+    """Train the model of the example in this process, on the rows of both pipelines."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
+    batches = []
+    for number in range(2):
+        torch.manual_seed(1 + number)
+        batches.append((torch.randn(32, 16), torch.randn(32, 16)))
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
 
 
 @pytest.mark.slow
@@ -121,3 +155,4 @@ def test_example_of_several_machines_runs_under_two_agents(tmp_path: Path) -> No
     ]
     losses = losses_of("\n".join(lines))
     assert losses == sorted(losses, reverse=True)
+    assert len(torch.load(tmp_path / "trained.pt")) == 2 * 4
