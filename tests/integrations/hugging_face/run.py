@@ -21,6 +21,8 @@ from transformers import (
     set_seed,
 )
 
+from penstock.errors import PipelineError
+
 WORDS = 64
 
 
@@ -75,8 +77,19 @@ def main(what: str, folder: Path, *settings: str) -> None:
     if trainer.is_world_process_zero():
         (folder / "logs.json").write_text(json.dumps(trainer.state.log_history))
     if "RANK" in os.environ:
+        assert_not_called(model)
         torch.distributed.destroy_process_group()
     assert not chosen, chosen
+
+
+def assert_not_called(model: Any) -> None:
+    """Each process has trained its part, so that a call would give something else, silently."""
+    try:
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))
+    except PipelineError as error:
+        assert "cannot be called by one of them" in str(error)  # noqa: PT017  # no test
+    else:
+        raise AssertionError("the model of one process was called")
 
 
 def make_model(*, tied: bool) -> Any:

@@ -1,14 +1,30 @@
 """A pipeline as the module that a Trainer handles: its parameters, modes and gradients."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from torch import nn
 
 from penstock.errors import PipelineError
 from penstock.training.pipeline import Pipeline
 
-__all__ = ["PipelineModule"]
+__all__ = ["PipelineModule", "refuse_calls"]
+
+
+def refuse_calls(model: nn.Module) -> None:
+    """Have calls of a model raise, of which this process trains a part only."""
+    # Stages are copies of the model, which share its hooks unless the table is copied.
+    model._forward_pre_hooks = OrderedDict(model._forward_pre_hooks)
+    model.register_forward_pre_hook(_refuse)
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise PipelineError(
+        "a model that is split over processes cannot be called by one of them, which has trained "
+        "a part of it; evaluate and predict with the PipelineTrainer, generate with "
+        "penstock.integrations.hugging_face.generation, or load what save_model has saved"
+    )
 
 
 class PipelineModule(nn.Module):
@@ -23,10 +39,7 @@ class PipelineModule(nn.Module):
 
     def forward(self, *_: object, **__: object) -> Any:
         """Refuse, because one process has only a part of the model."""
-        raise PipelineError(
-            "a model that is split over processes cannot be called by one of them; leave the "
-            "steps and the evaluation to the PipelineTrainer"
-        )
+        _refuse()
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

@@ -18,7 +18,7 @@ from transformers.trainer_pt_utils import find_batch_size, nested_detach
 
 from penstock.errors import ArgumentError
 from penstock.integrations.hugging_face.data import gather_over_replicas, loading_by_replica
-from penstock.integrations.hugging_face.facade import PipelineModule
+from penstock.integrations.hugging_face.facade import PipelineModule, refuse_calls
 from penstock.integrations.layout import (
     PipelineConfig,
     build_pipeline,
@@ -84,6 +84,8 @@ class PipelineTrainer(Trainer):
                 self.args.seed,
             )
             self._wrapped = PipelineModule(pipeline, getattr(whole, "config", None))
+            if self._layout.mesh is not None:
+                refuse_calls(whole)
         return self._wrapped
 
     def _require_supported(self) -> None:
