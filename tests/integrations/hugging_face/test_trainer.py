@@ -89,6 +89,19 @@ def test_pipelines_and_replicas_train_as_one_process(tmp_path: Path, name: str) 
 
 
 @pytest.mark.slow
+def test_the_best_model_of_all_evaluations_is_kept(tmp_path: Path) -> None:
+    # Data are random, so that the evaluation is best long before the end.
+    run_all(
+        command("trainer", tmp_path / "one", "best=yes"),
+        command("ZBV", tmp_path / "two", "best=yes", processes=2),
+    )
+    held = [entry["eval_loss"] for entry in logs_of(tmp_path / "one") if "eval_loss" in entry]
+    assert min(held) == held[0]
+    assert_same(tmp_path / "two", tmp_path / "one")
+    assert [path.name for path in (tmp_path / "two").glob("checkpoint-*")] == ["checkpoint-7"]
+
+
+@pytest.mark.slow
 def test_a_run_resumes_in_another_layout(tmp_path: Path) -> None:
     one, two, four = tmp_path / "one", tmp_path / "two", tmp_path / "four"
     run_all(command("trainer", one), command("ZBV", two, "stop=11", processes=2))
