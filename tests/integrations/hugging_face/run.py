@@ -80,7 +80,8 @@ def main(what: str, folder: Path, *settings: str) -> None:
     if trainer.is_world_process_zero():
         (folder / "logs.json").write_text(json.dumps(trainer.state.log_history))
     if "RANK" in os.environ:
-        assert_not_called(model)
+        if what != "trainer":
+            assert_not_called(model)
         torch.distributed.destroy_process_group()
     assert not chosen, chosen
 
