@@ -201,3 +201,42 @@ def test_a_forward_that_was_put_on_a_module_runs_on_its_copy() -> None:
     expected = model(X)
     pipe = split_layers(model, ["layers"], 4, (X,), {})
     assert torch.equal(pipe(X), expected)
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"linear": nn.Linear(WIDTH, WIDTH)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        done: torch.Tensor = self.parts["linear"](x)
+        return done
+
+
+class Asking(nn.Module):
+    """A model that asks a part of it for the type of its parameters, and a layer for its names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.ModuleDict({"layers": nn.ModuleList(Named() for _ in range(2))})
+        self.layers = nn.ModuleList(small.Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.to(next(self.tower.parameters()).dtype)
+        layers: Any = self.tower["layers"]
+        assert list(layers[0].parts.keys()) == ["linear"]
+        for layer in (*layers, *self.layers):
+            x = layer(x)
+        return x
+
+
+def test_a_part_of_the_model_has_its_parameters_on_every_stage() -> None:
+    # Where no stage's own layers are in a part, `next(part.parameters())` was a StopIteration, and
+    # a dict of modules had no keys.
+    torch.manual_seed(0)
+    model = Asking().double()
+    pipe = split_layers(model, ["tower.layers", "layers"], 4, (X,), {})
+    expected = model(X)
+    assert torch.equal(pipe(X), expected)
+    held = [parameter for stage in pipe.stages for parameter in stage.parameters()]
+    assert not any(isinstance(parameter, StandIn) for parameter in held)

@@ -114,3 +114,52 @@ def test_an_example_shows_which_towers_run_and_in_which_order() -> None:
     pipe = ps.split(model, layers="auto", stages=4, example=[x])
     assert pipe.layers == ("early.layers", "late.layers")
     assert_same_gradients(model, pipe, (x,))
+
+
+class ByTurns(nn.Module):
+    """Runs a layer of each of two lists by turns; the norms are the smaller list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = layer(norm(x))
+        return x
+
+
+def test_of_lists_that_run_by_turns_the_largest_is_cut() -> None:
+    # Both were cut between, one after the other, which is not how they run.
+    torch.manual_seed(0)
+    model, x = ByTurns().double(), numbers(8, WIDTH)
+    pipe = ps.split(model, layers="auto", stages=4, example=[x])
+    assert pipe.layers == ("layers",)
+    assert_same_gradients(model, pipe, (x,))
+
+
+def test_several_lists_without_an_example_are_refused_at_the_split() -> None:
+    # The first step said that a module of a later stage was called before.
+    with pytest.raises(ModelError) as caught:
+        ps.split(Late(), stages=4)
+    assert str(caught.value) == (
+        "the model has several lists of layers ('late.layers', 'early.layers', 'unused.layers'), "
+        "and only an example shows which of them run, and in which order; give one "
+        "(layers='auto', example_kwargs={...}), or name the lists in the order in which they run "
+        "(layers=['late.layers', 'early.layers', 'unused.layers'])"
+    )
+
+
+class LateWithExample(Late):
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        return {"x": torch.ones(2, WIDTH)}
+
+
+def test_an_example_of_the_models_own_shows_which_towers_run() -> None:
+    torch.manual_seed(0)
+    model, x = LateWithExample(), numbers(8, WIDTH)
+    pipe = ps.split(model, stages=4)
+    assert pipe.layers == ("early.layers", "late.layers")
+    assert_same_gradients(model, pipe, (x,))

@@ -15,7 +15,8 @@ from pathlib import Path
 import torch
 
 from tests.splitting.families.building import families
-from tests.splitting.families.measuring import measure
+from tests.splitting.families.measuring import COLUMNS, measure
+from tests.splitting.families.optional import prepare_torchvision
 from tests.splitting.families.table import write_table
 
 
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--seconds", type=float, default=560)
+    parser.add_argument("--columns", nargs="*", default=COLUMNS, choices=COLUMNS)
     parser.add_argument("--table", type=Path)
     chosen = parser.parse_args()
     if chosen.table is not None:
@@ -34,6 +36,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
+    prepare_torchvision()
     start, step = map(int, chosen.part.split("/"))
     end = time.monotonic() + chosen.seconds
     for kind in chosen.only or families()[start::step]:
@@ -41,7 +44,7 @@ def main() -> None:
             sys.stderr.write(f"left out from {kind}\n")
             break
         began = time.monotonic()
-        row = measure(kind)
+        row = measure(kind, chosen.columns)
         row["seconds"] = round(time.monotonic() - began, 1)
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()

@@ -24,6 +24,10 @@ from penstock.splitting.by_layers.stand_ins import StandIn, stand_in
 __all__ = ["HeldTensor", "PartlyRemoteModule", "RemoteModule", "adapt_stand_ins", "share_state"]
 
 
+# Classes whose methods look at what they hold, such as the keys of a dict of modules.
+_CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+
+
 def share_state(module: nn.Module, other: nn.Module) -> None:
     """Share the parameters, buffers and children of another module."""
     for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -64,7 +68,8 @@ class RemoteModule(nn.Module):
         vars(self).update(description.attributes)
         vars(self).update(description.tensors)
         vars(self).update(_description=description, _path=path, _replay=replay, _is_unit=is_unit)
-        vars(self).update(_own_hooks=tables_of(self))
+        vars(self).update(_own_hooks=tables_of(self), _parameters=_Held(self))
+        vars(self).update(_buffers=_Held(self, are_buffers=True))
         self.training = description.is_training
         for name, tensor in held.items():
             first, _, rest = name.partition(".")
@@ -134,33 +139,29 @@ class RemoteModule(nn.Module):
             self._make_parts()
         return super().named_children()
 
-    def named_parameters(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return those that this stage has; while the model's code runs, stand-ins for others."""
-        if not self._replay.is_running:
-            return super().named_parameters(prefix, recurse, remove_duplicate)
-        # The model's code asks for dtypes and devices, which stand-ins have.
-        return self._stand_ins(prefix, recurse, of_buffers=False)
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Return all parts while the model's code runs, which may ask for their dtypes."""
+        if self._replay.is_running:
+            self._make_parts()
+        found: Iterator[tuple[str, nn.Module]] = super().named_modules(
+            memo, prefix, remove_duplicate
+        )
+        return found
 
-    def named_buffers(
-        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Return those that this stage has; while the model's code runs, stand-ins for others."""
+    def present_tensors(self, *, are_buffers: bool) -> Iterator[tuple[str, Any]]:
+        """Return the module's own parameters or buffers, with stand-ins for those elsewhere."""
         if not self._replay.is_running:
-            return super().named_buffers(prefix, recurse, remove_duplicate)
-        return self._stand_ins(prefix, recurse, of_buffers=True)
-
-    def _stand_ins(self, prefix: str, recurse: bool, *, of_buffers: bool) -> Iterator[Any]:
+            held: Any = self._buffers if are_buffers else self._parameters
+            yield from dict.items(held)
+            return
         for name in self._description.tensors:
-            tensor = getattr(self, name)
-            if tensor is not None and (name in self._description.buffer_names) == of_buffers:
-                yield f"{prefix}.{name}".lstrip("."), tensor
-        for name in self._description.parts if recurse else ():
-            part = self._make_part(name, {})
-            if isinstance(part, RemoteModule):
-                inner = f"{prefix}.{name}".lstrip(".")
-                yield from part._stand_ins(inner, recurse, of_buffers=of_buffers)
+            if (name in self._description.buffer_names) == are_buffers:
+                yield name, getattr(self, name)
 
     def __getattr__(self, name: str) -> Any:
         for state in ("_modules", "_parameters", "_buffers"):
@@ -178,6 +179,8 @@ class RemoteModule(nn.Module):
             return self._make_part(name, {})
         if not hasattr(description.kind, name):
             raise AttributeError(f"{description.kind.__name__!r} has no attribute {name!r}")
+        if issubclass(description.kind, _CONTAINERS):
+            self._make_parts()
         found = inspect.getattr_static(description.kind, name)
         return found.__get__(self, description.kind) if hasattr(found, "__get__") else found
 
@@ -205,6 +208,22 @@ class RemoteModule(nn.Module):
     def extra_repr(self) -> str:
         """Return what to print."""
         return f"{self._description.kind.__name__} of another stage"
+
+
+class _Held(dict[str, Any]):
+    """What a remote module holds of its parameters or buffers.
+
+    While the model's code runs it asks a model, or any part of it, for the dtype and device of its
+    parameters, so that all of them are there, most as stand-ins.
+    """
+
+    def __init__(self, owner: RemoteModule, *, are_buffers: bool = False) -> None:
+        super().__init__()
+        self._owner, self._are_buffers = owner, are_buffers
+
+    def items(self) -> Any:
+        """Return what is held and, while the model's code runs, stand-ins for the rest."""
+        return self._owner.present_tensors(are_buffers=self._are_buffers)
 
 
 class PartlyRemoteModule(nn.Module):

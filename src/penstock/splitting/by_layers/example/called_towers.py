@@ -1,8 +1,15 @@
-"""The lists of layers that a model runs on an example, in the order in which it runs them."""
+"""The lists of layers that a model runs on an example, in the order in which it runs them.
 
-from collections.abc import Mapping
+calls                      lists
+a.0 a.1 b.0 b.1            a, b
+b.0 b.1                    b; a does not run
+a.0 b.0 a.1 b.1            the larger of them; layers of both cannot be cut between
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -13,7 +20,7 @@ from penstock.modules.untouched import untouched
 from penstock.splitting.by_layers.towers import find_towers
 from penstock.splitting.caches import find_configs, without_cache
 
-__all__ = ["find_called_towers"]
+__all__ = ["find_called_towers", "settle_towers"]
 
 
 def find_called_towers(
@@ -27,20 +34,46 @@ def find_called_towers(
     found = find_towers(model, stages)
     if len(found) == 1 or any(parameter.is_meta for parameter in model.parameters()):
         return found
-    unused: list[str] = []
+    return settle_towers(model, stages, found, lambda lists: _called(model, lists, args, kwargs))
+
+
+def settle_towers(
+    model: nn.Module, stages: int, found: list[str], run: Callable[[list[str]], list[str]]
+) -> list[str]:
+    """Return lists of layers by their first call, without those that cannot be cut between.
+
+    `run` returns, for some lists, the list of every layer that is called, in order.
+    """
+    left_out: list[str] = []
     while True:
-        called = _called(model, found, args, kwargs)
-        if len(called) == len(found):
-            return called
-        unused += [path for path in found if path not in called]
-        found = find_towers(model, stages, without=unused)
+        calls = run(found)
+        unused = [path for path in found if path not in calls] or _smallest_by_turns(model, calls)
+        if not unused:
+            return list(dict.fromkeys(calls))
+        left_out += unused
+        found = find_towers(model, stages, without=left_out)
+
+
+def _smallest_by_turns(model: nn.Module, calls: Sequence[str]) -> list[str]:
+    """Return the smallest of the lists whose layers run by turns, if there are such lists."""
+    runs = [path for path, _ in groupby(calls)]
+    again = [path for path in runs if runs.count(path) > 1]
+    if not again:
+        return []
+    last = len(runs) - runs[::-1].index(again[0])
+    between = runs[runs.index(again[0]) : last]
+    return [min(between, key=lambda path: _size(model.get_submodule(path)))]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _called(
     model: nn.Module, lists: list[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> list[str]:
-    """Return those of these lists that have a layer which is called, by their first call."""
-    called: dict[str, None] = {}
+    """Return the list of each layer that the model calls, in order."""
+    called: list[str] = []
     with ExitStack() as stack:
         for context in (
             untouched([model]),
@@ -54,8 +87,8 @@ def _called(
                 hook = layer.register_forward_pre_hook(partial(_note, called, path))
                 stack.callback(hook.remove)
         model(*args, **kwargs)
-    return list(called)
+    return called
 
 
-def _note(called: dict[str, None], path: str, _module: nn.Module, _args: Any) -> None:
-    called[path] = None
+def _note(called: list[str], path: str, _module: nn.Module, _args: Any) -> None:
+    called.append(path)

@@ -5,6 +5,7 @@ The run takes no memory and hardly any time: it is that of a copy on the meta de
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 from itertools import chain
 from logging import getLogger
 from typing import Any
@@ -12,15 +13,35 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.errors import ModelError
+from penstock.splitting.by_layers.example.called_towers import settle_towers
 from penstock.splitting.by_layers.example.dependencies import find_dependencies
 from penstock.splitting.by_layers.example.value_tracker import Dependencies
 from penstock.splitting.by_layers.records.call_records import parameter_names
 from penstock.splitting.by_layers.units import find_units
 from penstock.splitting.original import unguarded
 
-__all__ = ["find_own_dependencies"]
+__all__ = ["find_own_dependencies", "find_own_towers"]
 
 _LOGGER = getLogger(__name__)
+
+
+def find_own_towers(model: nn.Module, stages: int, found: list[str]) -> list[str]:
+    """Return those of several lists of layers that the model's own example runs, in order."""
+    return settle_towers(model, stages, found, partial(_called, model))
+
+
+def _called(model: nn.Module, lists: list[str]) -> list[str]:
+    dependencies = find_own_dependencies(model, lists)
+    if dependencies is None:
+        known = ", ".join(map(repr, lists))
+        raise ModelError(
+            f"the model has several lists of layers ({known}), and only an example shows which "
+            "of them run, and in which order; give one (layers='auto', example_kwargs={...}), or "
+            f"name the lists in the order in which they run (layers=[{known}])"
+        )
+    calls = [call.path for call in dependencies.calls]
+    return [path for call in calls for path in lists if call.startswith(f"{path}.")]
 
 
 def find_own_dependencies(model: nn.Module, lists: Sequence[str]) -> Dependencies | None:
