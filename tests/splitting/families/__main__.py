@@ -1,7 +1,8 @@
-"""Measures a part of the families, one line of JSON each, or writes the page about all lines.
+"""Measures families, one line of JSON each, or writes the page about all lines.
 
-python -m tests.splitting.families --part 0/5 > families.jsonl
-python -m tests.splitting.families --part 0/5 --table families.jsonl > docs/families.md
+python -m tests.splitting.families --part 0/5 >> families.jsonl
+python -m tests.splitting.families --only llama timm/MlpMixer >> families.jsonl
+python -m tests.splitting.families --table families.jsonl > docs/families.md
 """
 
 import argparse
@@ -10,6 +11,7 @@ import logging
 import sys
 import time
 import warnings
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
@@ -31,7 +33,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.table is not None:
         rows = [json.loads(line) for line in chosen.table.read_text().splitlines()]
-        sys.stdout.write(write_table(rows, chosen.part))
+        sys.stdout.write(write_table(rows))
         return
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -44,7 +46,8 @@ def main() -> None:
             sys.stderr.write(f"left out from {kind}\n")
             break
         began = time.monotonic()
-        row = measure(kind, chosen.columns)
+        with redirect_stdout(sys.stderr):  # some families print
+            row = measure(kind, chosen.columns)
         row["seconds"] = round(time.monotonic() - began, 1)
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()

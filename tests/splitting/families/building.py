@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tests.splitting.families.configs import small_configs
 from tests.splitting.families.inputs import make_inputs, rows_of
+from tests.splitting.families.libraries import make_model, without_zeros
 
 __all__ = ["Built", "build", "families"]
 
@@ -34,16 +36,21 @@ _TASKS = (
     "DEPTH_ESTIMATION",
     "SEQUENCE_CLASSIFICATION",
 )
-_MOST_PARAMETERS = 30_000_000
+_MOST_SECONDS = 10
+_MOST_PARAMETERS = 8_000_000
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model with inputs, in float64 where it allows that, and whether it is in training mode."""
+    """A model with inputs, in float64 where it allows that, and whether it is in training mode.
+
+    Inputs that are `shared` have no rows.
+    """
 
     model: nn.Module
     inputs: dict[str, Any]
     is_training: bool
+    shared: tuple[str, ...] = ()
 
 
 def families() -> list[str]:
@@ -67,9 +74,13 @@ def _classes(kind: str) -> list[str]:
 
 def build(kind: str) -> Built | str:
     """Return the same small model every time, or why there is none."""
-    reason = ""
+    if "/" in kind:
+        return _build_of_library(kind)
+    reason, began = "", time.process_time()
     for name in _classes(kind):
         for make_config in small_configs(kind):
+            if time.process_time() > began + _MOST_SECONDS:
+                return f"no sizes and inputs of ours fit within {_MOST_SECONDS} s: {reason}"
             try:
                 return _build(make_config(), getattr(transformers, name))
             except Exception as error:  # whatever a family raises for sizes that it cannot have
@@ -86,7 +97,7 @@ def _build(config: Any, made: Any) -> Built:
     first: Exception | None = None
     for dtype in (torch.float64, torch.float32):
         torch.manual_seed(0)
-        model = made(config).to(dtype)
+        model = without_zeros(made(config)).to(dtype)
         for is_training in (True, False):
             model.train(is_training)
             for inputs in make_inputs(model, dtype):
@@ -98,14 +109,35 @@ def _build(config: Any, made: Any) -> Built:
     raise first or ValueError("we know no input that it takes")
 
 
-def _run_alike(model: nn.Module, inputs: dict[str, Any]) -> None:
+def _build_of_library(kind: str) -> Built | str:
+    torch.manual_seed(0)
+    reason = ""
+    for dtype in (torch.float64, torch.float32):
+        for is_training in (True, False):
+            try:
+                model, given, shared = make_model(kind)
+                inputs = {
+                    name: value.to(dtype)
+                    if isinstance(value, torch.Tensor) and value.is_floating_point()
+                    else value
+                    for name, value in given.items()
+                }
+                without_zeros(model).to(dtype).train(is_training)
+                _run_alike(model, inputs, shared)
+                return Built(model, inputs, is_training, shared)
+            except Exception as error:  # whatever a library raises
+                reason = reason or " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return reason
+
+
+def _run_alike(model: nn.Module, inputs: dict[str, Any], shared: tuple[str, ...] = ()) -> None:
     """Raise unless the model runs on the whole and on its rows, the same way twice."""
     state = torch.get_rng_state()
     try:
         with torch.no_grad():
             first = _first(model(**inputs))
             again = _first(model(**inputs))
-            _first(model(**rows_of(inputs, 1)))
+            _first(model(**rows_of(inputs, 1, shared)))
     finally:
         torch.set_rng_state(state)
     if not bool(first.isfinite().all()):

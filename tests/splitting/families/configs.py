@@ -87,9 +87,9 @@ def small_configs(kind: str) -> list[Callable[[], PreTrainedConfig]]:
     """Return makers of configurations of the family with this model type, the smallest first.
 
     What one of them does not fit, another may: lists of widths are left as they are, or all that
-    the library sets for inner configurations is left out, or only counts of layers are changed.
+    the library sets for inner configurations is left out.
     """
-    ways = (_all_settings, _plain_settings, _rules_alone, _counts_alone)
+    ways = (_all_settings, _plain_settings, _rules_alone)
     return [partial(_small_config, kind, settings) for settings in ways]
 
 
@@ -148,13 +148,6 @@ def _rules_alone(config: PreTrainedConfig) -> dict[str, Any]:
     if hasattr(config, "qk_rope_head_dim"):
         changes.pop("head_dim", None)
     return {**changes, **_rotary(config)}
-
-
-def _counts_alone(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return fewer layers and words, no dropout and no cache."""
-    kept = r"(vocab_size|.*layers|n_layer|depth|use_cache|.*(drop|jitter|mask_time_prob).*)"
-    changes = {k: v for k, v in _rules_alone(config).items() if re.fullmatch(kept, k)}
-    return {**_differing(config), **changes, **_lists_per_layer(config)}
 
 
 def _differing(config: PreTrainedConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ input_features    4 sounds
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-def rows_of(inputs: dict[str, Any], row: int) -> dict[str, Any]:
+def rows_of(inputs: Mapping[str, Any], row: int, shared: Collection[str] = ()) -> dict[str, Any]:
     """Return one row of inputs; a row of patches has all patches of one picture."""
     found = {}
     for name, value in inputs.items():
-        length = len(value) // ROWS
-        found[name] = value[row * length : (row + 1) * length]
+        if name in shared:
+            found[name] = value
+        else:
+            length = len(value) // ROWS
+            found[name] = value[row * length : (row + 1) * length]
     return found
 
 

@@ -1,73 +1,142 @@
-"""Writes the page about the families that were measured, from one line of JSON for each."""
+"""Writes the page about the families that were measured, from lines of JSON."""
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.splitting.families.building import families
-from tests.splitting.families.measuring import COLUMNS, EXACT
+from tests.splitting.families.libraries import LIBRARIES
+from tests.splitting.families.measuring import COLUMNS, EXACT, LATE, REFUSED
 
-__all__ = ["HEADER", "row_of", "write_table"]
+__all__ = ["NOT_MEASURED", "merge", "row_of", "write_table"]
 
-HEADER = """\
+_HEADER = """\
 # Model families, measured
 
-Every {step} family of the installed `transformers` release, in the order of its list, beginning
-with number {first}, and of these the first {rows} of {total}: a small model with random weights
-in float64, split by the lists of layers that `ps.split` finds. It trains one step of 4
-microbatches in one process, in 4 stages under 1F1B and under ZBV: with an example of its inputs,
-and without. Traced, it is 2 stages under 1F1B. "exact" says that every gradient is that of the
-unsplit model on the same microbatches, to 1e-8 of its size; anything else is the error that the
-user gets. `python -m tests.splitting.families` writes this page.
+The {total} model types of the installed `transformers` release that have a class for a task or a
+base model, in a random order that is always the same; {tried} of them were tried. Beside them,
+models of diffusers, timm and torchvision. Each is a small model with random weights in
+float64, split by the lists of layers that `ps.split` finds. It trains one step of 4 microbatches
+in one process, in 4 stages under 1F1B and under ZBV: with an example of its inputs, and without.
+Traced, it is 2 stages under 1F1B. "exact" says that every gradient is that of the unsplit model on
+the same microbatches, to 1e-8 of its size (1e-5 where a row says float32); anything else is the
+error that the user gets, and where. `python -m tests.splitting.families` writes this page, and a
+slow test measures some of its rows again.
 
 Settings: sizes as small as `tests/splitting/families/configs.py` makes them, 4 layers (2 and 2
-with two towers), no dropout or layer drop, no cache, experts as batched products, training mode
-unless a row says otherwise. Inputs are words with padding, pictures or sounds of one size, or
-embeddings where a family does not take our words. Families of pictures and words without a row
-for pictures were given words alone.
+with two towers), no dropout or layer drop, no cache, experts as batched products, parameters that
+begin as zeros filled with small numbers, training mode unless a row says otherwise. Inputs are
+words with padding, pictures (as patches, where a family takes them so), sounds or series of one
+size, or embeddings where a family does not take our words. Families of pictures and words whose
+row names no pictures were given words alone.
 
+| | exact | refused at the split | refused in the first step | other errors | wrong |
+|---|---|---|---|---|---|
 {counts}
 
-| family | class | inputs | {columns} |
-|---|---|---|---|---|---|
 """
+_LEFT_OUT = """\
+
+## Left out
+
+{count} of the {tried} families that were tried have no row, because there is nothing to compare
+with, or nothing to cut:
+
+{groups}
+"""
+_TABLE = f"| family | class | inputs | {' | '.join(COLUMNS)} |\n|---|---|---|---|---|---|\n"
+NOT_MEASURED = "not measured"
 _SHOWN = 160
+# What a reason begins with or contains, and what it is called; the first that fits counts.
+_REASONS = (
+    (r"ImportError|ModuleNotFoundError|requires the", "A library is missing"),
+    (r"no list", "They have no list of 4 layers, or no 4 in all their lists"),
+    (r"it has [\d,]+ parameters", "More than 8 million parameters, in parts that our sizes miss"),
+    (r"random numbers", "The unsplit model gives another result each time"),
+    (r"unsplit|zero|not finite|within", "The unsplit model does not train at these sizes"),
+    (
+        r"we know no input|positional argument|specify|NoneType",
+        "They take inputs that we do not make",
+    ),
+    (r"", "They cannot have our sizes, or inputs of them"),
+)
 
 
-def write_table(rows: Sequence[dict[str, Any]], part: str) -> str:
-    """Return the page; `part` is what was measured, such as 0/5 for every fifth family."""
-    first, _, step = part.partition("/")
-    measured = [row for row in rows if COLUMNS[0] in row]
-    left_out = [row for row in rows if COLUMNS[0] not in row]
-    lines = [
-        f"- {name}: {sum(row[name] == EXACT for row in measured)} of {len(measured)} exact."
-        for name in COLUMNS
+def merge(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each family; what was measured later counts."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        before = found.get(row["kind"], {})
+        found[row["kind"]] = row if "not built" in row or "not built" in before else before | row
+    return list(found.values())
+
+
+def write_table(given: Sequence[dict[str, Any]]) -> str:
+    """Return the page."""
+    rows = merge(given)
+    names = families()
+    own = sorted((r for r in rows if r["kind"] in names), key=lambda row: str(row["kind"]))
+    measured = [row for row in own if COLUMNS[0] in row]
+    order = [kind for kinds in LIBRARIES.values() for kind in kinds]
+    others = [row for kind in order for row in rows if row["kind"] == kind]
+    counts = [
+        _count(f"{library}, {column}", [row[column] for row in chosen if column in row])
+        for library, chosen in (("transformers", measured), ("the other libraries", others))
+        for column in COLUMNS
     ]
-    lines.append(
-        f"- Left out, because our small sizes or inputs do not fit them, a library is missing, or "
-        f"they have no list of 4 layers: {len(left_out)} ("
-        f"{', '.join(row['kind'] for row in left_out)})."
-    )
-    head = HEADER.format(
-        first=first,
-        step=f"{step}th",
-        rows=len(rows),
-        total=len(families()[int(first) :: int(step)]),
-        counts="\n".join(lines),
-        columns=" | ".join(COLUMNS),
-    )
-    return head + "\n".join(map(row_of, measured)) + "\n"
+    left_out = [row for row in own if COLUMNS[0] not in row]
+    head = _HEADER.format(total=len(names), tried=len(own), counts="\n".join(filter(None, counts)))
+    parts = [
+        head + "## transformers\n\n" + _TABLE + "\n".join(map(row_of, measured)) + "\n",
+        "\n## diffusers, timm and torchvision\n\n",
+        "torchvision comes for CUDA; its own operators are not there on a CPU, and no model here "
+        "calls them.\n\n" + _TABLE + "\n".join(map(row_of, others)) + "\n",
+        _LEFT_OUT.format(count=len(left_out), tried=len(own), groups=_group(left_out)),
+    ]
+    return "".join(parts)
 
 
-def row_of(row: dict[str, Any]) -> str:
+def _count(name: str, found: Sequence[str]) -> str:
+    if not found:
+        return ""
+    exact, at_split, late = (
+        sum(text.startswith(start) for text in found) for start in (EXACT, REFUSED, LATE)
+    )
+    wrong = sum(text.startswith("WRONG") for text in found)
+    others = len(found) - exact - at_split - late - wrong
+    share = f"{exact} of {len(found)} ({exact / len(found):.1%})"
+    return f"| {name} | {share} | {at_split} | {late} | {others} | {wrong} |"
+
+
+def _group(rows: Sequence[Mapping[str, Any]]) -> str:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        text = "no list" if "no list" in row else row["not built"]
+        title = next(title for pattern, title in _REASONS if re.search(pattern, text))
+        groups[title].append(row["kind"])
+    titles = [title for _, title in _REASONS if title in groups]
+    return "\n".join(
+        f"- {title} ({len(groups[title])}): {', '.join(groups[title])}." for title in titles
+    )
+
+
+def row_of(row: Mapping[str, Any]) -> str:
     """Return one line of the table."""
-    inputs = ", ".join(row["inputs"]) + (" (evaluation mode)" if row["mode"] != "training" else "")
-    cells = [_shorten(row[name]) for name in COLUMNS]
+    notes = [row["type"]] * (row["type"] != "float64") + ["evaluation mode"] * (
+        row["mode"] != "training"
+    )
+    inputs = ", ".join(row["inputs"]) + (f" ({', '.join(notes)})" if notes else "")
+    cells = [_shorten(row.get(name, NOT_MEASURED)) for name in COLUMNS]
     return f"| {row['kind']} | `{row['class']}` | {inputs} | {' | '.join(cells)} |"
 
 
 def _shorten(text: str) -> str:
-    """Return what is wrong, without where in the step it was and what to do."""
-    text = text.removeprefix("refused: ").rpartition("Error: ")[2].replace("|", "/")
+    """Return where a step failed and what is wrong, without what to do."""
+    where, _, what = text.partition(": ")
+    if not what:
+        return text
+    what = what.rpartition("Error: ")[2].replace("|", "/")
     for end in (";", "\n", " (", "`"):
-        text = text.partition(end)[0]
-    return text[:_SHOWN]
+        what = what.partition(end)[0]
+    return f"{where}: {what[:_SHOWN]}".rstrip()

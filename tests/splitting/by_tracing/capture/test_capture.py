@@ -185,3 +185,25 @@ def test_assigned_buffers_become_written_ones() -> None:
         if node.target is torch.ops.aten.copy_.default
     ]
     assert written == ["inner.total"]
+
+
+class Rounded(torch.autograd.Function):
+    """Rounds, and lets gradients pass."""
+
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(_context: Any, *gradients: Any) -> Any:
+        return gradients[0]
+
+
+def test_a_function_with_a_backward_of_its_own_is_refused() -> None:
+    # The graph had only its forward, and trained with gradients of zero.
+    with pytest.raises(ModelError) as caught:
+        trace(lambda x: Rounded.apply(x) * 2, X)  # type: ignore[no-untyped-call]  # untyped upstream
+    assert str(caught.value) == (
+        "the model cannot be traced: Rounded has a backward of its own, which is not in a traced "
+        'graph; split it by layers: split(model, layers="layers", stages=2)'
+    )

@@ -21,6 +21,7 @@ from penstock.errors import ModelError
 from penstock.modules.untouched import same_attributes, untouched
 from penstock.splitting.by_tracing.capture.entry import Entry, bind_arguments, flatten_arguments
 from penstock.splitting.by_tracing.capture.failure import explain_failure
+from penstock.splitting.by_tracing.capture.own_backwards import refuse_own_backwards
 from penstock.splitting.by_tracing.capture.regions import GradModeMarks
 from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_rules
 from penstock.splitting.by_tracing.capture.traced_graph import build_graph, user_inputs
@@ -78,7 +79,9 @@ class _Flat(nn.Module):
                     "which cannot be traced; return tensors in tuples, lists, dicts or "
                     "dataclasses that are registered with torch.utils._pytree"
                 )
-        return [leaf for _, leaf in named]
+        leaves = [leaf for _, leaf in named]
+        refuse_own_backwards(self.model, leaves)
+        return leaves
 
 
 def _write_back(model: nn.Module, before: Mapping[str, torch.Tensor]) -> None:
