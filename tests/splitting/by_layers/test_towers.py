@@ -163,3 +163,53 @@ def test_an_example_of_the_models_own_shows_which_towers_run() -> None:
     pipe = ps.split(model, stages=4)
     assert pipe.layers == ("early.layers", "late.layers")
     assert_same_gradients(model, pipe, (x,))
+
+
+class Stages(nn.Module):
+    """Runs lists inside of a list, each after one layer of another list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.ModuleList(Block() for _ in range(2)) for _ in range(2))
+        self.unused = tower(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for width, blocks in zip(self.widths, self.blocks, strict=True):
+            x = width(x)
+            layers: Any = blocks
+            for layer in layers:
+                x = layer(x)
+        return x
+
+
+def test_lists_inside_of_a_list_are_cut_if_only_they_run() -> None:
+    # The outer list's own children are never called, so that the tower was taken to be unused.
+    torch.manual_seed(0)
+    model, x = Stages().double(), numbers(8, WIDTH)
+    pipe = ps.split(model, layers="auto", stages=4, example=[x])
+    assert pipe.layers == ("blocks.0", "blocks.1")
+    assert_same_gradients(model, pipe, (x,))
+
+
+class Several(nn.Module):
+    """Runs the smaller of two towers, the larger of which is far larger."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = nn.ModuleList(nn.Linear(20 * WIDTH, 20 * WIDTH) for _ in range(4))
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_large_tower_that_does_not_run_does_not_hide_a_small_one() -> None:
+    # The model was run only if several of its lists were large.
+    torch.manual_seed(0)
+    model, x = Several().double(), numbers(8, WIDTH)
+    pipe = ps.split(model, layers="auto", stages=4, example=[x])
+    assert pipe.layers == ("layers",)
+    assert_same_gradients(model, pipe, (x,))

@@ -27,7 +27,6 @@ TIMM: dict[str, dict[str, Any]] = {
     },
     "MetaFormer": {**_PYRAMID, "dims": (8, 8, 16, 16)},
     "pvt_v2_b0": _PYRAMID,
-    "xcit_nano_12_p16_224": {"depth": 4, "img_size": 32, "patch_size": 8, **_WIDTH},
     "resnet10t": {"drop_rate": 0.0},
 }
 # A function of `torchvision.models`, and its sizes.

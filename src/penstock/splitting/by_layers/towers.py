@@ -6,14 +6,14 @@ model
   language_model.layers         a list of layers
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
 from penstock.errors import ModelError
 
-__all__ = ["find_towers"]
+__all__ = ["count_lists", "find_towers"]
 
 # A list with fewer than this part of the parameters of the largest is not one of layers to cut
 # between, if the others have enough: heads, projections, a few convolutions before the layers.
@@ -35,16 +35,17 @@ def find_towers(model: nn.Module, stages: int, *, without: Collection[str] = ())
     """Return the paths of the model's lists of layers, in the order of registration.
 
     Together they have a layer for each stage. Lists inside of layers, and containers that run
-    their modules themselves, count only if there is no other way. Lists `without` never count.
+    their modules themselves, count only if there is no other way. Lists `without` never count, but
+    those inside of them do.
     """
-    found = [one for one in _outermost(model, "") if one.path not in without]
+    found = list(_kept(_outermost(model, ""), without))
     while True:
         lists = [one for one in found if isinstance(one.module, nn.ModuleList)]
         for chosen in (lists, found):
             towers = _largest(chosen, stages)
             if sum(one.count for one in towers) >= stages:
                 return [one.path for one in towers]
-        inner = [deeper for one in found for deeper in _inside(one) if deeper.path not in without]
+        inner = [deeper for one in found for deeper in _kept(_inside(one), without)]
         if not inner:
             raise ModelError(
                 f"the model has no list of {stages} layers or more"
@@ -52,6 +53,11 @@ def find_towers(model: nn.Module, stages: int, *, without: Collection[str] = ())
                 " use fewer stages, or give an example to split it by tracing"
             )
         found = inner
+
+
+def count_lists(model: nn.Module) -> int:
+    """Return how many lists of modules of a kind a model has that are in no other."""
+    return sum(1 for _ in _outermost(model, ""))
 
 
 def _largest(lists: list[_List], stages: int) -> list[_List]:
@@ -73,6 +79,14 @@ def _outermost(module: nn.Module, path: str) -> Iterator[_List]:
     for name, child in module._modules.items():
         if child is not None:
             yield from _outermost(child, f"{path}.{name}".lstrip("."))
+
+
+def _kept(lists: Iterable[_List], without: Collection[str]) -> Iterator[_List]:
+    for one in lists:
+        if one.path in without:
+            yield from _kept(_inside(one), without)
+        else:
+            yield one
 
 
 def _inside(one: _List) -> Iterator[_List]:

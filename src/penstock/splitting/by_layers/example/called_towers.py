@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from penstock.errors import ModelError
 from penstock.modules.compiled import run_eagerly
 from penstock.modules.untouched import untouched
-from penstock.splitting.by_layers.towers import find_towers
+from penstock.splitting.by_layers.towers import count_lists, find_towers
 from penstock.splitting.caches import find_configs, without_cache
 
 __all__ = ["find_called_towers", "settle_towers"]
@@ -28,11 +29,11 @@ def find_called_towers(
 ) -> list[str]:
     """Return the paths of the model's lists of layers; a tower that is not called is left out.
 
-    The model is run only if it has several. One on the meta device is not run: its lists come in
-    the order of registration.
+    The model is run only if it has several lists at all. One on the meta device is not run: its
+    lists come in the order of registration.
     """
     found = find_towers(model, stages)
-    if len(found) == 1 or any(parameter.is_meta for parameter in model.parameters()):
+    if count_lists(model) == 1 or any(parameter.is_meta for parameter in model.parameters()):
         return found
     return settle_towers(model, stages, found, lambda lists: _called(model, lists, args, kwargs))
 
@@ -47,22 +48,29 @@ def settle_towers(
     left_out: list[str] = []
     while True:
         calls = run(found)
-        unused = [path for path in found if path not in calls] or _smallest_by_turns(model, calls)
-        if not unused:
+        unused = [path for path in found if path not in calls]
+        by_turns = _by_turns(model, calls)
+        if not unused and not by_turns:
             return list(dict.fromkeys(calls))
-        left_out += unused
-        found = find_towers(model, stages, without=left_out)
+        left_out += unused or by_turns[:1]
+        try:
+            found = find_towers(model, stages, without=left_out)
+        except ModelError:
+            if unused or len(by_turns) < 2:
+                raise
+            left_out = [*left_out[:-1], by_turns[1]]
+            found = find_towers(model, stages, without=left_out)
 
 
-def _smallest_by_turns(model: nn.Module, calls: Sequence[str]) -> list[str]:
-    """Return the smallest of the lists whose layers run by turns, if there are such lists."""
+def _by_turns(model: nn.Module, calls: Sequence[str]) -> list[str]:
+    """Return lists whose layers run by turns, the smallest first."""
     runs = [path for path, _ in groupby(calls)]
     again = [path for path in runs if runs.count(path) > 1]
     if not again:
         return []
     last = len(runs) - runs[::-1].index(again[0])
-    between = runs[runs.index(again[0]) : last]
-    return [min(between, key=lambda path: _size(model.get_submodule(path)))]
+    between = dict.fromkeys(runs[runs.index(again[0]) : last])
+    return sorted(between, key=lambda path: _size(model.get_submodule(path)))
 
 
 def _size(module: nn.Module) -> int:

@@ -8,7 +8,6 @@ from copy import deepcopy
 from functools import partial
 from itertools import chain
 from logging import getLogger
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,8 +15,8 @@ from torch import nn
 from penstock.errors import ModelError
 from penstock.splitting.by_layers.example.called_towers import settle_towers
 from penstock.splitting.by_layers.example.dependencies import find_dependencies
+from penstock.splitting.by_layers.example.usual_inputs import own_examples
 from penstock.splitting.by_layers.example.value_tracker import Dependencies
-from penstock.splitting.by_layers.records.call_records import parameter_names
 from penstock.splitting.by_layers.units import find_units
 from penstock.splitting.original import unguarded
 
@@ -47,32 +46,27 @@ def _called(model: nn.Module, lists: list[str]) -> list[str]:
 def find_own_dependencies(model: nn.Module, lists: Sequence[str]) -> Dependencies | None:
     """Return what a model depends on when it runs on its own example; None if it has none.
 
-    The example may not fit the model, as that of a class above it; then there is none either.
+    An example may not fit the model, as that of a class above it; then there is none either.
     """
     try:
-        example = _own_example(model)
-        if not example:
-            return None
-        copy = _copy_on_meta(model)
+        for example in own_examples(model):
+            copy = _copy_on_meta(model)
+            found = _try(copy, lists, example)
+            if found is not None:
+                return found
+    except Exception as error:  # the model's own code for its example
+        _LOGGER.debug("the model cannot say what it takes: %s", error)
+    return None
+
+
+def _try(
+    copy: nn.Module, lists: Sequence[str], example: Mapping[str, torch.Tensor]
+) -> Dependencies | None:
+    try:
         return find_dependencies(copy, find_units(copy, lists), (), example)
     except Exception as error:  # the model's own code on inputs that it may not be made for
-        _LOGGER.debug("the model does not run on its own dummy_inputs: %s", error)
+        _LOGGER.debug("the model does not run on %s of its own: %s", list(example), error)
         return None
-
-
-def _own_example(model: Any) -> dict[str, Any]:
-    """Return the example that a model brings, in the way of models of `transformers`."""
-    names, example = set(parameter_names(model)), getattr(model, "dummy_inputs", None)
-    if "pixel_values" in names and "input_ids" not in names:
-        size = model.config.image_size
-        height, width = (size, size) if isinstance(size, int) else size
-        return {"pixel_values": torch.zeros(2, model.config.num_channels, height, width)}
-    if not isinstance(example, Mapping):
-        return {}
-    # A model with two towers takes words for the second too.
-    if "decoder_input_ids" in names and "input_ids" in example:
-        return {"decoder_input_ids": example["input_ids"], **example}
-    return dict(example)
 
 
 def _copy_on_meta(model: nn.Module) -> nn.Module:
