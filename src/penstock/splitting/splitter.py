@@ -12,7 +12,7 @@ from penstock.errors import ArgumentError, ModelError
 from penstock.splitting.by_layers.example.called_towers import find_called_towers
 from penstock.splitting.by_layers.example.own_example import find_own_towers
 from penstock.splitting.by_layers.layers import split_layers
-from penstock.splitting.by_layers.towers import find_towers
+from penstock.splitting.by_layers.towers import count_lists, find_towers
 from penstock.splitting.by_tracing.traced import Policy, split_traced
 from penstock.splitting.marks import SplitPoint
 from penstock.splitting.pipe import Pipe
@@ -105,7 +105,7 @@ def _lists(
     least = stages if isinstance(stages, int) else sum(stages)
     if args is None and kwargs is None:
         found = find_towers(model, least)
-        if len(found) > 1:
+        if count_lists(model) > 1:
             found = find_own_towers(model, least, found)
     else:
         found = find_called_towers(model, least, args or (), kwargs or {})

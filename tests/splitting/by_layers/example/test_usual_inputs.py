@@ -1,5 +1,8 @@
 """What models of transformers say they take, in words, pictures and sounds."""
 
+from typing import Any
+
+import torch
 import transformers
 
 from penstock.splitting.by_layers.example.usual_inputs import own_examples
@@ -31,6 +34,16 @@ def test_pictures_have_the_size_of_the_configuration() -> None:
 def test_sounds_are_samples() -> None:
     found = shapes("Wav2Vec2", **SMALL, intermediate_size=16)
     assert {"input_values": (2, 16000)} in found
+
+
+def test_sounds_have_the_type_of_the_parameters() -> None:
+    # They were float32, in which a model in bfloat16 or float64 does not run.
+    sizes: Any = {**SMALL, "intermediate_size": 16}
+    config = transformers.Wav2Vec2Config(**sizes)
+    examples = list(own_examples(transformers.Wav2Vec2Model(config).double()))
+    assert {t.dtype for one in examples for t in one.values() if t.is_floating_point()} == {
+        torch.float64
+    }
 
 
 def test_a_model_that_says_nothing_has_no_example() -> None:

@@ -26,12 +26,17 @@ _LOGGER = getLogger(__name__)
 
 
 def find_own_towers(model: nn.Module, stages: int, found: list[str]) -> list[str]:
-    """Return those of several lists of layers that the model's own example runs, in order."""
+    """Return those of the lists of layers that the model's own example runs, in order.
+
+    Without such an example a single list is taken to run; several are refused.
+    """
     return settle_towers(model, stages, found, partial(_called, model))
 
 
 def _called(model: nn.Module, lists: list[str]) -> list[str]:
     dependencies = find_own_dependencies(model, lists)
+    if dependencies is None and len(lists) == 1:
+        return lists
     if dependencies is None:
         known = ", ".join(map(repr, lists))
         raise ModelError(

@@ -17,18 +17,29 @@ from penstock.splitting.by_layers.records.call_records import parameter_names
 __all__ = ["own_examples"]
 
 _ROWS, _WORDS, _SAMPLES, _FRAMES = 2, 5, 16000, 256
-_MEL_BINS = 80
+_MEL_BINS, _SIZE = 80, 224
 
 
 def own_examples(model: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield examples that a model may run on, the most likely first; none if it says nothing."""
+    """Yield examples that a model may run on, the most likely first; none if it says nothing.
+
+    Pictures and sounds have the type of the model's parameters.
+    """
+    kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    dtype = next(kinds, torch.float32)
+    for example in _examples(model):
+        yield {n: t.to(dtype) if t.is_floating_point() else t for n, t in example.items()}
+
+
+def _examples(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     names, given = set(parameter_names(model)), getattr(model, "dummy_inputs", None)
     config = getattr(model, "config", None)
     words = dict(given) if isinstance(given, Mapping) else {}
     if "decoder_input_ids" in names and "input_ids" in words:
         # A model with two towers takes words for the second too.
         words = {"decoder_input_ids": words["input_ids"], **words}
-    pictures = _pictures(config) if "pixel_values" in names else {}
+    has_pictures = "pixel_values" in names and config is not None
+    pictures = _pictures(config) if has_pictures else {}
     if words and ("input_ids" in names or not pictures):
         yield words
     if pictures:
@@ -47,8 +58,7 @@ def own_examples(model: Any) -> Iterator[dict[str, torch.Tensor]]:
 
 def _pictures(config: Any) -> dict[str, torch.Tensor]:
     size, channels = _setting(config, "image_size"), _setting(config, "num_channels")
-    if size is None:
-        return {}
+    size = _SIZE if size is None else size
     height, width = (size, size) if isinstance(size, int) else size
     return {"pixel_values": torch.zeros(_ROWS, channels or 3, height, width)}
 
