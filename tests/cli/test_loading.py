@@ -3,21 +3,25 @@
 import subprocess
 import sys
 
+import pytest
+
 # The solver, pages, and the readers of traces and flight records.
 HEAVY = (
     "penstock.files.flight.waits",
     "penstock.files.trace.reading",
     "penstock.planner.order.solver",
     "penstock.view.html.page",
+    "penstock.view.playground.page",
     "rich.progress",
 )
-CODE = f"import penstock.cli.prices, sys; print(*sorted({set(HEAVY)} & set(sys.modules)))"
+CODE = f"import penstock.cli.%s, sys; print(*sorted({set(HEAVY)} & set(sys.modules)))"
 
 
-def test_comparing_families_loads_neither_solver_nor_pages_nor_readers() -> None:
+@pytest.mark.parametrize("command", ["prices", "explain", "playground"])
+def test_looking_at_schedules_loads_neither_solver_nor_pages_nor_readers(command: str) -> None:
     # The rooms planner, view and files had loaded all that they hold, for one name of theirs;
     # `penstock compare` took a fifth longer than before there were rooms.
     result = subprocess.run(
-        [sys.executable, "-c", CODE], capture_output=True, text=True, check=True
+        [sys.executable, "-c", CODE % command], capture_output=True, text=True, check=True
     )
     assert result.stdout.split() == []

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -10,13 +11,16 @@ from penstock import view
 from penstock.cli import inputs, options, reports, reviews
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
-from penstock.files.flight.timeline import RecordedStep, last_recorded_step
-from penstock.files.flight.waits import Flight, read_flights
+from penstock.files import flight
 from penstock.sim.explain import explain
 from penstock.sim.recorded.review import review
 from penstock.sim.timeline import Timeline
+from penstock.view import text
 from penstock.view.sources import is_file, is_flight, read_recorded
-from penstock.view.text.flight import flight_view, step_title
+
+if TYPE_CHECKING:
+    from penstock.files.flight.timeline import RecordedStep
+    from penstock.files.flight.waits import Flight
 
 __all__ = ["explain_command"]
 
@@ -99,58 +103,58 @@ def _explain_flights(
     console: Console, sources: Sequence[str], html_file: Path | None, *, as_json: bool
 ) -> None:
     """Describe the ranks and the cause, and draw the last step as far as it got."""
-    flight = read_flights(sources)
-    step = last_recorded_step(flight)
+    read = flight.read_flights(sources)
+    step = flight.last_recorded_step(read)
     if step is not None:
-        reports.write_views(view.Comparison({step_title(step): step.timeline}), html_file, ())
+        reports.write_views(view.Comparison({text.step_title(step): step.timeline}), html_file, ())
     if as_json:
-        click.echo(reports.to_json(_values(flight, step)))
+        click.echo(reports.to_json(_values(read, step)))
         return
-    console.print(flight_view(flight))
+    console.print(text.flight_view(read))
     if step is None:
         console.print("\nthe records contain no compute action")
         return
-    console.print(f"\n{step_title(step)}", markup=False)
-    if flight.num_ranks <= _MAX_LANES:
+    console.print(f"\n{text.step_title(step)}", markup=False)
+    if read.num_ranks <= _MAX_LANES:
         console.print(view.draw(step.timeline))
     else:
-        console.print(f"(too many ranks to draw here: {flight.num_ranks}; use --html FILE)")
+        console.print(f"(too many ranks to draw here: {read.num_ranks}; use --html FILE)")
 
 
-def _values(flight: Flight, step: RecordedStep | None) -> dict[str, object]:
+def _values(read: "Flight", step: "RecordedStep | None") -> dict[str, object]:
     """Return the content of flight records as plain values."""
     return {
-        "schedule": flight.schedule,
-        "ranks": flight.num_ranks,
-        "missing": list(flight.missing),
-        "end": flight.end,
+        "schedule": read.schedule,
+        "ranks": read.num_ranks,
+        "missing": list(read.missing),
+        "end": read.end,
         "last_step": None if step is None else step.step,
-        "per_rank": [_rank_values(flight, rank) for rank in flight.logs],
+        "per_rank": [_rank_values(read, rank) for rank in read.logs],
         "causes": [
             {
                 "reason": cause.reason.name.lower(),
                 "ranks": list(cause.ranks),
                 "waiting": list(cause.waiting),
             }
-            for cause in flight.causes
+            for cause in read.causes
         ],
     }
 
 
-def _rank_values(flight: Flight, rank: int) -> dict[str, object]:
-    log = flight.logs[rank]
+def _rank_values(read: "Flight", rank: int) -> dict[str, object]:
+    log = read.logs[rank]
     record = log.last
     return {
         "rank": rank,
         "host": log.host,
         "process": log.process,
         "last_time": log.last_time,
-        "is_silent": rank in flight.silent,
+        "is_silent": rank in read.silent,
         "step": record and record.step,
         "doing": record and str(record.doing),
         "start": record and record.start,
         "end": record and record.end,
         "waiting_since": record and record.waiting_since,
         "waiting_for": str(record.waiting_for) if record and record.is_waiting else None,
-        "waits_for_rank": flight.waits_for(rank),
+        "waits_for_rank": read.waits_for(rank),
     }

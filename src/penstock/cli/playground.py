@@ -6,7 +6,7 @@ import click
 
 from penstock.atomic_files import write_atomically
 from penstock.cli import options, reports
-from penstock.view.playground.page import playground
+from penstock.view import playground
 
 __all__ = ["playground_command"]
 
@@ -31,5 +31,5 @@ def playground_command(file: Path) -> None:
     Example:
       penstock playground -o playground.html
     """
-    write_atomically(file, playground())
+    write_atomically(file, playground.playground())
     reports.announce(file)

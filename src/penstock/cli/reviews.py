@@ -1,12 +1,15 @@
 """A prediction beside recorded steps, as the commands print it: text and JSON values."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from penstock.cli.reports import slowdown_text
-from penstock.planner.revision import Revision
 from penstock.sim.recorded.review import Pair, Review
 from penstock.sim.recorded.slowdowns import find_slowdowns
 from penstock.sim.timeline import Timeline
+
+if TYPE_CHECKING:
+    from penstock.planner import Revision
 
 __all__ = ["review_text", "review_values", "revision_values"]
 
@@ -40,7 +43,7 @@ def review_values(found: Review) -> dict[str, object]:
     }
 
 
-def revision_values(found: Revision, reviews: Sequence[Review]) -> dict[str, object]:
+def revision_values(found: "Revision", reviews: Sequence[Review]) -> dict[str, object]:
     """Return a revision as plain values, with the reviews of the recorded steps."""
     return {
         "steps": [review_values(review) for review in reviews],

@@ -5,11 +5,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from penstock import view
+from penstock import planner, view
 from penstock.cli import options, reports, reviews
 from penstock.cli.waiting.progress import show_solving
 from penstock.planner.plans import Plan
-from penstock.planner.revision import revise
 from penstock.sim.recorded.review import review
 from penstock.view.sources import read_recorded
 
@@ -61,7 +60,9 @@ def revise_command(
     old = Plan.from_file(plan_file)
     timelines = [read_recorded(step) for step in steps]
     with show_solving(Console(stderr=True), seconds) as progress:
-        found = revise(old, *timelines, seconds=seconds, least_gain=least_gain, progress=progress)
+        found = planner.revise(
+            old, *timelines, seconds=seconds, least_gain=least_gain, progress=progress
+        )
     reviewed = [review(old.timeline, timeline) for timeline in timelines]
     if as_json:
         click.echo(reports.to_json(reviews.revision_values(found, reviewed)))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from penstock import planner
 from penstock.cli.reports import title
-from penstock.planner.revision import revise
 from penstock.sim.recorded.difference import Difference, find_difference
 from penstock.view.units import format_share
 
@@ -32,7 +32,7 @@ def learn_and_show(
     """
     title(console, "Learn: what was predicted, what was recorded, and what a new plan would gain")
     console.print(str(find_difference(plan.timeline, planned.recorded)), markup=False)
-    revision = revise(plan, planned.recorded, seconds=_SECONDS_TO_REVISE)
+    revision = planner.revise(plan, planned.recorded, seconds=_SECONDS_TO_REVISE)
     console.print(str(revision), markup=False)
     if revision.remark:
         console.print(revision.remark, markup=False)

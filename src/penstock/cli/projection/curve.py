@@ -6,10 +6,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from penstock import view
+from penstock import planner, view
 from penstock.cli import options, reports
 from penstock.cli.waiting.progress import show_solving
-from penstock.planner.curve_planning import memory_curve
 from penstock.planner.search.layouts import Layout
 from penstock.sim.period import Boundary
 
@@ -76,7 +75,7 @@ def curve_command(
     """
     costs = options.merge_costs(costs_file, given_costs)
     with show_solving(Console(stderr=True), seconds) as progress:
-        found = memory_curve(
+        found = planner.memory_curve(
             costs,
             ranks=ranks,
             microbatches=microbatches,

@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from penstock import planner
 from penstock.cli import options, reports
 from penstock.cli.projection.workload import throughput_values, with_workload
 from penstock.cli.waiting.busy import busy
 from penstock.errors import ArgumentError
-from penstock.planner.partition.pieces import Piece
-from penstock.planner.projection.cluster import Cluster
-from penstock.planner.projection.layout import Degrees
-from penstock.planner.projection.projecting import Assumptions, project, project_all
-from penstock.planner.projection.projection import Projection, projection_table
-from penstock.planner.search.layer_files import read_layers
+from penstock.planner.projection.projection import projection_table
 from penstock.sim.throughput import Workload
+
+if TYPE_CHECKING:
+    from penstock.planner import Assumptions, Cluster, Degrees, Piece, Projection
 
 __all__ = ["project_command"]
 
@@ -140,7 +140,7 @@ def project_command(
     """
     layers = _read_one_size(layers_file)
     work = Workload(0.0) if workload is None else workload
-    cluster = Cluster(
+    cluster = planner.Cluster(
         nodes,
         devices_per_node,
         bandwidth_inside,
@@ -151,7 +151,7 @@ def project_command(
         work.peak_flops,
         speed,
     )
-    given = Assumptions(
+    given = planner.Assumptions(
         tensor_efficiency=tensor_efficiency,
         tensor_overlap=tensor_overlap,
         data_overlap=data_overlap,
@@ -164,8 +164,8 @@ def project_command(
     _show(found, as_json=as_json)
 
 
-def _read_one_size(layers_file: Path) -> Sequence[Piece]:
-    model = read_layers(layers_file)
+def _read_one_size(layers_file: Path) -> "Sequence[Piece]":
+    model = planner.read_layers(layers_file)
     if len(model.layers) != 1:
         raise ArgumentError(
             f"{layers_file} must have one microbatch size (got {len(model.layers)})"
@@ -175,17 +175,17 @@ def _read_one_size(layers_file: Path) -> Sequence[Piece]:
 
 
 def _project(
-    layers: Sequence[Piece],
-    cluster: Cluster,
-    degrees: Degrees | None,
+    layers: "Sequence[Piece]",
+    cluster: "Cluster",
+    degrees: "Degrees | None",
     microbatches: int,
     work: Workload,
-    assumptions: Assumptions,
-) -> tuple[Projection, ...]:
+    assumptions: "Assumptions",
+) -> "tuple[Projection, ...]":
     """Project in one way, or without degrees in all."""
     tokens, flops = work.tokens_per_microbatch, work.flops_per_token
     if degrees is None:
-        return project_all(
+        return planner.project_all(
             layers,
             cluster,
             microbatches=microbatches,
@@ -193,7 +193,7 @@ def _project(
             flops_per_token=flops,
             assumptions=assumptions,
         )
-    one = project(
+    one = planner.project(
         layers,
         cluster,
         degrees,
@@ -205,17 +205,17 @@ def _project(
     return (one,)
 
 
-def _degrees(cluster: Cluster, tensor: int, pipeline: int) -> Degrees:
+def _degrees(cluster: "Cluster", tensor: int, pipeline: int) -> "Degrees":
     data, rest = divmod(cluster.devices, tensor * pipeline)
     if rest:
         raise ArgumentError(
             f"--tensor times --pipeline must divide the number of devices (got {tensor} x "
             f"{pipeline}, devices: {cluster.devices})"
         )
-    return Degrees(tensor, pipeline, data)
+    return planner.Degrees(tensor, pipeline, data)
 
 
-def _show(found: tuple[Projection, ...], *, as_json: bool) -> None:
+def _show(found: "tuple[Projection, ...]", *, as_json: bool) -> None:
     if as_json:
         click.echo(reports.to_json({"projections": [_values(one) for one in found]}))
         return
@@ -224,7 +224,7 @@ def _show(found: tuple[Projection, ...], *, as_json: bool) -> None:
     click.echo(str(found[0]))
 
 
-def _values(one: Projection) -> dict[str, object]:
+def _values(one: "Projection") -> dict[str, object]:
     degrees = one.degrees
     return {
         "tensor": degrees.tensor,
