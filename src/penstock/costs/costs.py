@@ -201,13 +201,13 @@ class Costs:
         text = format_values(self.to_mapping(), is_json=file.suffix == ".json")
         write_atomically(file, text)
 
-    def for_each_stage(self, num_stages: int) -> "Costs":
+    def for_each_stage(self, stages: int) -> "Costs":
         """Return costs per stage in which every single number is that of each stage.
 
         >>> Costs(forward=2, backward_input=[1, 3]).for_each_stage(2).forward
         (2.0, 2.0)
         """
-        return self.divide_shares(num_stages, range(num_stages))
+        return self.divide_shares(stages, range(stages))
 
     def divide_shares(self, ranks: int, parts: Sequence[int]) -> "Costs":
         """Return costs per stage, for stages that run these parts of a model on some ranks.
@@ -255,48 +255,48 @@ class Costs:
             given = (self.full_backward,)
         return sum(value[stage] if isinstance(value, Sequence) else value for value in given)
 
-    def per_stage(self, name: str, num_stages: int) -> Floats:
+    def per_stage(self, name: str, stages: int) -> Floats:
         """Return one of the costs, for every stage."""
         value: PerStage = getattr(self, name)
-        if isinstance(value, Sequence) and len(value) != num_stages:
+        if isinstance(value, Sequence) and len(value) != stages:
             raise CostsError(
-                f"{name} has {len(value)} values, but the schedule has {num_stages} stages; "
+                f"{name} has {len(value)} values, but the schedule has {stages} stages; "
                 "give one number, or one per stage"
             )
-        return np.broadcast_to(np.asarray(value, dtype=np.float64), (num_stages,))
+        return np.broadcast_to(np.asarray(value, dtype=np.float64), (stages,))
 
-    def per_link(self, num_ranks: int) -> Floats:
+    def per_link(self, ranks: int) -> Floats:
         """Return the transfer seconds from every rank to every rank."""
         table = np.asarray(self.transfer, dtype=np.float64)
-        if table.ndim and table.shape != (num_ranks, num_ranks):
+        if table.ndim and table.shape != (ranks, ranks):
             raise CostsError(
                 f"transfer is a table of {table.shape[0]} by {table.shape[1]}, but the schedule "
-                f"has {num_ranks} ranks; give one number, or one per sender and receiver"
+                f"has {ranks} ranks; give one number, or one per sender and receiver"
             )
-        return np.broadcast_to(table, (num_ranks, num_ranks))
+        return np.broadcast_to(table, (ranks, ranks))
 
-    def per_wire(self, num_ranks: int) -> NDArray[np.int64]:
+    def per_wire(self, ranks: int) -> NDArray[np.int64]:
         """Return the number of the wire from every rank to every rank; 0 is shared by none."""
         table = np.asarray(0 if self.wires is None else self.wires, dtype=np.int64)
-        if table.ndim and table.shape != (num_ranks,) * table.ndim:
+        if table.ndim and table.shape != (ranks,) * table.ndim:
             raise CostsError(
-                f"wires has {len(table)} rows, but the schedule has {num_ranks} ranks; give one "
+                f"wires has {len(table)} rows, but the schedule has {ranks} ranks; give one "
                 "number per rank, or one per sender and receiver"
             )
         if table.ndim == 1:
             leaves = table[:, None] != table
             return np.where(leaves, table[:, None] + 1, 0)
-        return np.broadcast_to(table, (num_ranks, num_ranks))
+        return np.broadcast_to(table, (ranks, ranks))
 
-    def recompute_seconds(self, num_stages: int) -> Floats:
+    def recompute_seconds(self, stages: int) -> Floats:
         """Return the seconds of every stage's RECOMPUTE: as given, or those of its forward."""
-        return self.per_stage("forward" if self.recompute is None else "recompute", num_stages)
+        return self.per_stage("forward" if self.recompute is None else "recompute", stages)
 
-    def saved_input_bytes(self, num_stages: int) -> Floats:
+    def saved_input_bytes(self, stages: int) -> Floats:
         """Return the bytes that every stage's forward holds if it is recomputed."""
         name = "message_bytes" if self.input_bytes is None else "input_bytes"
-        activation = self.per_stage("activation_bytes", num_stages)
-        return np.minimum(self.per_stage(name, num_stages), activation)
+        activation = self.per_stage("activation_bytes", stages)
+        return np.minimum(self.per_stage(name, stages), activation)
 
     @property
     def is_unscaled(self) -> bool:
