@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 import penstock as ps
 
@@ -222,3 +223,23 @@ def test_pages_import_public_names_only(page: Path) -> None:
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda file: str(file.relative_to(ROOT)))
 def test_programs_import_public_names_only(program: Path) -> None:
     assert imports_of(program.read_text()) - OPEN == set()
+
+
+# ---- what an interactive session shows of a value
+
+
+def test_values_show_themselves_on_one_line(tmp_path: Path) -> None:
+    # A review printed every pair of numbers in it, and a pipe every module of the model.
+    costs = ps.Costs(activation_bytes=1)
+    problem = ps.planner.SchedulingProblem.of(costs, ps.Placement.v(2), 4, memory=None)
+    curve = ps.planner.memory_curve(costs, ranks=2, microbatches=2, limits=(2.0, 3.0), seconds=0)
+    timeline = ps.simulate(ps.build("1F1B", ranks=2, microbatches=2))
+    pipe = ps.split(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), stages=2)
+    values = (problem, curve, ps.review(timeline, timeline), pipe, ps.Checkpoints(tmp_path))
+    assert [repr(value) for value in values] == [
+        "<SchedulingProblem: 2 ranks, 4 stages, 4 microbatches>",
+        "<MemoryCurve: limits of 2, 3 bytes>",
+        "<Review: predicted 9 s, recorded 9 s>",
+        "<Pipe: 2 stages of the layers in the model itself>",
+        f"<Checkpoints in {tmp_path}>",
+    ]

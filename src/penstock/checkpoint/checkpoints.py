@@ -78,7 +78,7 @@ class Checkpoints:
             raise ArgumentError(f"keep must be at least 1 (got {keep}); use 1 or more")
         if not lease_seconds > 0:
             raise ArgumentError(f"lease_seconds must be more than 0 (got {lease_seconds})")
-        self._steps = open_steps(folder)
+        self._folder, self._steps = folder, open_steps(folder)
         self._group, self._keep = group, keep
         self._connections = Connections()
         self._lease = Lease(self._steps.storage, lease_seconds)
@@ -94,6 +94,9 @@ class Checkpoints:
     @cached_property
     def _saver(self) -> Saver:
         return Saver(self._control, self._steps, self._lease, self._keep)
+
+    def __repr__(self) -> str:
+        return f"<Checkpoints in {self._folder}>"
 
     def __enter__(self) -> Self:
         return self

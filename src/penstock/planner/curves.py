@@ -29,6 +29,10 @@ class MemoryCurve:
     points: tuple[CurvePoint, ...]
     boundary: Boundary = DEFAULT_BOUNDARY
 
+    def __repr__(self) -> str:
+        limits = ", ".join(f"{point.memory:.4g}" for point in self.points)
+        return f"<MemoryCurve: limits of {limits} bytes>"
+
     def __str__(self) -> str:
         rows = [
             ("memory", f"{name_seconds(self.boundary)} s", "bound s", "gap", "bubble", "order")

@@ -52,6 +52,10 @@ class SchedulingProblem:
             costs = costs.for_even_microbatches(float(scales[0]))
         object.__setattr__(self, "costs", costs)
 
+    def __repr__(self) -> str:
+        sizes = f"{self.ranks} ranks, {self.stages} stages, {self.microbatches} microbatches"
+        return f"<SchedulingProblem: {sizes}>"
+
     @classmethod
     def of(
         cls,

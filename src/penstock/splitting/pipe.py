@@ -183,9 +183,16 @@ class Pipe:
                     path, _, attribute = name.rpartition(".")
                     setattr(stage.get_submodule(path), attribute, parameter)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
+        return f"<Pipe: {self._title}>"
+
+    @property
+    def _title(self) -> str:
         lists = ", ".join(name or "the model itself" for name in self.layers)
-        lines = [f"{self.num_stages} stages{f' of the layers in {lists}' if lists else ''}"]
+        return f"{self.num_stages} stages{f' of the layers in {lists}' if lists else ''}"
+
+    def __str__(self) -> str:
+        lines = [self._title]
         for index, stage in enumerate(self.stages):
             parameters = list(stage.parameters())
             count = sum(parameter.numel() for parameter in parameters)

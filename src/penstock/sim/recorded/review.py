@@ -75,6 +75,10 @@ class Review:
         """The seconds that each stage computes."""
         return _add_up(self.tallies, lambda tally: tally.stage)
 
+    def __repr__(self) -> str:
+        predicted, recorded = self.step.predicted, self.step.recorded
+        return f"<Review: predicted {predicted:.4g} s, recorded {recorded:.4g} s>"
+
     def __str__(self) -> str:
         lines = [("", "predicted", "recorded", "ratio"), _line("step", self.step)]
         for rank, idle in enumerate(self.idle):
