@@ -119,6 +119,9 @@ def compare(
 def run(root: Path, name: str) -> _Answer:
     """Return the processor seconds of a command in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    # An installed package has bytecode, which the first turn writes. Without it, Python compiles
+    # every module that it loads, and an import would mostly show how many lines there are.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, *COMMANDS[name]]
         words += [f"{folder}/page.html"] if words[-1] == "--html" else []
