@@ -184,7 +184,7 @@ def test_torch_has_no_other_modules() -> None:
 
 # What public trainers import or replace, by module; REVIEW and public code say so.
 USED = {
-    ".stage": ("_make_tensor_from_meta", "stage_backward", "stage_backward_input"),
+    ".stage": ("_make_tensor_from_meta", "dist", "stage_backward", "stage_backward_input"),
     "._backward": (
         "_autograd_grad_for_inputs",
         "_get_grad_fn_or_grad_acc",
