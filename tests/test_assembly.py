@@ -127,7 +127,7 @@ def test_lowered_schedule_holds_all_that_a_runtime_needs() -> None:
 
 def test_unknown_place_for_receives_is_refused() -> None:
     with pytest.raises(ValueError, match="receives") as caught:
-        lower(build("1F1B", ranks=2, microbatches=2), receives="never")  # type: ignore[arg-type]
+        lower(build("1F1B", ranks=2, microbatches=2), receives="never")  # type: ignore[arg-type]  # wrong on purpose
     assert str(caught.value) == "receives must be 'early', 'late' or Costs (got 'never')"
 
 

@@ -242,6 +242,7 @@ def test_paths_on_design_pages_exist(page: str) -> None:
 def test_design_names_every_folder_of_the_package() -> None:
     design = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     package = ROOT / "src" / "penstock"
-    folders = {path.parent.name for path in package.rglob("__init__.py")} - {"penstock", "startup"}
+    paths = [path for path in package.rglob("*") if path.is_dir()]
+    folders = {path.name for path in paths} - {"__pycache__"}
     unnamed = sorted(name for name in folders if f"{name}/" not in design)
     assert unnamed == []

@@ -17,9 +17,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "penstock"
 
-# Rooms whose words are not done yet. Remove a room once it passes.
-PENDING: tuple[str, ...] = ()
-
 _VERBS = (
     r"(?:is|are|was|were|has|have|had|does|do|did|can|cannot|could|may|might|must|will|would|"
     r"should|takes?|makes?|needs?|goes|go|comes?|gets?|holds?|knows?)"
@@ -197,13 +194,7 @@ def is_allowed(piece: Piece, around: str) -> bool:
     return any(text in around for text in ALLOWED.get(str(piece.path.relative_to(ROOT)), {}))
 
 
-every_room = pytest.mark.parametrize(
-    "room",
-    [
-        pytest.param(room, marks=pytest.mark.skip(reason="pending") if room in PENDING else ())
-        for room in rooms()
-    ],
-)
+every_room = pytest.mark.parametrize("room", rooms())
 
 
 # Nearly all files have none of these, and a file is searched faster than its pieces are.
@@ -263,10 +254,6 @@ def test_every_exception_is_still_needed() -> None:
         if not any(text in piece.text for piece in pieces_of(ROOT / path))
     ]
     assert unused == []
-
-
-def test_every_pending_room_exists() -> None:
-    assert set(PENDING) <= set(rooms())
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,11 @@ class Pair(torch.autograd.Function):
     """A node with two inputs and two outputs, one of them for a weight."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:  # noqa: ARG004
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> Any:  # noqa: ARG004  # torch's form
         return x.clone(), weight.clone()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: ARG004  # torch's form
         return gradients
 
 

@@ -56,8 +56,8 @@ def test_dragging_with_shift_or_on_the_axis_zooms_to_a_range(visit_page: Opener)
         first, last = (visit.ask("box", 0, find_row(timeline, text)) for text in ("3F2", "3F4"))
         y = first["y"] + first["height"] / 2
         if is_axis:
-            y = visit.page.locator("#lanes-0").bounding_box()["y"]  # type: ignore[index]
-            y += visit.page.locator("#lanes-0").bounding_box()["height"] - 8  # type: ignore[index]
+            y = visit.page.locator("#lanes-0").bounding_box()["y"]  # type: ignore[index]  # it is shown
+            y += visit.page.locator("#lanes-0").bounding_box()["height"] - 8  # type: ignore[index]  # it is shown
         else:
             visit.page.keyboard.down("Shift")
         visit.page.mouse.move(first["x"], y)
@@ -168,7 +168,7 @@ def test_ranks_collapse_by_their_names_and_come_back(visit_page: Opener) -> None
     timeline = timeline_of("1F1B", 4, 8, COSTS)
     visit = visit_page(page(timeline), viewport=DESK)
     boxes = [visit.ask("box", 0, find_row(timeline, f"{rank}F0")) for rank in range(4)]
-    left = visit.page.locator("#lanes-0").bounding_box()["x"]  # type: ignore[index]
+    left = visit.page.locator("#lanes-0").bounding_box()["x"]  # type: ignore[index]  # it is shown
     visit.page.mouse.click(left + 20, boxes[1]["y"] + 5)
     visit.settle()
     assert text_of(visit, "#status") == "Collapsed: rank 1"

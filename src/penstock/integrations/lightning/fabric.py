@@ -4,7 +4,8 @@ fabric = L.Fabric(strategy=PipelineFabricStrategy(PipelineConfig("ZBV")), device
 model, optimizer = fabric.setup(model, optimizer)
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +210,7 @@ class PipelineFabricStrategy(ParallelStrategy):
             name: value.state_dict() if hasattr(value, "state_dict") else value
             for name, value in rest.items()
         }
-        write: Callable[[Path], None] = lambda file: torch.save(kept, file)  # noqa: E731
-        folder = Path(path)
+        folder, write = Path(path), partial(torch.save, kept)
         save(folder, number, self.pipeline, optimizer, write, is_first=self.is_global_zero)
 
     def load_checkpoint(
