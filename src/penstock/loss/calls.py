@@ -2,9 +2,8 @@
 
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -14,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from penstock.modules.compiled import run_eagerly
 from penstock.torch_private import OpOverload, top_saved_tensors_default_hooks
 
 __all__ = [
@@ -300,8 +300,5 @@ _LOSSES = _names_of_losses()
 @contextmanager
 def observe_eagerly(observer: LossObserver) -> Iterator[None]:
     """Observe a stage, and run its compiled code eagerly, so that calls in it are seen."""
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(observer)
+    with run_eagerly(), observer:
         yield

@@ -1,6 +1,5 @@
 """Calling a loss function once more, without side effects."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from torch import nn
 
 from penstock.loss.calls import LossCall, LossObserver
 from penstock.loss.contract import require_number
+from penstock.modules.compiled import run_eagerly
 from penstock.tensors.output_tree import fill, tensors_of
 from penstock.torch_private import tree_leaves, tree_map
 
@@ -121,8 +121,7 @@ def run_again(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> 
         for kind in {device.type for device in devices} or {"cuda"}:
             indices = [device.index or 0 for device in devices if device.type == kind]
             stack.enter_context(torch.random.fork_rng(indices, device_type=kind))
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(run_eagerly())
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
         before = [buffer.detach().clone() for buffer in buffers]

@@ -38,12 +38,13 @@ def unwrap_compiled(module: nn.Module) -> nn.Module:
     return module._modules.get(_WRAPPED) or module
 
 
-def run_eagerly(module: nn.Module) -> AbstractContextManager[object]:
-    """Run no part of a module as compiled code; the compiler is loaded only if needed.
+def run_eagerly(*modules: nn.Module) -> AbstractContextManager[object]:
+    """Run nothing as compiled code; the compiler is loaded only if these modules need it.
 
-    Functions that a module calls may be compiled too, which has loaded the compiler.
+    Functions may be compiled too, which has loaded the compiler.
     """
-    if "torch._dynamo" in sys.modules or any(is_compiled(inner) for inner in module.modules()):
+    inner = (part for module in modules for part in module.modules())
+    if "torch._dynamo" in sys.modules or any(map(is_compiled, inner)):
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()
