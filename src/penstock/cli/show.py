@@ -8,7 +8,6 @@ from penstock import view
 from penstock.cli import inputs, options, reports
 from penstock.costs import Costs
 from penstock.schedules.registry import FAMILIES
-from penstock.view.trace import write_trace
 
 __all__ = ["list_command", "show_command"]
 
@@ -73,7 +72,7 @@ def show_command(
         loaded.schedule.to_csv(csv_file)
         reports.announce(csv_file)
     if trace_file is not None:
-        write_trace(timeline, trace_file)
+        view.write_trace(timeline, trace_file)
         reports.announce(trace_file)
     reports.write_views(timeline, html_file, figures)
     if as_json:
