@@ -23,7 +23,7 @@ def find_misplaced(schedule: Schedule) -> Iterator[Problem]:
         yield at_row(
             schedule, int(row), "numbering", f"stages must be from 0 to {schedule.num_stages - 1}"
         )
-    counts = (rows.kind <= Kind.RECV_B) | (rows.kind >= Kind.RECOMPUTE)
+    counts = (rows.kind <= int(Kind.RECV_B)) | (rows.kind >= int(Kind.RECOMPUTE))
     outside = (rows.microbatch < 0) | (rows.microbatch >= schedule.microbatches)
     for row in np.flatnonzero(counts & outside):
         last = schedule.microbatches - 1

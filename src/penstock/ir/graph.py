@@ -167,22 +167,20 @@ def _neighbour_columns(
 
 def join_needs(num_rows: int, lists: list[NeedList], base: Graph | None = None) -> Graph:
     """Sort needs by the row that has them, in linear time; `base` is a graph to add them to."""
-    count = np.zeros(num_rows + 1, dtype=np.int64)
-    if base is not None:
-        count[1:] = np.diff(base.first)
+    old = np.zeros(num_rows, dtype=np.int64) if base is None else np.diff(base.first)
+    count = old.copy()
     for entry in lists:
-        count[entry.row + 1] += 1
-    first = np.cumsum(count)
+        count[entry.row] += 1
+    first = np.concatenate(([0], np.cumsum(count)))
     need = np.empty(first[-1], dtype=np.int32)
     link = np.empty(first[-1], dtype=np.int64)
     free = first[:-1].copy()
     if base is not None:
-        old = np.diff(base.first)
         target = np.arange(len(base.need)) + np.repeat(free - base.first[:-1], old)
         need[target], link[target] = base.need, base.link
         free += old
     for entry in lists:
         target = free[entry.row]
         need[target], link[target] = entry.need, entry.link
-        free[entry.row] += 1
+        free[entry.row] = target + 1
     return Graph(first, need, link)

@@ -122,9 +122,10 @@ class Rows:
 
     def is_kind(self, *kinds: Kind) -> Bools:
         """Return, for every row, whether it is of one of these kinds."""
-        found: Bools = self.kind == kinds[0]
+        # A plain number takes the type of the column; a Kind would make NumPy widen the column.
+        found: Bools = self.kind == int(kinds[0])
         for kind in kinds[1:]:
-            found |= self.kind == kind
+            found |= self.kind == int(kind)
         return found
 
     @property
@@ -223,7 +224,7 @@ class Rows:
 
 def is_compute(kind: Ints) -> Bools:
     """Return, for every entry of a column of kinds, whether it runs the model."""
-    found: Bools = kind <= COMPUTE_KINDS[-1]
+    found: Bools = kind <= int(COMPUTE_KINDS[-1])
     return found
 
 
