@@ -1,5 +1,8 @@
 """The playground in use: sliders, play, dragging, keys, sharing, files, phone, themes."""
 
+import re
+import zlib
+from base64 import urlsafe_b64encode
 from pathlib import Path
 
 import pytest
@@ -36,15 +39,50 @@ def test_sliders_change_every_family_at_once(visit_page: Opener) -> None:
     assert "step 96.75 s" not in visit.page.locator("#cards").inner_text()
     visit.page.locator("#set-ranks").focus()
     visit.page.keyboard.press("ArrowRight")
-    refused = visit.page.locator(".refused").all_inner_texts()
-    assert refused == [
-        "DualPipe needs an even number of ranks (ranks: 5); use 4 or 6, or DualPipeV"
-    ]
+    reason = "DualPipe needs an even number of ranks (ranks: 5); use 4 or 6, or DualPipeV"
+    assert visit.page.locator(".refused").all_inner_texts() == [reason]
     # Ranks were said to hold 9 "activations" beside a figure of 4.5 microbatches.
     recall(visit, "f=DualPipeV&p=4&m=8")
     assert "4.5 microbatches" in visit.page.locator("#figures").inner_text()
     held = visit.page.locator("#moments li").first.inner_text()
     assert held.endswith("holds at most 4.5 microbatches")
+
+
+def test_a_size_that_the_family_refuses_is_said_beside_the_picture(visit_page: Opener) -> None:
+    # It was a grey line at the top, above four ranks of DualPipe and a slider that said five.
+    visit = visit_page(page(), viewport=DESK)
+    recall(visit, "f=DualPipe&p=4&m=8")
+    visit.page.locator("#set-ranks").focus()
+    visit.page.keyboard.press("ArrowRight")
+    assert visit.page.locator("#focus-summary.wrong").inner_text() == (
+        "DualPipe needs an even number of ranks (ranks: 5); use 4 or 6, or DualPipeV. "
+        "The picture is still that of 4 ranks and 8 microbatches."
+    )
+    visit.page.keyboard.press("ArrowRight")
+    assert visit.page.locator("#focus-summary.wrong").count() == 0
+
+
+def test_sorting_puts_the_fastest_training_first(visit_page: Opener) -> None:
+    # Evaluation led the list, because it leaves out all backwards.
+    visit = visit_page(page(), viewport=DESK)
+    visit.page.locator("#sort").select_option("endTime")
+    names = visit.page.locator("#cards button").all_inner_texts()
+    assert (names[:2], names[-1]) == (["InterleavedZeroBubble", "ZBV"], "ForwardOnly")
+    # Of the same time but for rounding, so both are the best.
+    recall(visit, "f=ZBV&p=6&m=12&F=0.7&I=0.7&W=0.7")
+    assert visit.page.locator("#cards .best").count() >= 5
+
+
+def test_chapters_keep_the_focus_of_the_keyboard(visit_page: Opener) -> None:
+    visit = visit_page(page(), viewport=DESK)
+    visit.page.locator("#chapter-1").press("Enter")
+    assert visit.page.evaluate("document.activeElement.id") == "chapter-1"
+    visit.page.locator("#chapter-next").focus()
+    focused = []
+    for _ in range(5):
+        visit.page.keyboard.press("Enter")
+        focused.append(visit.page.evaluate("document.activeElement.id"))
+    assert focused == ["chapter-next"] * 4 + ["chapter-1"]
 
 
 def test_dragging_an_action_says_what_breaks_and_undo_mends_it(visit_page: Opener) -> None:
@@ -148,6 +186,75 @@ def test_address_holds_settings_and_edited_order(visit_page: Opener) -> None:
     assert before["csv"] == after["csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     assert before["numbers"] == after["numbers"]
     assert visit.page.locator("#focus-name").inner_text() == "Your order"
+
+
+def packed(text: str) -> str:
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return (
+        urlsafe_b64encode(deflate.compress(text.encode()) + deflate.flush()).decode().rstrip("=")
+    )
+
+
+@pytest.mark.parametrize(
+    "fragment", ["csv=AAAA", "csv=%%%", f"csv={packed('0F0,<b>')}", f"csv={packed('0' * 9**8)}"]
+)
+def test_address_with_an_order_that_cannot_be_read_says_so(
+    fragment: str, visit_page: Opener
+) -> None:
+    # The reason was written where nobody looks, in a closed part of the page.
+    visit = visit_page(page(), viewport=DESK)
+    recall(visit, f"f=ZBV&{fragment}")
+    visit.page.wait_for_function("() => document.getElementById('status').textContent !== ''")
+    assert visit.page.locator("#status").inner_text() == (
+        "The order in this address cannot be read; this is the family's own"
+    )
+    assert visit.ask("problems") == []
+
+
+def test_an_address_of_nonsense_gives_the_defaults(visit_page: Opener) -> None:
+    visit = visit_page(page())
+    before = visit.ask("settings")
+    for fragment in (
+        "f=1F1B&p=NaN&m=Infinity&F=NaN&W=1e308&I=-1&t=abc&l=x&g=2",
+        "f=1F1B&p=4.5&m=&v=99&a=-0.1",
+    ):
+        recall(visit, fragment)
+        assert visit.ask("settings") == before
+
+
+def test_orders_that_are_too_large_are_refused_at_once(visit_page: Opener) -> None:
+    # Thousands of ranks took six seconds; many stages and a far microbatch never came to an end.
+    visit = visit_page(page())
+    texts = {
+        "256 ranks (got 9000)": "\n".join(f"{at}F0,{at}B0" for at in range(9000)),
+        "200000 stages times microbatches (got 48018000)": ",".join(
+            f"{at}F0,{at}F8002" for at in range(3000, 6000)
+        )
+        + ","
+        + ",".join(f"{at}F0" for at in range(3000)),
+        "20000 actions (got 120000)": ",".join(f"0F{at},0B{at}" for at in range(60000)),
+        "1000000 letters (got 1000001)": "0" * 1000001,
+    }
+    for reason, text in texts.items():
+        assert visit.ask("read", text) == [f"the page takes at most {reason}; use penstock show"]
+
+
+def test_picture_of_a_stuck_order_shows_all_of_it(visit_page: Opener, tmp_path: Path) -> None:
+    # What never runs was drawn far outside, since a step of zero seconds gave the scale.
+    visit = visit_page(page(), viewport=DESK)
+    visit.page.locator("#text summary").click()
+    visit.page.locator("#csv").fill("0B0,0F0,0F1,0B1\n1F1,1F0,1B0,1B1\n")
+    visit.page.locator("#apply").click()
+    with visit.page.expect_download() as download:
+        visit.page.locator("#save-svg").click()
+    download.value.save_as(tmp_path / "stuck.svg")
+    text = (tmp_path / "stuck.svg").read_text(encoding="utf-8")
+    ends = [
+        float(x) + float(width)
+        for x, width in re.findall(r'<rect x="(\S+)" y="\S+" width="(\S+)"', text)
+    ]
+    # The background, two lanes, eight actions, and a frame around the first of each rank.
+    assert (len(ends), max(ends)) == (1 + 2 + 8 + 2, 1200)
 
 
 def test_pasted_order_that_cannot_be_read_says_why(visit_page: Opener) -> None:

@@ -59,7 +59,7 @@ _CHAPTERS = (
         "1F1B starts a backward as soon as it can, then alternates. The step takes as long as "
         "with GPipe, {time}, but no rank holds more than {memory} microbatches, whatever their "
         "number.",
-        "Drag a B of rank 0 to the left of its F: the finding says which rule that breaks.",
+        "Drag a B of rank 0 to the left of its F: the box below says which rule that breaks.",
     ),
     _Chapter(
         "Zero bubble",

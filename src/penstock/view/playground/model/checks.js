@@ -189,8 +189,9 @@ class Checker {
 
   /** @param {number} kind @param {number} slot */
   lastRow(kind, slot) {
-    const found = this.rows((row) => this.schedule.kind[row] === kind && this.slot(row) === slot);
-    return found[found.length - 1];
+    let row = this.schedule.numRows - 1;
+    while (this.schedule.kind[row] !== kind || this.slot(row) !== slot) row--;
+    return row;
   }
 }
 

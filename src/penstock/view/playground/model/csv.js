@@ -6,6 +6,10 @@ const ADDED = /^([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_
 const OVERLAP = /^\(([^()]*)\)OVERLAP_F_B$/;
 const DATAFLOW = /^# dataflow:((?: +[0-9]{1,9}>[0-9]{1,9})*) *\| *parts:((?: +[0-9]{1,9})*)$/;
 const MOST_ACTIONS = 20000;
+const MOST_RANKS = 256;
+const MOST_LETTERS = 1000000;
+// Checks keep a number per stage and microbatch, which few actions can name many of.
+const MOST_PAIRS = 200000;
 
 /** @param {Schedule} schedule */
 function formatCsv(schedule) {
@@ -26,6 +30,7 @@ function formatCsv(schedule) {
  * @returns {{schedule: Schedule, left: number}}
  */
 function parseCsv(text, name, wording) {
+  refuseMoreThan("letters", text.length, MOST_LETTERS);
   const lines = text.trimEnd().split(/\r\n|\n|\r/);
   let head = null;
   if (lines[0].trimStart().startsWith("#")) {
@@ -34,6 +39,7 @@ function parseCsv(text, name, wording) {
     lines.shift();
   }
   if (lines.join("").trim() === "") throw new Error(wording.empty);
+  refuseMoreThan("ranks", lines.length, MOST_RANKS);
   let left = 0;
   const orders = lines.map((line, rank) => {
     return line.split(",").flatMap((cell, column) => {
@@ -49,6 +55,11 @@ function parseCsv(text, name, wording) {
   const edges = head?.[1].trim().split(/ +/).filter(Boolean).map((edge) => edge.split(">").map(Number));
   const parts = head?.[2].trim().split(/ +/).filter(Boolean).map(Number);
   return { schedule: readOrders(orders, name, wording, parts, /** @type {Edge[]} */ (edges)), left };
+}
+
+/** Refuse what the page is too slow for. @param {string} what @param {number} count @param {number} most */
+function refuseMoreThan(what, count, most) {
+  if (count > most) throw new Error(`the page takes at most ${most} ${what} (got ${count}); use penstock show`);
 }
 
 /** @param {string} text @returns {Work | undefined} */
@@ -69,14 +80,13 @@ function parseWork(text) {
  */
 function readOrders(orders, name, wording, parts, edges) {
   const actions = orders.flat(2).length;
+  refuseMoreThan("actions", actions, MOST_ACTIONS);
   const rankOfStage = readPlacement(orders, actions, wording);
   const microbatches = Math.max(...orders.flat(2).map((action) => action.microbatch)) + 1;
   if (microbatches > actions) {
     throw new Error(fill(wording["microbatch gap"], { microbatch: microbatches - 1, actions }));
   }
-  if (actions > MOST_ACTIONS) {
-    throw new Error(`the page shows at most ${MOST_ACTIONS} actions (got ${actions}); use penstock show`);
-  }
+  refuseMoreThan("stages times microbatches", rankOfStage.length * microbatches, MOST_PAIRS);
   const numbered = parts ?? rankOfStage.map((_, stage) => stage);
   if (numbered.length !== rankOfStage.length) {
     throw new Error(`parts must have one number per stage (stages: ${rankOfStage.length}, parts: ${numbered.length})`);

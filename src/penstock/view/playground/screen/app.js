@@ -9,6 +9,8 @@ class App {
     /** @type {Settings} */
     this.settings = { ...DEFAULTS };
     this.isCustom = false;
+    // Why there is no order of this family at this size; the one before stays in focus.
+    this.refusal = "";
     /** @type {Place | null} */
     this.selected = null;
     /** @type {Problem[]} */
@@ -25,6 +27,7 @@ class App {
     this.edits = new Edits(/** @type {Schedule} */ (this.families[0].schedule(1, 1, 1)));
     this.timeline = new Timeline(this.edits.current, this.settings);
     this.colours = readColours();
+    this.turn = 0;
   }
 
   get schedule() {
@@ -40,11 +43,10 @@ class App {
   }
 
   /** @param {any} chapter */
-  openChapter({ family, ranks, microbatches, title }) {
+  openChapter({ family, ranks, microbatches }) {
     this.player.now = Infinity;
     this.picture.zoom = 1;
     this.set({ ...DEFAULTS, family, ranks, microbatches });
-    say(`Chapter: ${title}`);
   }
 
   /** Compute everything again. @param {boolean} startsAgain whether the order in focus is replaced */
@@ -52,8 +54,8 @@ class App {
     this.results = this.families.map((family) => new Result(family, this.settings));
     if (startsAgain) {
       const chosen = this.results.find(({ family }) => family.name === this.settings.family);
+      this.refusal = chosen?.refusal ?? "";
       if (chosen?.schedule) this.open(chosen.schedule);
-      else if (chosen) say(chosen.refusal);
     }
     this.controls.show(this.settings);
     this.showCards();
@@ -68,7 +70,8 @@ class App {
   }
 
   showCards() {
-    this.cards.show(this.results, this.settings, byId("sort").value, this.colours);
+    const current = this.isCustom ? "" : this.settings.family;
+    this.cards.show(this.results, this.settings, byId("sort").value, this.colours, current);
   }
 
   refreshFocus() {
@@ -163,7 +166,9 @@ class App {
     try {
       const { schedule, left } = parseCsv(text, "Your order", this.data.wording);
       this.isCustom = true;
+      this.refusal = "";
       this.open(schedule);
+      this.showCards();
       this.refreshFocus();
       byId("csv-error").textContent = left
         ? `${left} sends, receives and other additions were left out; the page prices transfers itself`
@@ -175,8 +180,11 @@ class App {
 
   /** Keep the state in the address, so that it can be shared. */
   async remember() {
+    const turn = ++this.turn;
     const parts = [formatSettings(this.settings)];
     if (this.isCustom || this.edits.isEdited) parts.push(`csv=${await pack(formatCsv(this.schedule))}`);
+    // Packing takes its time: an undone order must not come after what undid it.
+    if (turn !== this.turn) return;
     clearTimeout(this.later);
     this.later = setTimeout(() => history.replaceState(null, "", `#${parts.join("&")}`), 120);
     this.address = parts.join("&");
@@ -201,7 +209,10 @@ class App {
     this.settings = settings;
     this.isCustom = false;
     this.update(true);
-    if (packed) this.useCsv(await unpack(packed).catch(() => ""));
+    if (!packed) return;
+    const order = await unpack(packed, MOST_LETTERS).catch(() => "");
+    if (order) this.useCsv(order);
+    if (!order || byId("csv-error").textContent) say("The order in this address cannot be read; this is the family's own");
   }
 
   /** @param {string} theme */

@@ -49,6 +49,16 @@ function formulaText(result, settings) {
   return Math.abs(held - peakMicrobatches) > 1e-9 ? `${text}, simulated ${formatNumber(peakMicrobatches)}` : text;
 }
 
+/** Whether two sums of the same costs are equal but for their rounding. @param {number} one @param {number} other */
+function isLevel(one, other) {
+  return Math.abs(one - other) <= 1e-9 * Math.max(1, Math.abs(other));
+}
+
+/** @param {any} numbers @param {Schedule} schedule @param {Settings} settings */
+function isOverLimit(numbers, schedule, { limit }) {
+  return limit > 0 && !schedule.isForwardOnly && numbers.peakBytes > limit * (1 + 1e-9);
+}
+
 class Cards {
   /** @param {any} shades @param {(family: string) => void} onChoose */
   constructor(shades, onChoose) {
@@ -58,25 +68,26 @@ class Cards {
     this.canvases = new Map();
   }
 
-  /** @param {Result[]} results @param {Settings} settings @param {string} order @param {Record<string, string>} colours */
-  show(results, settings, order, colours) {
-    const rest = Infinity;
-    const by = (/** @type {Result} */ result) => /** @type {any} */ (result.numbers)?.[order] ?? rest;
+  /** @param {Result[]} results @param {Settings} settings @param {string} order
+   * @param {Record<string, string>} colours @param {string} current */
+  show(results, settings, order, colours, current) {
+    // Evaluation would be the fastest of all, and is not a way to train.
+    const by = (/** @type {Result} */ { numbers, schedule }) => (schedule && !schedule.isForwardOnly ? /** @type {any} */ (numbers)[order] : Number.MAX_VALUE);
     const sorted = order === "listed" ? results : [...results].sort((one, other) => by(one) - by(other));
     const trained = results.filter(({ schedule }) => schedule && !schedule.isForwardOnly);
     const least = (/** @type {string} */ name) => Math.min(...trained.map(({ numbers }) => /** @type {any} */ (numbers)[name]));
     const best = { endTime: least("endTime"), bubble: least("bubble"), peakMicrobatches: least("peakMicrobatches") };
     const focused = document.activeElement?.id ?? "";
-    byId("cards").replaceChildren(...sorted.map((result) => this.card(result, settings, best)));
+    byId("cards").replaceChildren(...sorted.map((result) => this.card(result, settings, best, current)));
     if (focused.startsWith("card-")) document.getElementById(focused)?.focus();
     const seconds = Math.max(...results.map(({ numbers }) => numbers?.endTime ?? 0));
     for (const result of sorted) if (result.timeline) this.draw(result, seconds, colours);
   }
 
-  /** @param {Result} result @param {Settings} settings @param {Record<string, number>} best */
-  card(result, settings, best) {
+  /** @param {Result} result @param {Settings} settings @param {Record<string, number>} best @param {string} current */
+  card(result, settings, best, current) {
     const { family, numbers, schedule } = result;
-    const isCurrent = family.name === settings.family;
+    const isCurrent = family.name === current;
     const stages = `${result.stages} stage${result.stages > 1 ? "s" : ""} per rank`;
     const name = make("button", { type: "button", id: `card-${family.name}`, "aria-current": String(isCurrent), title: family.data.summary }, family.name);
     const head = make("header", {}, make("span", {}, name, make("span", { class: "note label" }, ` ${stages}`)));
@@ -89,11 +100,11 @@ class Cards {
     const isForward = schedule.isForwardOnly;
     const gib = isForward ? "" : `, ${formatNumber(numbers.peakBytes)} GiB`;
     const memory = isForward ? "nothing kept" : `${countText(numbers.peakMicrobatches, "microbatch")}${gib}`;
-    const isOver = settings.limit > 0 && !isForward && numbers.peakBytes > settings.limit;
+    const isOver = isOverLimit(numbers, schedule, settings);
     const cells = [
-      ["step", `${formatNumber(numbers.endTime)} s`, numbers.endTime === best.endTime],
-      ["bubble", `${(100 * numbers.bubble).toFixed(1)} %`, numbers.bubble === best.bubble],
-      ["memory", memory + (isOver ? ": too much" : ""), numbers.peakMicrobatches === best.peakMicrobatches],
+      ["step", `${formatNumber(numbers.endTime)} s`, isLevel(numbers.endTime, best.endTime)],
+      ["bubble", `${(100 * numbers.bubble).toFixed(1)} %`, isLevel(numbers.bubble, best.bubble)],
+      ["memory", memory + (isOver ? ": too much" : ""), isLevel(numbers.peakMicrobatches, best.peakMicrobatches)],
     ];
     for (const [label, text, isBest] of cells) {
       const mark = label === "memory" && isOver ? "over" : isBest && !isForward ? "best" : "";

@@ -12,7 +12,10 @@ class Chapters {
   /** @param {number} at */
   open(at) {
     this.at = at;
+    const focused = document.activeElement?.id ?? "";
     this.show();
+    // The buttons are made anew: keep the focus where it was.
+    if (focused.startsWith("chapter-")) (document.getElementById(focused) ?? byId("chapter-1")).focus();
     if (at !== NONE) this.onOpen(this.chapters[at]);
   }
 
@@ -20,7 +23,7 @@ class Chapters {
     const buttons = this.chapters.map((chapter, at) => {
       /** @type {Record<string, string>} */
       const state = at === this.at ? { "aria-current": "step" } : {};
-      const button = make("button", { type: "button", ...state }, `${at + 1}. ${chapter.title}`);
+      const button = make("button", { type: "button", id: `chapter-${at + 1}`, ...state }, `${at + 1}. ${chapter.title}`);
       button.addEventListener("click", () => this.open(at));
       return make("li", {}, button);
     });

@@ -19,7 +19,9 @@ class Controls {
     const output = make("output", { for: `set-${name}` });
     input.addEventListener("input", () => onChange(name, choices ? choices[input.value] : Number(input.value)));
     this.sliders.set(name, { input, output, unit });
-    return make("div", { class: "slider", title: hint }, make("label", { for: `set-${name}` }, label), output, input);
+    const note = hint ? [make("small", { id: `hint-${name}` }, hint)] : [];
+    if (hint) input.setAttribute("aria-describedby", `hint-${name}`);
+    return make("div", { class: "slider" }, make("label", { for: `set-${name}` }, label), output, ...note, input);
   }
 
   /** @param {any} settings */

@@ -55,6 +55,18 @@ class Painter {
     return time;
   }
 
+  /** How far the picture reaches: to the last end, or to the last action that never runs. */
+  get extent() {
+    const { schedule, timeline } = this;
+    let most = timeline.seconds;
+    for (let rank = 0; rank < schedule.numRanks; rank++) {
+      const row = schedule.first[rank + 1] - 1;
+      if (row < schedule.first[rank] || timeline.stuckAt[rank] < 0) continue;
+      most = Math.max(most, this.startOf(row) + timeline.duration[row]);
+    }
+    return most;
+  }
+
   /** Draw everything up to a moment; what comes later is pale. @param {any} surface @param {number} now */
   draw(surface, now) {
     const { schedule, timeline, frame, colours } = this;

@@ -9,12 +9,13 @@ const FILE_MARGIN = 12;
 function drawFile(timeline, heading, shades, colours, start) {
   const [left, top] = [FILE_MARGIN + 52, 40];
   const width = FILE_WIDTH - left - FILE_MARGIN - 8;
-  const frame = { left, top, scale: width / (timeline.seconds || 1), scrolled: 0, width, lane: 42, bar: 24, curve: 13 };
+  const frame = { left, top, scale: 1, scrolled: 0, width, lane: 42, bar: 24, curve: 13 };
   const height = top + timeline.schedule.numRanks * frame.lane + AXIS + FILE_MARGIN;
   const surface = start(FILE_WIDTH, height);
   surface.rect({ left: 0, top: 0, width: FILE_WIDTH, height }, { fill: colours.card });
   surface.text(heading, FILE_MARGIN, 20, { size: 14, fill: colours.ink });
   const painter = new Painter(timeline, frame, shades, colours);
+  frame.scale = width / (painter.extent || 1);
   painter.draw(surface, Infinity);
   painter.drawLabels(surface);
   return surface;

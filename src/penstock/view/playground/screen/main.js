@@ -107,7 +107,8 @@ async function start() {
     app.showCards();
     app.drawFocus();
   });
-  addEventListener("hashchange", () => app.recall(location.hash.slice(1)));
+  // By now the page may have written its own address over the one that was opened.
+  addEventListener("hashchange", ({ newURL }) => app.recall(new URL(newURL).hash.slice(1)));
   dark.addEventListener("change", () => (app.setTheme(dark.matches ? "dark" : "light"), app.update(false)));
   return app;
 }

@@ -21,7 +21,7 @@ class Picture {
     const curve = ranks > 4 ? 12 : 16;
     const frame = { left, top: 2, scale: 1, scrolled: 0, width: width - left - 4, lane: bar + curve + 5, bar, curve };
     const painter = new Painter(timeline, frame, this.shades, colours);
-    const fits = frame.width / (this.extent(painter) || 1);
+    const fits = frame.width / (painter.extent || 1);
     frame.scale = fits * this.zoom;
     const height = painter.y(ranks) + AXIS;
     const room = byId("room");
@@ -35,18 +35,6 @@ class Picture {
       if (x >= left) surface.path([[x, 0], [x, painter.y(ranks)]], colours.accent, 2);
     }
     this.painter = painter;
-  }
-
-  /** How far the picture reaches: to the last end, or to the last action that never runs. @param {Painter} painter */
-  extent(painter) {
-    const { schedule, timeline } = painter;
-    let most = timeline.seconds;
-    for (let rank = 0; rank < schedule.numRanks; rank++) {
-      const row = schedule.first[rank + 1] - 1;
-      if (row < schedule.first[rank] || timeline.stuckAt[rank] < 0) continue;
-      most = Math.max(most, painter.startOf(row) + timeline.duration[row]);
-    }
-    return most;
   }
 
   /** Zoom around a point across the visible part, from 0 to 1. @param {number} factor @param {number} [share] */

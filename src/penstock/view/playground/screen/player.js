@@ -74,7 +74,7 @@ class Player {
     const now = Math.min(this.now, this.seconds);
     byId("time").value = String(Math.round((1000 * now) / (this.seconds || 1)));
     byId("time").setAttribute("aria-valuetext", `${formatTime(now)} seconds`);
-    byId("clock").textContent = this.isAtEnd ? `${formatNumber(this.seconds)} s, ${timeline.isFinished ? "the whole step" : "then nothing runs"}` : `${now.toFixed(2)} of ${formatNumber(this.seconds)} s`;
+    byId("clock").textContent = this.isAtEnd ? `${formatNumber(this.seconds)} s, ${timeline.isFinished ? "the whole step" : "then nothing runs"}` : `${now.toFixed(2)} s of ${formatNumber(this.seconds)} s`;
     byId("play").textContent = this.isPlaying ? "⏸ Pause" : "▶ Play";
     const items = schedule.orders.map((_, rank) => {
       const moment = momentOf(timeline, rank, now);

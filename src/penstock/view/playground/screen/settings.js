@@ -10,15 +10,15 @@
 const NUMBERS = [
   { name: "ranks", key: "p", label: "Ranks", unit: "" },
   { name: "microbatches", key: "m", label: "Microbatches", unit: "" },
-  { name: "stages", key: "v", label: "Stages per rank", unit: "", hint: "for families that leave the choice" },
+  { name: "stages", key: "v", label: "Stages per rank", unit: "", hint: "where the family leaves the choice" },
   { name: "forward", key: "F", label: "F, forward", from: 0.1, to: 4, step: 0.1, unit: "s" },
   { name: "input", key: "I", label: "I, backward for inputs", from: 0.1, to: 4, step: 0.1, unit: "s" },
   { name: "weight", key: "W", label: "W, backward for weights", from: 0.1, to: 4, step: 0.1, unit: "s" },
   { name: "transfer", key: "t", label: "Transfer to another rank", from: 0, to: 1, step: 0.02, unit: "s" },
-  { name: "gain", key: "g", label: "Overlap gain", from: 0, to: 1, step: 0.05, unit: "", hint: "share of the shorter one that an overlapped pair saves" },
-  { name: "activation", key: "a", label: "Activations", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of a microbatch, held from F to I or B" },
-  { name: "stash", key: "s", label: "Kept from I to W", from: 0, to: 16, step: 0.25, unit: "GiB" },
-  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "0 means unlimited" },
+  { name: "gain", key: "g", label: "Overlap gain", from: 0, to: 1, step: 0.05, unit: "", hint: "what F and B together save, as a share of the shorter one" },
+  { name: "activation", key: "a", label: "Activations", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of one microbatch, held from its F to its I or B" },
+  { name: "stash", key: "s", label: "Kept from I to W", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of one microbatch, held until its W" },
+  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "marks the families that need more; 0 is no limit" },
 ];
 
 /** @type {Settings} */
@@ -64,7 +64,18 @@ async function pack(text) {
   return btoa(letters).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
 }
 
-/** @param {string} packed */
-async function unpack(packed) {
-  return new TextDecoder().decode(await inflate(packed.replaceAll("-", "+").replaceAll("_", "/")));
+/** Unpack text from an address, which anybody may have written: not more than `most` bytes of it.
+ * @param {string} packed @param {number} most */
+async function unpack(packed, most) {
+  const letters = atob(packed.replaceAll("-", "+").replaceAll("_", "/"));
+  const bytes = Uint8Array.from(letters, (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  const decoder = new TextDecoder();
+  const reader = stream.getReader();
+  let text = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    text += decoder.decode(part.value, { stream: true });
+    if (text.length > most) throw new Error("too long");
+  }
+  return text + decoder.decode();
 }

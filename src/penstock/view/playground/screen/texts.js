@@ -7,13 +7,17 @@ function showFigures(app) {
   const isOwn = app.isCustom || app.edits.isEdited || schedule !== app.edits.original;
   byId("focus-name").textContent = schedule.name + (isOwn && !app.isCustom ? ", edited" : "");
   const result = app.results.find(({ family }) => family.name === settings.family);
-  byId("focus-summary").textContent = app.isCustom ? "" : result?.family.data.summary ?? "";
+  const summary = app.isCustom ? "" : result?.family.data.summary ?? "";
+  const { numRanks, microbatches } = schedule;
+  const still = `${app.refusal}. The picture is still that of ${countText(numRanks, "rank")} and ${countText(microbatches, "microbatch")}.`;
+  byId("focus-summary").textContent = app.refusal ? still : summary;
+  byId("focus-summary").classList.toggle("wrong", app.refusal !== "");
   /** @type {[string, string, string, boolean][]} */
   const figures = [];
   if (numbers) {
     const isForward = schedule.isForwardOnly;
     const held = isForward ? "nothing kept" : countText(numbers.peakMicrobatches, "microbatch");
-    const isOver = settings.limit > 0 && !isForward && numbers.peakBytes > settings.limit;
+    const isOver = isOverLimit(numbers, schedule, settings);
     figures.push(["Step time", `${formatNumber(numbers.endTime)} s`, difference(app, "endTime", " s"), false]);
     figures.push(["Bubble", `${(100 * numbers.bubble).toFixed(1)} %`, "", false]);
     figures.push(["Memory", held, "", false]);
@@ -43,13 +47,13 @@ function showFindings({ problems }) {
   const box = byId("findings");
   box.className = problems.length ? "wrong" : "";
   if (!problems.length) {
-    box.replaceChildren(make("strong", {}, "No finding: "), "complete, in order, and free of deadlock");
+    box.replaceChildren(make("strong", {}, "No problem found: "), "complete, in order, and free of deadlock");
     return;
   }
   const count = problems.length >= MOST_PROBLEMS ? `${MOST_PROBLEMS} or more` : String(problems.length);
   const shown = problems.slice(0, 4).map((problem) => make("pre", {}, problem.text));
   const rest = problems.length > 4 ? [`and ${problems.length - 4} more`] : [];
-  box.replaceChildren(make("strong", {}, `This breaks: ${count} finding${problems.length > 1 ? "s" : ""}`), ...shown, ...rest);
+  box.replaceChildren(make("strong", {}, `${count} problem${problems.length > 1 ? "s" : ""} found`), ...shown, ...rest);
 }
 
 /** @param {App} app */
@@ -73,5 +77,7 @@ function showLegend({ labels, shades }) {
     return make("li", {}, box, `${LETTERS[kind]} ${label.toLowerCase()}`);
   });
   const idle = make("span", { class: "key idle" });
-  byId("legend").replaceChildren(...items, make("li", {}, idle, "idle"), make("li", {}, "lighter: later stages of a rank"), make("li", {}, "numbers: microbatches"), make("li", {}, "line below a rank: activations it holds"));
+  const pair = make("span", { class: "key" });
+  pair.style.background = `linear-gradient(${shades[1][FORWARD][0][0]} 50%, ${shades[1][BACKWARD][0][0]} 50%)`;
+  byId("legend").replaceChildren(...items, make("li", {}, pair, "F and B together"), make("li", {}, idle, "idle"), make("li", {}, "lighter: later stages of a rank"), make("li", {}, "numbers: microbatches"), make("li", {}, "line below a rank: activations it holds"));
 }
