@@ -108,7 +108,7 @@ def test_moved_actions_are_lit_and_counted(visit_page: Opener) -> None:
     assert 0 < len(moved) < len(forwards)
     assert set(visit.ask("marks", 1)["lit"]) == moved
     assert text_of(visit, "#status").startswith(
-        f"after: {len(moved)} of 8 actions that both have moved; the furthest: "
+        f"after: {len(moved)} of the 8 actions in both have moved; the furthest: "
     )
     press(visit, "Escape")
     assert visit.ask("marks", 1)["lit"] == []

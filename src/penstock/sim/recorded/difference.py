@@ -75,7 +75,7 @@ class Difference:
         """The causes that matter, the largest first, each with a sentence about it."""
         least = _ROUNDING * max(self.predicted, self.recorded)
         return {
-            cause: _MEANINGS[cause].format(longer=_longer(seconds))
+            cause: _MEANINGS[cause].format(longer="longer" if seconds > 0 else "less time")
             for cause, seconds in self.by_cause.items()
             if abs(seconds) > least
         }

@@ -22,5 +22,5 @@ function movedText({ timeline }, { rows, shared, most, seconds }) {
   if (!rows.length) return `${timeline.title}: nothing moved`;
   const way = seconds > 0 ? "later" : "earlier";
   const furthest = `${actionOnRank(timeline, most)} by ${formatTime(Math.abs(seconds))} s, ${way}`;
-  return `${timeline.title}: ${rows.length} of ${shared} actions that both have moved; the furthest: ${furthest}`;
+  return `${timeline.title}: ${rows.length} of the ${shared} actions in both have moved; the furthest: ${furthest}`;
 }

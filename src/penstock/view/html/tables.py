@@ -66,6 +66,8 @@ def summary_section(timelines: Mapping[str, Timeline]) -> str:
         "Papers count from the first action of the slowest rank to its last. A microbatch in "
         "memory is one rank's share of its activations. Differences and ratios are to the first."
     )
+    if any(timeline.schedule.rows.joined.any() for timeline in values):
+        note += " Actions that run together have an equal part of their time each."
     table = _table(_headings(list(timelines)), lines)
     return _section("Numbers", f'{table}<p class="note">{note}</p>')
 
@@ -86,11 +88,11 @@ def difference_section(timelines: Mapping[str, Timeline]) -> str:
 def _difference(first: str, predicted: Timeline, name: str, recorded: Timeline) -> str:
     found = find_difference(predicted, recorded)
     lines = [
-        [cause, _signed(getattr(found, cause), format_number), sentence]
+        [f"{cause}: {sentence}", _signed(getattr(found, cause), format_number)]
         for cause, sentence in found.sentences.items()
     ]
-    lines.append(["together", _signed(found.seconds, format_number), f"{name} less {first}"])
-    return _table(["cause", "seconds", ""], lines)
+    lines.append([f"together: {name} less {first}", _signed(found.seconds, format_number)])
+    return _table(["cause", "seconds"], lines)
 
 
 def idle_section(idles: Mapping[str, Idle]) -> str:
@@ -105,22 +107,27 @@ def idle_section(idles: Mapping[str, Idle]) -> str:
         )
         for kind in kinds
     ]
-    for label, column in (
-        ("waiting for a transfer", [idle.transfer for idle in values]),
-        ("pauses, although every input was there", [idle.pauses for idle in values]),
-        ("before the first action and after the last", [idle.edges for idle in values]),
-    ):
-        if any(column):
-            lines.append(_line(label, column, format_number))
+    labels = (
+        "waiting for a transfer",
+        "pauses, although every input was there",
+        "before the first action and after the last",
+    )
+    columns = zip(*(_others(idle) for idle in values), strict=True)
+    others = [
+        (label, column[0][0], [seconds for _, seconds in column])
+        for label, column in zip(labels, columns, strict=True)
+        if any(seconds for _, seconds in column)
+    ]
+    lines += [_line(label, seconds, format_number) for label, _, seconds in others]
     if not lines:
         return _section("Idle time by reason", "<p>No rank is ever idle.</p>")
     bars = "".join(
         f'<p class="note">{escape(name) if len(idles) > 1 else "all ranks"}</p>{_reason_bar(idle)}'
         for name, idle in idles.items()
     )
-    return _section(
-        "Idle time by reason", bars + _table(_headings(list(idles), "seconds of all ranks"), lines)
-    )
+    looks = [_look(kind) for kind in kinds] + [look for _, look, _ in others]
+    table = _table(_headings(list(idles), "seconds of all ranks"), lines, looks)
+    return _section("Idle time by reason", bars + table)
 
 
 def rank_section(timelines: Mapping[str, Timeline]) -> str:
@@ -237,13 +244,16 @@ def _signed(value: float, format_value: Callable[[float], str]) -> str:
     return sign + format_value(abs(value))
 
 
-def _table(headings: Iterable[str], lines: Iterable[Sequence[str]]) -> str:
+def _table(
+    headings: Iterable[str], lines: Sequence[Sequence[str]], looks: Sequence[str] = ()
+) -> str:
+    """Return a table; lines whose colour a bar above it has come with their looks."""
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in headings)
     body = "".join(
-        f'<tr><th scope="row">{escape(line[0])}</th>'
+        f'<tr><th scope="row">{_swatch(look)}{escape(line[0])}</th>'
         + "".join(f"<td>{escape(cell)}</td>" for cell in line[1:])
         + "</tr>\n"
-        for line in lines
+        for line, look in zip(lines, looks or [""] * len(lines), strict=True)
     )
     table = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
     return f'<div class="scrolling" tabindex="0" role="group" aria-label="Table">{table}</div>'
@@ -253,14 +263,27 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{content}</section>\n"
 
 
-def _reason_bar(idle: Idle) -> str:
-    """Draw the shares of the reasons side by side; the table has the same numbers."""
-    parts = [(f'fill="{LOOKS[kind].colour}"', value) for kind, value in idle.work.items()]
-    parts += [
+def _look(kind: Kind) -> str:
+    return f'fill="{LOOKS[kind].colour}"'
+
+
+def _others(idle: Idle) -> list[tuple[str, float]]:
+    """Return the look and the seconds of every reason that is no kind of work."""
+    return [
         ('class="reason-transfer"', idle.transfer),
         ('class="reason-pauses"', idle.pauses),
         ('class="reason-edges"', idle.edges),
     ]
+
+
+def _swatch(look: str) -> str:
+    box = f'<rect {look} width="10" height="10"/>'
+    return f'<svg class="swatch" viewBox="0 0 10 10" aria-hidden="true">{box}</svg>' * bool(look)
+
+
+def _reason_bar(idle: Idle) -> str:
+    """Draw the shares of the reasons side by side; the table has the same numbers."""
+    parts = [*((_look(kind), value) for kind, value in idle.work.items()), *_others(idle)]
     whole = sum(value for _, value in parts)
     boxes, left = [], 0.0
     for look, value in parts:
