@@ -135,6 +135,21 @@ def test_tables_list_the_numbers_and_their_differences() -> None:
     ]
 
 
+def test_every_reason_of_idle_time_has_the_colour_that_its_bar_has() -> None:
+    # The bars had five colours, and nothing on the page named them.
+    text = page(timeline_of("1F1B", 2, 4, Costs(transfer=0.25)))
+    _, _, section = text.partition("<h2>Idle time by reason</h2>")
+    section, _, _ = section.partition("</section>")
+    bar, _, table = section.partition("<table>")
+    shown = [
+        look
+        for look, width in re.findall(r'<rect (\S+) x="\S+" width="(\S+)"', bar)
+        if float(width)
+    ]
+    assert re.findall(r'<rect (\S+) width="10"', table) == shown
+    assert len(shown) == len(cells_of(text, "Idle time by reason")) == 4
+
+
 def test_recomputation_has_a_line_of_its_own() -> None:
     plain = timeline_of("1F1B", 2, 4)
     less = simulate(add_recompute(plain.schedule, [(0, 0), (0, 1)]), Costs(forward=1.5))

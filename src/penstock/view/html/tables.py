@@ -268,7 +268,7 @@ def _look(kind: Kind) -> str:
 
 
 def _others(idle: Idle) -> list[tuple[str, float]]:
-    """Return the look and the seconds of every reason that is no kind of work."""
+    """Return the look and the seconds of every reason beside the kinds of work."""
     return [
         ('class="reason-transfer"', idle.transfer),
         ('class="reason-pauses"', idle.pauses),

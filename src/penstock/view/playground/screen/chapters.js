@@ -14,7 +14,7 @@ class Chapters {
     this.at = at;
     const focused = document.activeElement?.id ?? "";
     this.show();
-    // The buttons are made anew: keep the focus where it was.
+    // The buttons are replaced: keep the focus where it was.
     if (focused.startsWith("chapter-")) (document.getElementById(focused) ?? byId("chapter-1")).focus();
     if (at !== NONE) this.onOpen(this.chapters[at]);
   }

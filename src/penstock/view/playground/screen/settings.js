@@ -18,7 +18,7 @@ const NUMBERS = [
   { name: "gain", key: "g", label: "Overlap gain", from: 0, to: 1, step: 0.05, unit: "", hint: "what F and B together save, as a share of the shorter one" },
   { name: "activation", key: "a", label: "Activations", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of one microbatch, held from its F to its I or B" },
   { name: "stash", key: "s", label: "Kept from I to W", from: 0, to: 16, step: 0.25, unit: "GiB", hint: "of one microbatch, held until its W" },
-  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "marks the families that need more; 0 is no limit" },
+  { name: "limit", key: "l", label: "Memory limit", from: 0, to: 128, step: 1, unit: "GiB", hint: "marks the families that need more; 0 means no limit" },
 ];
 
 /** @type {Settings} */
