@@ -1,5 +1,6 @@
 """Schedules, timelines, plans and comparisons in a notebook, parsed as a browser would."""
 
+import builtins
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from penstock.view.notebook import (
     schedule_html,
     timeline_html,
 )
+from penstock.view.verbs import compare, draw
 from tests.tables import read_schedule
 
 HOSTILE = '<script>alert("&")</script>'
@@ -196,3 +198,18 @@ def test_importing_the_package_in_a_notebook_registers_its_types(mode: str, expe
     command = [sys.executable, "-c", IN_A_NOTEBOOK, mode]
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout.strip() == expected
+
+
+class ZMQInteractiveShell:
+    """What Rich takes for the shell of a notebook: it looks at the name of the class."""
+
+
+def test_text_in_a_notebook_is_the_text_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rich displayed tables below the cell by itself, and left the text of draw, str and repr
+    # empty.
+    compared = compare(["1F1B", "ZBV"], ranks=2, microbatches=4)
+    drawn = draw("1F1B", ranks=2, microbatches=2, width=60)
+    texts = str(compared), repr(compared), str(drawn)
+    assert all(texts)
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    assert (str(compared), repr(compared), str(drawn)) == texts

@@ -59,6 +59,9 @@ def _plain_text(content: RenderableType, width: int | None) -> str:
     """Render without colours, and without spaces at the ends of lines."""
     stream = StringIO()
     columns = width or get_terminal_size().columns
-    console = Console(file=stream, width=columns, color_system=None, highlight=False)
+    # In a notebook Rich would display the text below the cell, and write nothing to the stream.
+    console = Console(
+        file=stream, width=columns, color_system=None, highlight=False, force_jupyter=False
+    )
     console.print(content)
     return "\n".join(line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n"))
