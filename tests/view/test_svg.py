@@ -83,7 +83,7 @@ def test_seconds_scales_the_columns_of_a_summary() -> None:
 
 def test_tooltip_of_a_bar_has_its_action_and_times() -> None:
     texts = [text for text, *_ in bars_of(picture_of(timeline_of("1F1B", 2, 1)))]
-    assert texts == ["0F0: 0 to 1", "0B0: 4 to 6", "1F0: 1 to 2", "1B0: 2 to 4"]
+    assert texts == ["0F0: 0 to 1 s", "0B0: 4 to 6 s", "1F0: 1 to 2 s", "1B0: 2 to 4 s"]
 
 
 def test_picture_has_a_text_description() -> None:
@@ -98,6 +98,7 @@ def test_picture_has_a_text_description() -> None:
         "rank 1",
         "rank 2",
         "rank 3",
+        "0 s",
         "Forward",
         "Full backward",
     ]

@@ -118,7 +118,7 @@ def _draw_bars(picture: Element, timeline: Timeline, bars: Rectangles, scale: _S
         box = _box(picture, left, top, edge, bottom, {"fill": colour})
         span = timeline.span(int(bars.row[bar]))
         times = (format_number(time - bars.begin) for time in (span.start, span.end))
-        SubElement(box, "title").text = f"{span.action}: {' to '.join(times)}"
+        SubElement(box, "title").text = f"{span.action}: {' to '.join(times)} s"
         number = str(bars.microbatch[bar])
         fits = len(number) * _LETTER + 2 <= right - left and bottom - top >= _TEXT - 1
         if bars.microbatch[bar] != ABSENT and fits:
@@ -170,7 +170,7 @@ def _draw_axis(picture: Element, seconds: float, scale: _Scale, num_ranks: int) 
     step = nice_step(_PIXELS_PER_TICK / scale.pixels_per_second)
     down = scale.down(num_ranks - 0.5) + _TEXT + 2
     for tick in range(int(seconds / step * (1 + 1e-9)) + 1):
-        label = format_number(tick * step)
+        label = format_number(tick * step) + " s" * (tick == 0)
         across = scale.across(scale.begin + tick * step)
         if across + len(label) * _LETTER <= _LEFT + _WIDTH:
             _write(picture, label, across, down, "currentColor")
