@@ -48,7 +48,7 @@ def test_show_draws_to_scale() -> None:
     assert result.output == (
         "rank 0  F0------F1------................B0--------------........B1--------------\n"
         "rank 1  ........F0------B0--------------F1------B1--------------................\n"
-        "        |0      |1      |2      |3      |4      |5      |6      |7      |8\n"
+        "        |0 s    |1      |2      |3      |4      |5      |6      |7      |8\n"
         "        F Forward   B Full backward   . Idle\n"
     )
 
@@ -145,6 +145,14 @@ def test_commands_exit_with_two_for_an_unreadable_file(tmp_path: Path, command: 
     assert fail(command, file) == (2, f"penstock: {error.value}")
     missing = tmp_path / "missing.csv"
     assert fail(command, missing) == (2, f"penstock: {missing}: no such file or directory")
+
+
+def test_a_file_of_another_ending_is_not_taken_for_a_family(tmp_path: Path) -> None:
+    # "unknown schedule" and a list of families did not say what is wrong with the file.
+    file = tmp_path / "order.txt"
+    file.write_text("0F0,0B0\n")
+    reason = "must end in .csv, .json, .json.gz or .flight (got 'order.txt')"
+    assert fail("show", file) == (2, f"penstock: the name of a file {reason}")
 
 
 @pytest.mark.parametrize(

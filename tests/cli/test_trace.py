@@ -19,7 +19,7 @@ from penstock.sim.engine import simulate
 PICTURE = """\
 rank 0  F0------F1------................B0--------------........B1--------------
 rank 1  ........F0------B0--------------F1------B1--------------................
-        |0      |1      |2      |3      |4      |5      |6      |7      |8
+        |0 s    |1      |2      |3      |4      |5      |6      |7      |8
         F Forward   B Full backward   . Idle
 """
 TABLES = """

@@ -37,7 +37,7 @@ SIZES = {"ranks": 2, "microbatches": 2}
 PICTURE = """\
 rank 0  F0F1....B0--..B1--
 rank 1  ..F0B0--F1B1--....
-        |0        |5
+        |0 s      |5
         F Forward
         B Full backward
         . Idle"""

@@ -43,13 +43,18 @@ def is_file(source: Path | str) -> bool:
     """Whether a source is the path of a file or folder rather than the name of a family."""
     if isinstance(source, Path) or source.lower().endswith(_ENDINGS):
         return True
-    return source not in FAMILIES and is_flight(source)
+    return source not in FAMILIES and (is_flight(source) or _has_other_ending(source))
 
 
 def is_flight(source: Path | str) -> bool:
     """Whether a source is a flight record, or a folder with the records of a run."""
     path = Path(source)
     return path.name.lower().endswith(".flight") or any(path.glob("*.flight"))
+
+
+def _has_other_ending(source: str) -> bool:
+    """Whether this is a file that nothing reads; what reads it says which endings are read."""
+    return Path(source).suffix != "" and Path(source).is_file()
 
 
 def read_source(path: Path | str) -> Schedule | Plan | Timeline:

@@ -61,7 +61,7 @@ def draw(
     >>> draw("1F1B", ranks=2, microbatches=2, width=26)
     rank 0  F0F1....B0--..B1--
     rank 1  ..F0B0--F1B1--....
-            |0        |5
+            |0 s      |5
             F Forward
             B Full backward
             . Idle

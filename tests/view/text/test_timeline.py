@@ -38,7 +38,7 @@ def test_1f1b_in_letters() -> None:
         rank 1  ..F0F1F2........B0--F3B1--F4B2--F5B3--F6B4--F7B5--..B6--..B7--....
         rank 2  ....F0F1....B0--F2B1--F3B2--F4B3--F5B4--F6B5--F7B6--..B7--........
         rank 3  ......F0B0--F1B1--F2B2--F3B3--F4B4--F5B5--F6B6--F7B7--............
-                |0        |5        |10       |15       |20       |25       |30
+                |0 s      |5        |10       |15       |20       |25       |30
                 F Forward   B Full backward   . Idle
     """)
 
@@ -51,7 +51,7 @@ def test_1f1b_in_colour_has_the_same_numbers_in_the_same_columns() -> None:
         rank 1  ··0 1 2 ········0   3 1   4 2   5 3   6 4   7 5   ··6   ··7   ····
         rank 2  ····0 1 ····0   2 1   3 2   4 3   5 4   6 5   7 6   ··7   ········
         rank 3  ······0 0   1 1   2 2   3 3   4 4   5 5   6 6   7 7   ············
-                |0        |5        |10       |15       |20       |25       |30
+                |0 s      |5        |10       |15       |20       |25       |30
                    Forward      Full backward   ·· Idle
     """)
 
@@ -61,7 +61,7 @@ def test_v_placement_has_later_stages_in_lower_case() -> None:
     assert view.plain == picture("""
         rank 0  F0F1F2f0i0w0f1i1w1F3I0W0f2i2w2I1W1f3i3w3I2W2I3W3..
         rank 1  ..F0f0F1f1i0w0F2I0W0f2i1w1F3I1W1f3i2w2I2i3I3W2w3W3
-                |0      |2      |4      |6      |8      |10
+                |0 s    |2      |4      |6      |8      |10
                 F Forward   I Backward input   W Backward weight   . Idle
                 lower case: later stages
     """)
@@ -164,7 +164,7 @@ def test_timeline_of_zero_length_is_idle() -> None:
     assert view.plain == picture("""
         rank 0  ............
         rank 1  ............
-                |0
+                |0 s
                 . Idle
     """)
 

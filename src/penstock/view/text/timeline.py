@@ -2,7 +2,7 @@
 
 rank 0  F0F1F2F3............B0--      every column is an equal slice of time and shows
 rank 1  ..F0F1F2......B0--F3B1--      the action that takes most of it
-        |0        |5        |10
+        |0 s      |5        |10
 """
 
 from dataclasses import dataclass
@@ -119,7 +119,7 @@ def _axis(grid: Grid) -> str:
     axis = ""
     for tick in range(grid.num_columns):
         column = round(tick * step / grid.seconds_per_column)
-        label = f"|{format_number(tick * step)}"
+        label = f"|{format_number(tick * step)}" + " s" * (tick == 0)
         if column + len(label) > grid.num_columns:
             break
         axis = axis.ljust(column) + label
