@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 
 from penstock.assembly import build
+from penstock.costs import Costs
+from penstock.ir.schedule import Schedule
 from penstock.sim.comparison import compare
+from penstock.sim.engine import simulate
 from penstock.view.html.page import page
 from tests.browser import Opener
 from tests.view.html.pages import COSTS, DESK, find_row, point_at, press, text_of
@@ -29,6 +32,18 @@ def test_memory_curve_and_gaps_name_what_the_rank_really_does(visit_page: Opener
     assert held == "holds 1 activation"
     assert where.startswith("rank 1 at 1.7")
     assert where.endswith("; runs 1F0")
+
+
+def test_a_gap_that_a_copy_to_the_host_makes_names_the_copy(visit_page: Opener) -> None:
+    # The gap named only what came next, as if the rank were idle without a reason.
+    order = ["0F0", "0OFFLOAD0", "0F1", "0RELOAD0", "0B0", "0B1"]
+    costs = Costs(activation_bytes=8, host_link=4)
+    timeline = simulate(Schedule.from_orders([order]), costs)
+    visit = visit_page(page(timeline), viewport=DESK)
+    box = visit.ask("box", 0, find_row(timeline, "0F1"))
+    visit.page.mouse.move(box["x"] - 8, box["y"] + box["height"] / 2)
+    begin = f"{timeline.span(find_row(timeline, '0F1')).start:g}"
+    assert text_of(visit, "#tip") == f"idle until {begin} s\n0F1 waits until 0OFFLOAD0 is done"
 
 
 def test_after_its_last_action_a_rank_is_done(visit_page: Opener) -> None:

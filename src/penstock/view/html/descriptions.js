@@ -80,7 +80,11 @@ function describeIdle(timeline, next) {
   }
   const [text, need] = [timeline.text(next), timeline.waitedFor(next)];
   const until = `idle until ${formatTime(timeline.start[next])} s`;
-  const reason = need === NOTHING ? `then ${text}` : `${text} waits for ${actionOnRank(timeline, need)}`;
+  const copy = timeline.copyBefore(next);
+  const reason =
+    need !== NOTHING ? `${text} waits for ${actionOnRank(timeline, need)}`
+    : copy !== NOTHING ? `${text} waits until ${timeline.text(copy)} is done`
+    : `then ${text}`;
   return [make("div", make("strong", until)), make("div", reason)];
 }
 

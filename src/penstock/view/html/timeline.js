@@ -97,6 +97,13 @@ class Timeline {
     return before >= this.first[this.rank[row]] && this.start[from] - this.end[before] <= this.tick;
   }
 
+  /** Return the copy to or from the host that ends right before a row on its rank, or -1. */
+  copyBefore(row) {
+    if (!this.followsAtOnce(row)) return NOTHING;
+    const before = this.work(row)[0] - 1;
+    return this.kinds[this.kind(before)].strip ? before : NOTHING;
+  }
+
   /** Return a row with everything it depends on and everything that depends on it, by time. */
   chain(row) {
     const found = new Set([row]);
