@@ -1,9 +1,12 @@
 """The playground's orders and numbers are Python's, for every family."""
 
 from itertools import product
+from random import Random
+from typing import Any
 
 import pytest
 
+from penstock.costs import Costs
 from penstock.errors import SizeError
 from penstock.ir.text import format_csv
 from penstock.schedules.registry import FAMILIES
@@ -14,12 +17,14 @@ from tests.browser import Opener, Visit
 from tests.view.playground.pages import COSTS, page, settings, stages_of
 
 
-def price(name: str, ranks: int, microbatches: int, stages: int) -> Timeline | str:
+def price(
+    name: str, ranks: int, microbatches: int, stages: int, costs: Costs = COSTS
+) -> Timeline | str:
     try:
         schedule = FAMILIES[name].generate(ranks, microbatches, stages_of(name, stages))
     except SizeError as error:
         return str(error)
-    return simulate(schedule, COSTS)
+    return simulate(schedule, costs)
 
 
 def numbers(timeline: Timeline) -> dict[str, object]:
@@ -36,9 +41,13 @@ def numbers(timeline: Timeline) -> dict[str, object]:
 
 
 def compare_numbers(visit: Visit, ranks: int, microbatches: int, stages: int) -> None:
-    sizes = {"ranks": ranks, "microbatches": microbatches, "stages": stages}
-    for found in visit.ask("measure", settings(**sizes)):
-        expected = price(found["name"], ranks, microbatches, stages)
+    compare_priced(visit, settings(ranks=ranks, microbatches=microbatches, stages=stages), COSTS)
+
+
+def compare_priced(visit: Visit, sizes: dict[str, Any], costs: Costs) -> None:
+    for found in visit.ask("measure", sizes):
+        size = sizes["ranks"], sizes["microbatches"], sizes["stages"]
+        expected = price(found["name"], *size, costs)
         if isinstance(expected, str):
             assert found == {"name": found["name"], "refusal": expected, "numbers": None}
             continue
@@ -70,6 +79,27 @@ def test_numbers_are_those_of_python_at_every_size(visit_page: Opener) -> None:
         for microbatches in MICROBATCHES:
             for stages in STAGES_PER_RANK:
                 compare_numbers(visit, ranks, microbatches, stages)
+
+
+@pytest.mark.slow
+def test_numbers_are_those_of_python_at_any_costs(visit_page: Opener) -> None:
+    visit, random = visit_page(page()), Random(7)
+    for _ in range(20):
+        stretch = {"forward": 40, "input": 40, "weight": 40}
+        drawn = {name: random.randint(1, most) / 10 for name, most in stretch.items()}
+        drawn |= {"transfer": random.randint(0, 50) * 0.02, "gain": random.randint(0, 20) * 0.05}
+        drawn |= {name: random.randint(0, 64) * 0.25 for name in ("activation", "stash")}
+        costs = Costs(
+            forward=drawn["forward"],
+            backward_input=drawn["input"],
+            backward_weight=drawn["weight"],
+            transfer=drawn["transfer"],
+            overlap_gain=drawn["gain"],
+            activation_bytes=drawn["activation"],
+            weight_stash_bytes=drawn["stash"],
+        )
+        sizes = {"ranks": random.randint(2, 8), "microbatches": random.choice([1, 2, 3, 5, 8, 12])}
+        compare_priced(visit, {**drawn, **sizes, "stages": random.randint(1, 4)}, costs)
 
 
 def test_order_and_times_are_those_of_python(visit_page: Opener) -> None:
