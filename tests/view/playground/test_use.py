@@ -73,6 +73,16 @@ def test_sorting_puts_the_fastest_training_first(visit_page: Opener) -> None:
     assert visit.page.locator("#cards .best").count() >= 5
 
 
+@pytest.mark.parametrize("viewport", [DESK, PHONE])
+def test_a_chosen_family_comes_into_sight(viewport: dict[str, int], visit_page: Opener) -> None:
+    # A click far down the list changed the large picture, which was out of sight.
+    visit = visit_page(page(), viewport=viewport)
+    visit.page.locator("#card-DualPipe").click()
+    assert visit.page.locator("#focus-name").inner_text() == "DualPipe"
+    top = visit.page.locator("#focus-name").bounding_box()["y"]  # type: ignore[index]
+    assert 0 <= top < viewport["height"]
+
+
 def test_chapters_keep_the_focus_of_the_keyboard(visit_page: Opener) -> None:
     visit = visit_page(page(), viewport=DESK)
     visit.page.locator("#chapter-1").press("Enter")

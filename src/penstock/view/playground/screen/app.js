@@ -17,7 +17,7 @@ class App {
     this.problems = [];
     this.picture = new Picture(data.shades);
     this.player = new Player(() => this.drawFocus());
-    this.cards = new Cards(data.shades, (family) => this.set({ family }));
+    this.cards = new Cards(data.shades, (family) => (this.set({ family }), showFocus()));
     this.controls = new Controls(this.sizes, (name, value) => this.set({ [name]: value }));
     this.chapters = new Chapters(data.chapters, (chapter) => this.openChapter(chapter));
     /** @type {Result[]} */
@@ -170,6 +170,7 @@ class App {
       this.open(schedule);
       this.showCards();
       this.refreshFocus();
+      showFocus();
       byId("csv-error").textContent = left
         ? `${left} sends, receives and other additions were left out; the page prices transfers itself`
         : "";

@@ -42,6 +42,12 @@ function difference(app, name, unit) {
   return `${more > 0 ? "+" : "−"}${formatNumber(Math.abs(more))}${unit}`;
 }
 
+/** Scroll to what was just chosen further down, unless it can be seen. */
+function showFocus() {
+  const { top, bottom } = byId("focus-name").getBoundingClientRect();
+  if (top < 0 || bottom > innerHeight) byId("focus").scrollIntoView();
+}
+
 /** @param {App} app */
 function showFindings({ problems }) {
   const box = byId("findings");
