@@ -111,6 +111,7 @@ def soak(
                 return Summary(progress, f"{case}: {outcome.problem}", again.command)
             progress = replace(_add(progress, case, outcome.answers), seconds=monotonic() - begin)
             world.clean()
+            world.wait_until_ready()
             leaks = _find_leaks(outcome.answers, ledger)
             if leaks:
                 again = replace(request, case=None, steps=progress.steps, seconds=None)

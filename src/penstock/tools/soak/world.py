@@ -31,6 +31,9 @@ from penstock.tools.soak.steps import SoakFindings
 
 __all__ = ["Work", "WorkerAnswer", "World"]
 
+# Far longer than a process takes to start, on a busy machine too.
+_SECONDS_TO_START = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -70,6 +73,8 @@ class World:
     def __init__(self, ranks: int) -> None:
         self._jobs = 0
         self._workers = Workers(ranks, prepare=_prepare, preload=[__name__])
+        # Processes that have done nothing yet.
+        self._new = set(range(ranks))
         # What lost ranks leave behind.
         self._folder = TemporaryDirectory(prefix="penstock-soak-")
 
@@ -110,11 +115,29 @@ class World:
     def replace(self, rank: int) -> None:
         """End a process, whatever it is doing, and start another one in its place."""
         self._workers.replace(rank)
+        self._new.add(rank)
+
+    def wait_until_ready(self) -> None:
+        """Wait until every process is connected, which takes an open file of this one."""
+        for rank in self._new:
+            self._workers.give(rank, _answer)
+        while self._new:
+            heard = self._workers.listen(self._new, _SECONDS_TO_START)
+            if not heard:
+                raise PipelineError(f"ranks {sorted(self._new)} have not started in time")
+            for rank, message in heard:
+                if not isinstance(message, Answered):
+                    raise PipelineError(f"rank {rank} could not start: {message}")
+                self._new.discard(rank)
 
     def clean(self) -> None:
         """Remove what the processes have written, once none of them writes any more."""
         for path in Path(self._folder.name).iterdir():
             shutil.rmtree(path)
+
+
+def _answer(_: WorkerContext) -> None:
+    """Do nothing but answer."""
 
 
 @contextmanager
