@@ -2,7 +2,7 @@
 
     python benchmarks/checkpoints.py
 
-Two models with AdamW: many small tensors, and one gigabyte in large ones. Each round saves with
+Two models with AdamW: many small tensors, and a gigabyte (or less) in large ones. Each round saves with
 Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`;
 what comes first changes from round to round. Before each save, a file of its size is written and
 removed, so that none has to wait for memory that the system has not used yet. Torch gets its own
