@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoints.py
 
-Two models with AdamW: many small tensors, and a gigabyte (or less) in large ones. Each round saves with
-Penstock, with `dcp.save` and with `dcp.async_save`, and loads with Penstock and with `dcp.load`;
+Two models with AdamW: many small tensors, and a gigabyte or less in large ones. Each round saves
+with Penstock, `dcp.save` and `dcp.async_save`, and loads with Penstock and with `dcp.load`;
 what comes first changes from round to round. Before each save, a file of its size is written and
 removed, so that none has to wait for memory that the system has not used yet. Torch gets its own
 state dicts (`get_state_dict`). "Restart" loads into a new model and a new optimizer, which has no
