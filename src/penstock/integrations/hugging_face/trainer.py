@@ -84,7 +84,7 @@ class PipelineTrainer(Trainer):
                 self.args.seed,
             )
             self._wrapped = PipelineModule(pipeline, getattr(whole, "config", None))
-            if self._layout.mesh is not None:
+            if self._layout.mesh is not None and self._layout.ranks > 1:
                 refuse_calls(whole)
         return self._wrapped
 
