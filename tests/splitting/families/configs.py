@@ -86,7 +86,7 @@ _OWN: dict[str, dict[str, Any]] = {
 def small_configs(kind: str) -> list[Callable[[], PreTrainedConfig]]:
     """Return makers of configurations of the family with this model type, the smallest first.
 
-    What one of them does not fit, another may: lists of widths are left as they are, or all that
+    What one of them does not fit, another may: lists of widths are left unchanged, or all that
     the library sets for inner configurations is left out.
     """
     ways = (_all_settings, _plain_settings, _rules_alone)

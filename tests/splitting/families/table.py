@@ -90,10 +90,10 @@ def write_table(given: Sequence[dict[str, Any]]) -> str:
     parts = [
         head + "## transformers\n\n" + _TABLE + "\n".join(map(row_of, measured)) + "\n",
         "\n## diffusers, timm and torchvision\n\n",
-        "torchvision comes for CUDA: its own operators do not load beside a torch for CPUs, and no "
-        "model here calls them. Left out is XCiT of timm: in the unsplit model, torch's batch norm "
-        "on a CPU gives a gradient that finite differences contradict. Those of its stages do "
-        "agree with them.\n\n" + _TABLE + "\n".join(map(row_of, others)) + "\n",
+        "torchvision comes for CUDA: its own operators do not load beside a torch for CPUs, and "
+        "no model here calls them. Left out is XCiT of timm: in the unsplit model, torch's batch "
+        "norm on a CPU gives a gradient that finite differences contradict, and those of the "
+        "stages agree with them.\n\n" + _TABLE + "\n".join(map(row_of, others)) + "\n",
         _LEFT_OUT.format(count=len(left_out), tried=len(own), groups=_group(left_out)),
     ]
     return "".join(parts)
