@@ -35,6 +35,10 @@ row names no pictures were given words alone.
 |---|---|---|---|---|---|
 {counts}
 
+LeViT and CvT are models with batch norms in evaluation mode. Finite differences agree with the
+stages of LeViT, and contradict the unsplit model; with CvT under ZBV it is the other way round.
+torch's batch norm on a CPU is suspected in both, which is not proven for CvT.
+
 """
 _LEFT_OUT = """\
 
