@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import transformers as hf
+from torch import nn
 
 import penstock as ps
 from penstock.errors import ModelError
@@ -83,14 +84,31 @@ def dpt() -> tuple[Any, torch.Tensor]:
     ].double()
 
 
+class Depth(nn.Module):
+    """Calls another model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        depth: torch.Tensor = self.model(pixels).predicted_depth
+        return depth
+
+
 def test_features_of_all_layers_are_refused_or_right() -> None:
     # A list that was too short gave a bare IndexError or ValueError.
     model, pixels = dpt()
     pipe = ps.split(model, layers="dpt.encoder.layer", stages=4, example=[pixels])
     expected = model(pixels).predicted_depth
     assert torch.equal(pipe(pixels).predicted_depth, expected)
-    with pytest.raises(ModelError, match=r"what 'dpt\.encoder\.layer\.0', .* returned"):
-        ps.split(model, layers="dpt.encoder.layer", stages=4)(pixels)
+    # It says by itself that it takes pictures; what calls it does not.
+    own = ps.split(model, layers="dpt.encoder.layer", stages=4)
+    assert torch.equal(own(pixels).predicted_depth, expected)
+    caller = Depth(model)
+    pipe = ps.split(caller, layers="model.dpt.encoder.layer", stages=4)
+    with pytest.raises(ModelError, match=r"what 'model\.dpt\.encoder\.layer\.0', .* returned"):
+        pipe(pixels)
 
 
 IDS = torch.arange(4 * 8).reshape(4, 8) * 7 % 19
