@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.deferred.calls import DeferredCalls, current_recording
 from penstock.deferred.linear import DeferredLinear, held_by
+from penstock.step.lanes.collectives import CollectiveTurns
 from penstock.step.saved import graph
 from penstock.step.saved.graph import PackedGraph, pack_graph
 
@@ -52,6 +53,17 @@ def test_a_graph_that_was_away_gives_the_same_gradients(
     assert move(pack_graph([node_of(output)], [x], set())) > 0
     (found,) = torch.autograd.grad(output, x)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+# Torch gives a mode such a number as one of Python, and could not detach that to pack it.
+def test_numbers_of_the_code_stay_where_they_are() -> None:
+    x = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    y = (x * 0.9).sum()
+    with CollectiveTurns().watching():
+        assert move(pack_graph([node_of(y)], [], set())) == 0
+    torch.autograd.backward(y)
+    assert x.grad is not None
+    assert x.grad.tolist() == [0.9] * 4
 
 
 def test_each_piece_of_memory_is_moved_once_and_parameters_stay() -> None:

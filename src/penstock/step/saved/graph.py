@@ -121,7 +121,10 @@ def pack_graph(
         # Who conjugates or negates a value when it is read is not in its memory.
         if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
             return False
-        return tensor.nbytes > 0 and tensor.untyped_storage().data_ptr() not in stays
+        storage = tensor.untyped_storage()
+        # A number of the model's code looks like this too, and torch cannot pack it under a mode.
+        is_number = tensor.dim() == 0 and storage.nbytes() == tensor.nbytes
+        return tensor.nbytes > 0 and not is_number and storage.data_ptr() not in stays
 
     for node in _reachable(roots):
         for saved in _saved_by(node):
