@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 
 from penstock.deferred.calls import CastTo, DeferredCalls, current_cast, current_recording
+from penstock.deferred.layout import as_matrix, lies_by_columns, multiply_by_columns
 from penstock.deferred.own_pass import pass_number, work_of
 from penstock.deferred.plain_derivative import run_again
 from penstock.deferred.work import add_product, require_unchanged
@@ -56,10 +57,10 @@ class LayerCall(NamedTuple):
             or total.is_complex()
             or not gradient.is_contiguous()
         ):
-            columns = _as_matrix(value)
+            columns = as_matrix(value)
             if columns.is_complex():
                 columns = columns.conj()
-            add_product(weight, _as_matrix(gradient).t(), columns)
+            add_product(weight, as_matrix(gradient).t(), columns)
         elif gradient.dim() == 2:
             total.addmm_(gradient.t(), value)
         else:
@@ -117,8 +118,11 @@ class _Product(torch.autograd.Function):
             factor = weight if weight.dtype is gradient.dtype else weight.to(gradient.dtype)
             if factor.is_complex():
                 factor = factor.conj()
-            is_matrix = gradient.dim() == 2
-            of_value = _mm(gradient, factor) if is_matrix else gradient.matmul(factor)
+            if not kept.is_contiguous() and lies_by_columns(kept):
+                of_value = multiply_by_columns(gradient, factor)
+            else:
+                is_matrix = gradient.dim() == 2
+                of_value = _mm(gradient, factor) if is_matrix else gradient.matmul(factor)
         # Autograd sums a gradient that is larger than the bias over the rows.
         return of_value, None, gradient if needs_bias else None, None
 
@@ -142,10 +146,6 @@ def hold(node: object, value: torch.Tensor | None, matrix: torch.Tensor | None) 
     _, weight, bias, cast, _, _, version = node.call  # type: ignore[attr-defined]  # set by `forward`
     kept = 0 if matrix is None else matrix._version
     node.call = value, weight, bias, cast, matrix, kept, version  # type: ignore[attr-defined]  # as above
-
-
-def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
 class DeferredLinear(nn.Linear):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from penstock.deferred.layout import as_matrix, lies_by_columns, multiply_by_columns
 from penstock.deferred.work import WeightPart
 from penstock.torch_private import grouped_mm
 
@@ -55,13 +56,17 @@ def find_linear(value: Any, weight: Any, bias: Any) -> Product | None:
 
 
 def _add_linear(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
-    part.add_product(_as_matrix(gradient).t(), _as_matrix(value))
+    part.add_product(as_matrix(gradient).t(), as_matrix(value))
 
 
 def _pull_linear(
-    gradient: torch.Tensor, weight: torch.Tensor, _: object, needs_value: bool, __: bool
+    gradient: torch.Tensor, weight: torch.Tensor, value: torch.Tensor, needs_value: bool, _: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    return gradient.matmul(weight) if needs_value else None, gradient
+    if not needs_value:
+        return None, gradient
+    if lies_by_columns(value):
+        return multiply_by_columns(gradient, weight), gradient
+    return gradient.matmul(weight), gradient
 
 
 def find_product(left: Any, right: Any) -> Product | None:
@@ -89,7 +94,7 @@ def find_added_product(added: Any, left: Any, right: Any, beta: Any, alpha: Any)
 
 
 def _add_right(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
-    part.add_product(_as_matrix(value).t(), _as_matrix(gradient))
+    part.add_product(as_matrix(value).t(), as_matrix(gradient))
 
 
 def _add_right_stack(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> None:
@@ -97,10 +102,12 @@ def _add_right_stack(part: WeightPart, gradient: torch.Tensor, value: torch.Tens
 
 
 def _pull_left(
-    gradient: torch.Tensor, right: torch.Tensor, _: object, needs_value: bool, __: bool
+    gradient: torch.Tensor, right: torch.Tensor, value: torch.Tensor, needs_value: bool, _: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
     if not needs_value:
         return None, gradient
+    if right.dim() == 2 and lies_by_columns(value):
+        return multiply_by_columns(gradient, right.t()), gradient
     # For matrices, these two are faster.
     is_matrix = gradient.dim() == 2
     return gradient.mm(right.t()) if is_matrix else gradient.matmul(right.mT), gradient
@@ -111,9 +118,13 @@ def _add_left(part: WeightPart, gradient: torch.Tensor, value: torch.Tensor) -> 
 
 
 def _pull_right(
-    gradient: torch.Tensor, left: torch.Tensor, _: object, needs_value: bool, __: bool
+    gradient: torch.Tensor, left: torch.Tensor, value: torch.Tensor, needs_value: bool, _: bool
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    return left.mT.matmul(gradient) if needs_value else None, gradient
+    if not needs_value:
+        return None, gradient
+    if left.dim() == 2 and lies_by_columns(value):
+        return gradient.t().mm(left).t(), gradient
+    return left.mT.matmul(gradient), gradient
 
 
 def find_grouped_product(
@@ -139,10 +150,6 @@ def _add_grouped(
         part.add(grouped_mm(value.t(), gradient, offs=offsets))
     else:
         part.add(grouped_mm(gradient.t(), value, offs=offsets).mT)
-
-
-def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
 
 
 # ---------------------------------------------------------------- rows of a table

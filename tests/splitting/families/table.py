@@ -35,9 +35,9 @@ row names no pictures were given words alone.
 |---|---|---|---|---|---|
 {counts}
 
-LeViT and CvT are models with batch norms in evaluation mode. Finite differences agree with the
-stages of LeViT, and contradict the unsplit model; with CvT under ZBV it is the other way round.
-torch's batch norm on a CPU is suspected in both, which is not proven for CvT.
+LeViT has batch norms. Those of torch compute wrong gradients on a CPU where their input and the
+gradient of their output lie in memory in different orders. Finite differences agree with the
+stages of LeViT, and contradict the unsplit model.
 
 """
 _LEFT_OUT = """\
