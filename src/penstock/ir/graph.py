@@ -167,15 +167,19 @@ def _neighbour_columns(
 
 def join_needs(num_rows: int, lists: list[NeedList], base: Graph | None = None) -> Graph:
     """Sort needs by the row that has them, in linear time; `base` is a graph to add them to."""
-    old = np.zeros(num_rows, dtype=np.int64) if base is None else np.diff(base.first)
-    count = old.copy()
+    # In place, because each column of a large schedule is hundreds of megabytes.
+    first = np.zeros(num_rows + 1, dtype=np.int64)
+    count = first[1:]
+    if base is not None:
+        np.subtract(base.first[1:], base.first[:-1], out=count)
     for entry in lists:
         count[entry.row] += 1
-    first = np.concatenate(([0], np.cumsum(count)))
+    np.cumsum(first, out=first)
     need = np.empty(first[-1], dtype=np.int32)
     link = np.empty(first[-1], dtype=np.int64)
     free = first[:-1].copy()
     if base is not None:
+        old = np.diff(base.first)
         target = np.arange(len(base.need)) + np.repeat(free - base.first[:-1], old)
         need[target], link[target] = base.need, base.link
         free += old
