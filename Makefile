@@ -10,7 +10,7 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 TESTS := -n 3 --dist worksteal
 TEST_SETTINGS := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test test-all test-oldest test-gpu check scripts docs docs-serve browser bench fuzz clean
+.PHONY: demo test test-all test-oldest test-libraries test-gpu check scripts docs docs-serve browser bench fuzz clean
 
 demo: $(READY)
 	$(BIN)/penstock demo
@@ -28,6 +28,18 @@ test-oldest: .venv-oldest/ready browser
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
+
+# The trainers that run on the drop-in: torchtitan and NeMo AutoModel, in an environment of their own.
+# Without the dependencies of the second, which would bring another torch.
+test-libraries: .venv-libraries/ready
+	$(TEST_SETTINGS) .venv-libraries/bin/pytest tests/dropin/test_libraries.py
+
+.venv-libraries/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-libraries
+	.venv-libraries/bin/pip install --quiet --constraint constraints.txt --editable '.[dev]' \
+	    torchtitan==0.3.0 spmd_types==0.2.3 torchao triton
+	.venv-libraries/bin/pip install --quiet --no-deps nemo-automodel==0.7.0
 	touch $@
 
 # Every test that needs CUDA, between several ranks on one GPU too. From the source and with what
@@ -93,7 +105,7 @@ fuzz: .venv-fuzz/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-fuzz .venv-oldest build dist demo-output site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-fuzz .venv-libraries .venv-oldest build dist demo-output site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # The constraints pin torch, so that pip finds a CPU build where one is offered.
 $(READY): pyproject.toml constraints.txt
