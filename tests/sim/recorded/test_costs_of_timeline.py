@@ -104,6 +104,13 @@ def test_several_steps_count_together_without_their_extremes() -> None:
     assert costs.forward == (5.0, 7.5)
 
 
+# The fastest message of all steps was taken, so that more steps made links look ever faster.
+def test_a_transfer_is_that_of_a_typical_step() -> None:
+    schedule = lower(build("1F1B", ranks=2, microbatches=4))
+    steps = [simulate(schedule, Costs(transfer=seconds)) for seconds in (0.0, 0.25, 0.5, 9.0)]
+    assert costs_of(*steps).transfer == ((0.0, 0.375), (0.375, 0.0))
+
+
 def test_steps_of_different_schedules_are_refused() -> None:
     steps = [simulate(build(name, ranks=2, microbatches=2)) for name in ("1F1B", "GPipe")]
     with pytest.raises(CostsError) as caught:

@@ -21,8 +21,9 @@ def costs_of(timeline: Timeline, *more: Timeline, like: Costs | None = None) -> 
     """Return seconds per stage and kind of compute, per send, and per transfer of each link.
 
     Several steps of one schedule give better costs than one. Seconds are means over the middle
-    half of what was recorded. A transfer takes as long as the fastest message of its link, since
-    others had arrived before anybody waited for them; a link without messages gets the mean.
+    half of what was recorded. A transfer takes as long as the fastest message of its link in a
+    step, since others had arrived before anybody waited for them; a link without messages gets the
+    mean of all links.
     Where `like` gives microbatches different sizes, these are the seconds of size 1.
 
     Recorded collectives occupied their rank, so they come with a `collective_overlap` of 0: what
@@ -188,11 +189,14 @@ def _transfer_seconds(
     ranks, rows, graph = schedule.num_ranks, schedule.rows, build_graph(schedule)
     user = np.repeat(np.arange(len(rows)), np.diff(graph.first))
     is_message = rows.is_kind(Kind.SEND_F, Kind.SEND_B)[graph.need] & (graph.link >= 0)
-    fastest = np.full(ranks * ranks, np.inf)
-    for step in steps:
-        waits = step.start[user[is_message]] - step.end[graph.need[is_message]]
-        waits = np.maximum(waits, 0.0) / scale[graph.need[is_message]]
-        np.minimum.at(fastest, graph.link[is_message], waits)
+    links, needs = graph.link[is_message], graph.need[is_message]
+    # By step: the more steps, the faster the fastest message of all.
+    found = np.full((len(steps), ranks * ranks), np.inf)
+    for fastest_of_step, step in zip(found, steps, strict=True):
+        waits = step.start[user[is_message]] - step.end[needs]
+        np.minimum.at(fastest_of_step, links, waits / scale[needs])
+    # Clocks of ranks differ a little, so that a message may seem to arrive before it was sent.
+    fastest = np.maximum([middle_mean(column) for column in found.T], 0.0)
     is_known = np.isfinite(fastest)
     typical = float(fastest[is_known].mean()) if is_known.any() else 0.0
     others = np.full(ranks * ranks, typical) if like is None else like.per_link(ranks).ravel()
