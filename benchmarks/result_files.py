@@ -53,7 +53,8 @@ def write_result(
 
 def _command() -> str:
     """Return how this program was started, without the folders of this machine."""
-    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]
+    given = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    words = ["python", f"benchmarks/{Path(sys.argv[0]).name}", *given]
     threads = os.environ.get("OMP_NUM_THREADS")
     return " ".join([f"OMP_NUM_THREADS={threads}", *words] if threads else words)
 

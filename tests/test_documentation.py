@@ -212,16 +212,6 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
-def test_numbers_of_the_readme_are_measured() -> None:
-    _, _, rest = (ROOT / "README.md").read_text().partition("## Measured")
-    table = [line for line in rest.partition("## ")[0].splitlines() if line.startswith("| ")][1:]
-    shown = [number for row in table for number in re.findall(r"\d+\.\d+(?= |\Z)", row)]
-    results = (ROOT / "benchmarks" / "results").glob("*.md")
-    measured = " ".join(file.read_text(encoding="utf-8") for file in results)
-    assert len(shown) >= 10
-    assert [number for number in shown if f" {number} " not in measured] == []
-
-
 def test_links_of_the_readme_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / "README.md").read_text())
     assert [link for link in links if not (ROOT / link).exists()] == []

@@ -44,6 +44,9 @@ def test_every_result_file_says_how_it_was_measured() -> None:
     results = read_results()
     assert {"planning", "runtime", "gpu_ranks"} <= set(results)
     assert all(tuple(result.facts) == FACTS for result in results.values())
+    # A command named a folder of the machine on which it ran.
+    commands = [result.facts["command"] for result in results.values()]
+    assert [command for command in commands if re.search(r"\s/\w", command)] == []
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,15 @@ def test_picture_of_a_stuck_order_shows_all_of_it(visit_page: Opener, tmp_path: 
     assert (len(ends), max(ends)) == (1 + 2 + 8 + 2, 1200)
 
 
+def test_cells_of_a_spreadsheet_can_be_pasted(visit_page: Opener) -> None:
+    # A spreadsheet copies its cells with tabs, which made one action of a row.
+    visit = visit_page(page(), viewport=DESK)
+    visit.page.locator("#text summary").click()
+    visit.page.locator("#csv").fill("0F0\t0F1\t\t0B0\t0B1\n1F0\t1B0\t1F1\t1B1\n")
+    visit.page.locator("#apply").click()
+    assert visit.ask("state")["csv"] == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
+
+
 def test_pasted_order_that_cannot_be_read_says_why(visit_page: Opener) -> None:
     visit = visit_page(page(), viewport=DESK)
     visit.page.locator("#text summary").click()
@@ -278,6 +287,12 @@ def test_pasted_order_that_cannot_be_read_says_why(visit_page: Opener) -> None:
     visit.page.locator("#csv").fill("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0")
     visit.page.locator("#apply").click()
     assert visit.page.locator("#csv-error").inner_text().startswith("4 sends, receives")
+    # It was called an invalid action, which it is not.
+    visit.page.locator("#csv").fill("0F0,0RECOMPUTE0,0B0")
+    visit.page.locator("#apply").click()
+    assert visit.page.locator("#csv-error").inner_text() == (
+        "the page takes no actions that recompute or offload (got 0RECOMPUTE0); use penstock show"
+    )
     assert visit.ask("problems") == []
 
 

@@ -3,6 +3,8 @@
 const ACTION = /^([0-9]{1,9})(F|I|W|B)([0-9]{1,9})$/;
 // What lowering adds. The page prices transfers by itself, so these are left out.
 const ADDED = /^([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)([0-9]{1,9})?(>[0-9]{1,9})?$/;
+// Python's schedules have these too, with memory on the host that the page does not know.
+const SAVED = /^[0-9]{1,9}(RECOMPUTE|OFFLOAD|RELOAD)[0-9]{1,9}$/;
 const OVERLAP = /^\(([^()]*)\)OVERLAP_F_B$/;
 const DATAFLOW = /^# dataflow:((?: +[0-9]{1,9}>[0-9]{1,9})*) *\| *parts:((?: +[0-9]{1,9})*)$/;
 const MOST_ACTIONS = 20000;
@@ -42,12 +44,16 @@ function parseCsv(text, name, wording) {
   refuseMoreThan("ranks", lines.length, MOST_RANKS);
   let left = 0;
   const orders = lines.map((line, rank) => {
-    return line.split(",").flatMap((cell, column) => {
+    // Cells that are copied from a spreadsheet have tabs between them.
+    return line.split(/[,\t]/).flatMap((cell, column) => {
       const stripped = cell.trim().replace(/^"(.*)"$/, "$1").trim();
       if (stripped === "") return [];
       if (ADDED.test(stripped)) return (left += 1), [];
       const work = parseWork(stripped);
       if (work) return [work];
+      if (SAVED.test(stripped)) {
+        throw new Error(`the page takes no actions that recompute or offload (got ${stripped}); use penstock show`);
+      }
       const error = fill(wording.action, { text: `'${stripped.slice(0, 60)}'` });
       throw new Error(fill(wording.cell, { rank, cell: column, error }));
     });
