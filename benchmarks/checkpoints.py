@@ -40,7 +40,7 @@ from result_files import write_result
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one run: until it is done, of the processor, and until the caller goes on."""
+    """Seconds of one run: until it is done, of the processor, and until the caller continues."""
 
     wall: float
     processor: float

@@ -96,7 +96,7 @@ class Trap:
             self.fail()
 
     def fail(self) -> None:
-        """What the case asks for."""
+        """Do what the case asks for."""
         match self.case.kind:
             case "SIGKILL" | "SIGSTOP":
                 os.kill(os.getpid(), getattr(signal, self.case.kind))
@@ -220,7 +220,7 @@ def observe(case: Case, folder: Path, processes: list[BaseProcess]) -> Result:
 
 
 def errors(folder: Path) -> dict[int, str]:
-    """By rank, what it raised."""
+    """Return what each rank raised."""
     return {int(file.stem): file.read_text(encoding="utf-8") for file in folder.glob("*.error")}
 
 
@@ -230,7 +230,7 @@ def all_say(messages: list[str], pattern: str) -> bool:
 
 
 def run_rank(case: Case, rank: int, name: str) -> None:
-    """One rank as a script would run it: what is raised ends the process."""
+    """Run a rank as a script would: what is raised ends the process."""
     folder = Path(name)
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)
@@ -257,7 +257,7 @@ def run_rank(case: Case, rank: int, name: str) -> None:
 
 
 def stage_modules(case: Case, rank: int, trap: Trap) -> dict[int, nn.Module]:
-    """The stages of a rank; a trap is in the first of the rank that is to fail."""
+    """Return the stages of a rank; the first one of the rank that is to fail has a trap."""
     stages = [rank] if case.schedule == "1F1B" else [rank, 2 * RANKS - 1 - rank]
     return {stage: StageModule(trap if rank == case.victim == stage else None) for stage in stages}
 
@@ -320,7 +320,7 @@ def table(results: list[Result]) -> str:
 
 
 def said_table(results: list[Result]) -> str:
-    """What the first of the others raised, in one case of each kind."""
+    """Return what the first of the others raised, in one case of each kind."""
     lines = ["| fault | library | what another rank raised |", "|---|---|---|"]
     for kind, library in product(KINDS, LIBRARIES):
         texts = [r.said for r in results if (r.case.kind, r.case.library) == (kind, library)]

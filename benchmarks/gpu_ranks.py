@@ -253,7 +253,7 @@ class Rank:
         return runner
 
     def simulate_recorded(self, runner: Runner, name: str) -> float | None:
-        """The step that the durations of recorded actions make, or None for torch's."""
+        """Return the step simulated with recorded durations, or None for torch's."""
         if runner.record is None:
             return None
         timelines = [runner.record() for _ in range(2)]
@@ -298,7 +298,7 @@ class Rank:
 
 
 def beside(measured: float, simulated: float | None) -> str:
-    """Both in milliseconds: the simulated step, and how much longer the measured one takes."""
+    """Format the simulated milliseconds, and how much longer the measured step takes."""
     if simulated is None:
         return ""
     return f"{1e3 * simulated:.1f} ({measured / simulated / 1e3:.3f})"

@@ -162,7 +162,7 @@ def rows_of(schedule: str, size: Size, device: torch.device, repeats: int) -> li
 
 
 def start_group(device: torch.device) -> None:
-    """A process group of this process alone, which torch's schedules ask for."""
+    """Start a process group of this process alone, which torch's schedules ask for."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -74,7 +74,7 @@ class Shape:
         return words[:, :-1].contiguous(), words[:, 1:].contiguous()
 
     def split(self, device: torch.device, sizes: Sequence[int]) -> ps.Pipe:
-        """Cut a new model into stages of so many layers."""
+        """Cut a new model into stages of these numbers of layers."""
         example = self.batch(device)[0][:1]
         return ps.split(self.model(device), layers=LAYERS, stages=sizes, example=(example,))
 

@@ -8,8 +8,8 @@ and a rank that is slower than the other. For each, layers and links are measure
 chooses cuts, placement and order. Every fixed family of one copy runs the same model cut in two
 ways: with the same number of layers for each stage, and by `partition`, so that stages are as even
 as they can be. All have the same limit of memory, 1.3 times what the fastest family with even cuts
-needs. The plan is then made anew from its own recorded steps. All take turns, and each number is a
-median with the interquartile range as a share of it.
+needs. The plan is then made again from its own recorded steps. All take turns, and each number is
+a median with the interquartile range as a share of it.
 
 A family at the plan's own cut shows what the order alone is worth; users without a planner do not
 have it, so it is not among the rivals. Prints its tables and writes them to

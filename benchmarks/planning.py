@@ -64,7 +64,7 @@ def best_of(times: int, function: Callable[[], object]) -> float:
 
 
 def plan_and_check(ranks: int, microbatches: int) -> Schedule:
-    """What torch does when a schedule object is made, and more: its order is proven to finish."""
+    """Do what torch does when a schedule object is made, and prove that its order finishes."""
     lowered = ps.lower(ps.build("ZBV", ranks=ranks, microbatches=microbatches))
     ps.check(lowered, channels="shared")
     return lowered

@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def torch_schedule(name: str, modules: dict[int, nn.Module], total: int, m: int, loss: Any) -> Any:
-    """The incumbent's schedule object for the stages of this rank."""
+    """Return torch's schedule object for the stages of this rank."""
     kind, per_rank, _ = SCHEDULES[name]
     device = torch.device("cpu")
     stages = [
@@ -126,7 +126,7 @@ def take_turns(
 
 
 def overhead_table(repeats: int) -> str:
-    """The overhead per action on one rank, over both floors; see above."""
+    """Return the table of overhead per action on one rank, over both floors; see above."""
     address = f"file://{tempfile.mkdtemp()}/store"
     dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
     lines = [
@@ -196,7 +196,7 @@ def _turn_flight_log_on(pipe: ps.Pipeline) -> None:
 
 
 def _run_cut(stages: Sequence[nn.Module], x: torch.Tensor, y: torch.Tensor, loss: Any) -> None:
-    """The floor: forward and backward of each microbatch, with a cut between any two stages."""
+    """Run the floor: forward and backward of each microbatch, cut between any two stages."""
     rows = torch.split(x, 1)
     for part, target in zip(rows, torch.split(y, 1), strict=True):
         given, made = [part], [stages[0](part)]
@@ -252,7 +252,7 @@ def memory_table(names: list[str]) -> str:
 
 
 def _problem(name: str, rank: int) -> tuple[list[nn.Module], dict[int, nn.Module], Any, Any, Any]:
-    """All stages, this rank's own, a batch and a loss."""
+    """Return all stages, this rank's own, a batch and a loss."""
     torch.manual_seed(0)
     _, per_rank, style = SCHEDULES[name]
     total = 2 * per_rank

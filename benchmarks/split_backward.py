@@ -5,7 +5,7 @@
 
 Transformer blocks with RMSNorm, attention and SwiGLU. Plain is autograd's forward and backward, as
 it comes and in the calling thread only, which is faster where the host is what limits;
-ours and torch's run F, I and W of the same blocks: as they are, with every block under
+ours and torch's run F, I and W of the same blocks: in eager mode, with every block under
 `torch.compile`, and as CUDA graphs. What counts is the time of a run in a loop without pauses, as
 in training; phases are timed one by one beside it. Repeats take turns; times are medians, and
 ratios medians of ratios within a repeat. Prints its tables and writes them to
@@ -185,7 +185,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def sample(job: Job, device: torch.device) -> Sample:
-    """One run: seconds per phase on the device and on the host alone."""
+    """Run once; return the seconds per phase on the device and on the host alone."""
     synchronize(device)
     marks, host = [mark(device)], [perf_counter()]
     for _ in job.phases():
@@ -315,7 +315,7 @@ def time_table(shape: Shape, device: torch.device, repeats: int) -> list[str]:
 
 
 def median_ratio(times: list[float], others: list[float]) -> str:
-    """Of runs that came right after each other, since a machine is not always as fast."""
+    """Return the median of ratios of neighbouring runs, since a machine changes its speed."""
     ratios = [time / other for time, other in zip(times, others, strict=True)]
     return f"{statistics.median(ratios):.3f}"
 

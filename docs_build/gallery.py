@@ -7,7 +7,7 @@ from docs_build.families import ENTRIES, Entry
 from docs_build.pictures import Sizes, one_scale, picture, price
 from penstock.schedules.formulae import FORMULAE, Formula
 from penstock.schedules.registry import FAMILIES, Family
-from penstock.view.units import format_number, format_share
+from penstock.units import format_number, format_share
 
 __all__ = ["gallery_page"]
 

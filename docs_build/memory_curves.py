@@ -7,8 +7,8 @@ it ends. Heights count microbatches over one rank's share of the model.
 from xml.etree.ElementTree import Element, SubElement
 
 import penstock as ps
+from penstock.units import format_number
 from penstock.view.palette import MEMORY
-from penstock.view.units import format_number
 
 __all__ = ["memory_drawing"]
 

@@ -22,8 +22,8 @@ import penstock as ps
 from docs_build.memory_curves import memory_drawing
 from penstock.errors import ArgumentError
 from penstock.sim.comparison import compare
+from penstock.units import format_number, format_share
 from penstock.view.svg import timeline_drawing
-from penstock.view.units import format_number, format_share
 
 __all__ = [
     "REQUEST",

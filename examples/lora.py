@@ -1,7 +1,7 @@
 """LoRA: train small adapters inside a frozen model, in a pipeline.
 
 The adapters come from `peft`, put into the model before it is split. Only they get gradients and
-go to the optimizer; stages whose weights are all frozen are no special case. Under
+go to the optimizer; stages whose weights are all frozen need nothing special. Under
 `torchrun --nproc-per-node 2` the same script trains on two ranks.
 
     python examples/lora.py

@@ -1,9 +1,9 @@
 """A schedule of your own, as a function.
 
 A family is a function of ranks, microbatches and stages per rank that says what each rank does,
-in order. Here every rank runs twice as far ahead as in 1F1B, so that slow messages are hidden,
-for more memory. It is checked, drawn, compared with 1F1B, and trained with; nothing else has to
-know of it.
+in order. Here every rank runs twice as far ahead as in 1F1B, which hides slow messages
+and costs memory. It is checked, drawn, compared with 1F1B, and trained with; nothing else has to
+know about it.
 
     python examples/own_schedule.py
 """

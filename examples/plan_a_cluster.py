@@ -3,7 +3,7 @@
 No GPU and no torch: the costs are numbers, here from arithmetic, or from `measure` on one
 device. `search` chooses cuts, placement, stages per rank, checkpoints and the order, under a
 limit of memory, and says how far from the best possible the plan can be. The plan is a file that
-`Pipeline` runs as it is.
+`Pipeline` runs unchanged.
 
     python examples/plan_a_cluster.py
 """
@@ -22,7 +22,7 @@ def matrices(parameters: float) -> float:
 
 
 def piece(name: str, parameters: float, activations: float, *, products: float) -> ps.Piece:
-    """A layer; a parameter takes 2 bytes, its gradient 2 and its optimizer state 12."""
+    """Return a layer; a parameter takes 2 bytes, its gradient 2 and its optimizer state 12."""
     seconds = matrices(products)
     return ps.Piece(
         name,

@@ -47,7 +47,7 @@ def fuzz(reader: Reader, options: list[str]) -> None:
             judge(reader, data, work)
 
         def change(data: bytes, max_size: int, seed: int) -> bytes:
-            """Every other time one of our edits, which keep the structure of a file."""
+            """Make one of our edits every other time, which keep the structure of a file."""
             random = Random(seed)
             if random.random() < 0.5:
                 return bytes(atheris.Mutate(data, max_size))

@@ -20,7 +20,7 @@ SOURCE = ROOT / "src" / "penstock"
 # TORCH_LINE on, and inside the functions of the command line.
 LAYERS = (
     ("errors", "version", "late_names"),
-    ("untrusted", "atomic_files", "missing_torch"),
+    ("untrusted", "atomic_files", "missing_torch", "units"),
     ("ir",),
     ("costs",),
     ("schedules", "passes", "checks"),

@@ -5,6 +5,7 @@ Every phrase here comes with a better one. Run one room with `pytest tests/test_
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "penstock"
+# Folders beside the package whose words people read too.
+BESIDE = ("benchmarks", "docs_build", "examples", "fuzz")
 
 _VERBS = (
     r"(?:is|are|was|were|has|have|had|does|do|did|can|cannot|could|may|might|must|will|would|"
@@ -99,10 +102,10 @@ class Piece:
 
 
 def rooms() -> list[str]:
-    """Return the folders and modules right below the package, docs_build and the pages."""
+    """Return the folders and modules right below the package, and what lies beside it."""
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py"}
     found |= {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
-    return sorted(found | {"docs_build", "pages"})
+    return sorted(found | {*BESIDE, "pages"})
 
 
 def files_of(room: str) -> Iterator[Path]:
@@ -110,9 +113,9 @@ def files_of(room: str) -> Iterator[Path]:
     if room == "pages":
         yield from sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
         return
-    base = ROOT / room if room == "docs_build" else SOURCE / room
+    base = ROOT / room if room in BESIDE else SOURCE / room
     yield from [base.with_suffix(".py")] if base.with_suffix(".py").exists() else []
-    for suffix in ("py", "js", "html", "css"):
+    for suffix in ("py", "ipynb", "md", "js", "html", "css"):
         yield from sorted(base.rglob(f"*.{suffix}"))
     yield from sorted((ROOT / "tests" / room).rglob("*.py"))
     yield from sorted((ROOT / "tests").glob(f"test_{room}.py"))
@@ -122,6 +125,8 @@ def files_of(room: str) -> Iterator[Path]:
 def pieces_of(path: Path) -> tuple[Piece, ...]:
     """Return the prose of a file: of tests, only names, docstrings and comments."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
     if path.suffix != ".py":
         return (Piece(path, 1, text),)
     nodes = list(ast.walk(ast.parse(text)))

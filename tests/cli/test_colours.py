@@ -39,3 +39,11 @@ def test_colours_are_off_on_request_and_in_terminals_without_them(
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_a_file_or_a_pipe_gets_plain_text(arguments: tuple[str, ...]) -> None:
     assert "\x1b" not in run(arguments, TERM="xterm-256color", COLUMNS="80")
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_a_terminal_that_lacks_letters_gets_question_marks(arguments: tuple[str, ...]) -> None:
+    # `explain` ended in a traceback where the ellipsis could not be written, as with LC_ALL=C.
+    command = (*arguments, "-r", "4", "-m", "8") if arguments[0] == "explain" else arguments
+    result = CliRunner(charset="ascii", env={"COLUMNS": "40"}).invoke(main, command)
+    assert (result.exit_code, result.exception) == (0, None)

@@ -35,7 +35,7 @@ def run(*arguments: object) -> Result:
 def test_plan_prints_a_summary_and_a_picture() -> None:
     lines = run(*SMALL, "--placement", "loop").output.splitlines()
     assert lines[0].endswith(": 2 ranks, 2 stages (loop), 3 microbatches")
-    assert lines[1].startswith("end time 10 s, bubble 10.0%, at most 0.0% above the proven bound")
+    assert lines[1].startswith("end time 10 s, bubble 10.0 %, at most 0.0 % above the proven")
     assert [line[:6] for line in lines[3:5]] == ["rank 0", "rank 1"]
 
 

@@ -33,7 +33,9 @@ def test_the_eager_run_is_not_taken_for_the_compiled_one() -> None:
 
 def test_a_row_that_a_file_no_longer_has_is_named() -> None:
     results = read_results()
-    sections = {"build-lower-and-check-zbv": "| ranks | microbatches | Penstock s |\n|---|---|---|"}
+    sections = {
+        "build-lower-and-check-zbv": "| ranks | microbatches | Penstock s |\n|---|---|---|"
+    }
     changed = Result("Planning", {}, "", sections)
     with pytest.raises(ParseError, match=r"planning\.md must have a number for \('64', '512'\)"):
         measured_table(results | {"planning": changed})

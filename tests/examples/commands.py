@@ -1,4 +1,4 @@
-"""The commands that the scripts of `examples/` name, run as they are."""
+"""The commands that the scripts of `examples/` name, run unchanged."""
 
 import os
 import re
@@ -18,7 +18,7 @@ LIMIT_SECONDS = 300.0
 
 
 def command_of(script: Script, **places: str) -> list[str]:
-    """What the script says to type, for this Python and this checkout."""
+    """Return what the script says to type, for this Python and this checkout."""
     text = script.command.replace("\\\n", " ")
     for name, value in places.items():
         text = text.replace(name, value)
@@ -29,7 +29,7 @@ def command_of(script: Script, **places: str) -> list[str]:
 
 
 def run_all(commands: list[list[str]], folder: Path) -> list[str]:
-    """What each command prints; all run at once, and none is left behind."""
+    """Return what each command prints; all run at once, and none is left behind."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     started = [
         subprocess.Popen(

@@ -111,7 +111,7 @@ STEPS, EVALUATIONS = 20, 4
 
 
 def write(folder: Path, name: str, size: int, changes: Mapping[str, str]) -> list[str]:
-    """Write a script to a folder, and return the command for so many processes."""
+    """Write a script to a folder, and return the command for `size` processes."""
     folder.mkdir()
     code = SCRIPTS[name].code
     for ours, theirs in changes.items():

@@ -53,16 +53,16 @@ def test_plan_prints_as_a_few_lines() -> None:
     plan = Plan(plan.problem, plan.schedule, 18.0, Choices((2, 2, 1, 3), (1,), 4))
     assert str(plan) == (
         "ZBV: 2 ranks, 4 stages (v), 3 microbatches\n"
-        "end time 19.75 s, bubble 8.9%, "
-        "at most 9.7% above the proven bound of 18 s\n"
-        "rank 0 is fullest: 240 bytes of 300\n"
+        "end time 19.75 s, bubble 8.9 %, "
+        "at most 9.7 % above the proven bound of 18 s\n"
+        "rank 0 is fullest: 240 B of 300 B\n"
         "layers per stage: 2 2 1 3; checkpointed stages: 1; microbatches of 4"
     )
 
 
 def test_plan_without_limits_or_bytes_says_less() -> None:
     plan = make_plan(memory=None)
-    assert str(plan).splitlines()[2] == "rank 0 holds most: 240 bytes"
+    assert str(plan).splitlines()[2] == "rank 0 holds most: 240 B"
     free = SchedulingProblem.of(Costs(), plan.problem.placement, 3)
     assert len(str(Plan(free, plan.schedule, 18.0)).splitlines()) == 2
 
@@ -219,5 +219,5 @@ def test_file_other_than_a_plan_is_refused(
 def test_repr_of_a_plan_is_one_line() -> None:
     assert repr(make_plan()) == (
         "<Plan ZBV: 2 ranks, 4 stages, 3 microbatches, end time 19.75 s, "
-        "at most 2.6% above the bound>"
+        "at most 2.6 % above the bound>"
     )

@@ -101,7 +101,7 @@ def test_spans_are_the_actions_of_a_rank_in_order() -> None:
 def test_repr_is_one_line_however_long_the_timeline() -> None:
     timeline = simulate(build("1F1B", ranks=4, microbatches=100))
     assert repr(timeline) == (
-        "<Timeline of 1F1B: 4 ranks, 800 actions, end time 309 s, bubble 2.9%>"
+        "<Timeline of 1F1B: 4 ranks, 800 actions, end time 309 s, bubble 2.9 %>"
     )
     assert repr(timeline.schedule) == (
         "<Schedule 1F1B: 4 ranks, 4 stages, 100 microbatches, 800 actions>"

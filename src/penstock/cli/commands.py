@@ -1,6 +1,8 @@
 """The `penstock` command: its subcommands, and errors as one line on stderr."""
 
+import sys
 from importlib import import_module
+from io import TextIOWrapper
 from traceback import format_exception
 from typing import Any
 
@@ -104,3 +106,7 @@ def main() -> None:
     Completion by TAB, in ~/.bashrc (or with zsh_source in ~/.zshrc):
       eval "$(_PENSTOCK_COMPLETE=bash_source penstock)"
     """
+    # A terminal or a pipe that lacks a letter gets a question mark, not a traceback.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")

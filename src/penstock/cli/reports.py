@@ -25,7 +25,7 @@ from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
 from penstock.sim.recorded.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import find_waits
-from penstock.view.units import format_number, format_share
+from penstock.units import format_number, format_share
 
 if TYPE_CHECKING:
     from penstock.tools.verify.verification import Check

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from penstock.planner.plans import Plan
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
+from penstock.units import format_share
 
 __all__ = ["CurvePoint", "MemoryCurve"]
 
@@ -44,8 +45,8 @@ class MemoryCurve:
                     f"{point.memory:,.4g}" if point.memory < 1000 else f"{point.memory:,.0f}",
                     f"{point.seconds:.4g}",
                     f"{point.lower_bound:.4g}",
-                    f"{abs(gap):.1%}".replace("%", " %"),
-                    f"{point.plan.step.bubble_rate:.1%}".replace("%", " %"),
+                    format_share(abs(gap)),
+                    format_share(point.plan.step.bubble_rate),
                     point.plan.schedule.name,
                 )
             )

@@ -19,6 +19,7 @@ from penstock.planner.search.layouts import describe_placement
 from penstock.sim.engine import simulate
 from penstock.sim.period import Period, name_seconds
 from penstock.sim.timeline import Timeline
+from penstock.units import format_bytes, format_share
 from penstock.untrusted import quote
 
 __all__ = ["Plan", "require_plans"]
@@ -102,7 +103,7 @@ class Plan:
             f"<Plan {self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages, "
             f"{problem.microbatches} microbatches, "
             f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
-            f"at most {self.gap:.1%} above the bound{', cut short' * self.is_cut_short}>"
+            f"at most {format_share(self.gap)} above the bound{', cut short' * self.is_cut_short}>"
         )
 
     def __str__(self) -> str:
@@ -111,8 +112,8 @@ class Plan:
             f"{self.schedule.name}: {problem.ranks} ranks, {problem.stages} stages "
             f"({describe_placement(problem.placement)}), {problem.microbatches} microbatches",
             f"{name_seconds(problem.boundary)} {self.seconds:.4g} s, "
-            f"bubble {self.step.bubble_rate:.1%}, "
-            f"at most {self.gap:.1%} above the proven bound of {self.lower_bound:.4g} s",
+            f"bubble {format_share(self.step.bubble_rate)}, "
+            f"at most {format_share(self.gap)} above the proven bound of {self.lower_bound:.4g} s",
         ]
         if self.is_cut_short:
             lines.append("the search was cut short; more seconds may give a better plan")
@@ -129,8 +130,10 @@ class Plan:
         rank = max(range(len(peaks)), key=lambda rank: peaks[rank] / (limits[rank] or 1))
         if isinf(limits[rank]):
             rank = peaks.index(max(peaks))
-            return f"rank {rank} holds most: {peaks[rank]:,.0f} bytes"
-        return f"rank {rank} is fullest: {peaks[rank]:,.0f} bytes of {limits[rank]:,.0f}"
+            return f"rank {rank} holds most: {format_bytes(peaks[rank])}"
+        return (
+            f"rank {rank} is fullest: {format_bytes(peaks[rank])} of {format_bytes(limits[rank])}"
+        )
 
 
 def require_plans(known: object) -> None:

@@ -14,6 +14,7 @@ from penstock.sim.period import name_seconds
 from penstock.sim.recorded.costs_of_timeline import costs_of
 from penstock.sim.recorded.review import review
 from penstock.sim.timeline import Timeline
+from penstock.units import format_share
 
 __all__ = ["Revision", "revise", "update"]
 
@@ -69,7 +70,7 @@ class Revision:
         name = name_seconds(self.old.problem.boundary)
         return (
             f"at the recorded costs the old order takes {self.old.seconds:.4g} s ({name}) and a "
-            f"new one {self.new.seconds:.4g} s, {self.gain:.1%} less: {advice}"
+            f"new one {self.new.seconds:.4g} s, {format_share(self.gain)} less: {advice}"
         )
 
 

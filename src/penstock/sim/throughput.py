@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from penstock.errors import ArgumentError
+from penstock.units import format_share
 from penstock.untrusted import quote, to_quantity
 
 __all__ = ["Throughput", "Workload"]
@@ -25,7 +26,7 @@ class Throughput:
         if self.device_flops:
             parts.append(f"{self.device_flops / 1e12:.4g} TFLOP/s per device")
         if self.mfu is not None:
-            parts.append(f"MFU {self.mfu:.1%}".replace("%", " %"))
+            parts.append(f"MFU {format_share(self.mfu)}")
         return ", ".join(parts)
 
 

@@ -21,6 +21,7 @@ from penstock.sim.period import (
 )
 from penstock.sim.program import COLLECTIVE_KINDS, Program
 from penstock.sim.repeated import Repeated, recorded_prices
+from penstock.units import format_share
 
 __all__ = ["Span", "Timeline"]
 
@@ -65,7 +66,7 @@ class Timeline:
         schedule = self.schedule
         return (
             f"<Timeline of {schedule.name}: {schedule.num_ranks} ranks, {len(schedule.rows)} "
-            f"actions, end time {self.end_time:.4g} s, bubble {self.bubble_rate:.1%}>"
+            f"actions, end time {self.end_time:.4g} s, bubble {format_share(self.bubble_rate)}>"
         )
 
     @cached_property

@@ -10,8 +10,8 @@ from rich.text import Text
 from penstock.errors import MissingDependencyError
 from penstock.planner.curves import MemoryCurve
 from penstock.sim.period import name_seconds
+from penstock.units import format_bytes
 from penstock.view.palette import INK, MEMORY, PAPER
-from penstock.view.units import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,10 +17,10 @@ from penstock.errors import ArgumentError, MissingDependencyError
 from penstock.ir.actions import Kind
 from penstock.ir.rows import ABSENT
 from penstock.sim.timeline import Timeline
+from penstock.units import format_bytes, format_number, format_share
 from penstock.view.layout import BUSY_KINDS, LANE_HEIGHT, Rectangles, rectangles
 from penstock.view.palette import BORDER, IDLE, INK, LOOKS, MEMORY, PAPER, shade, text_colour
 from penstock.view.sheet import MARGINS, PANEL_GAP, Sheet, plan_sheet
-from penstock.view.units import format_bytes, format_number, format_share
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

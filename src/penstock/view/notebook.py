@@ -15,9 +15,9 @@ from penstock.ir.text import format_table
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
 from penstock.sim.timeline import Timeline
+from penstock.units import format_bytes, format_number, format_share
 from penstock.view.drawing import Comparison
 from penstock.view.svg import MAX_BARS, MAX_RANKS, is_summarised, timeline_drawing
-from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = [
     "Formatter",

@@ -9,8 +9,8 @@ from penstock.planner.search.breakdown import break_down
 from penstock.planner.search.findings import Findings
 from penstock.planner.search.layouts import describe_placement
 from penstock.sim.period import describe_seconds, name_seconds
+from penstock.units import format_bytes, format_number, format_share
 from penstock.view.text.timeline import plain_timeline
-from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = ["findings_report", "plan_report"]
 

@@ -12,10 +12,10 @@ from xml.etree.ElementTree import Element, SubElement
 from penstock.ir.actions import Kind
 from penstock.ir.rows import ABSENT
 from penstock.sim.timeline import Timeline
+from penstock.units import format_number, format_share, nice_step
 from penstock.view.grid import Grid, fill_grid
 from penstock.view.layout import LANE_HEIGHT, Rectangles, rectangles
 from penstock.view.palette import LOOKS, shade, text_colour
-from penstock.view.units import format_number, format_share, nice_step
 
 __all__ = ["MAX_BARS", "MAX_RANKS", "is_summarised", "timeline_drawing"]
 

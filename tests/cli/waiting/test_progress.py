@@ -85,4 +85,4 @@ def test_terminal_shows_the_best_plan_so_far() -> None:
     console = Console(file=file, force_terminal=True, width=100)
     with show_solving(console, 1.0) as progress:
         found = plan(Costs(), ranks=2, microbatches=3, seconds=0.2, progress=progress)
-    assert f"{found.seconds:g} s, 0.0% above the bound" in file.getvalue()
+    assert f"{found.seconds:g} s, 0.0 % above the bound" in file.getvalue()

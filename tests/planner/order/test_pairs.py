@@ -41,7 +41,7 @@ def test_a_plan_has_pairs_where_these_are_faster_than_any_order_without() -> Non
     check(found.schedule)
     (line,) = describe_pairs(found.timeline, GAIN, "everything")
     assert line == (
-        "112 overlapped pairs save 18.6 s of a step (17.7%) beside the same order without them"
+        "112 overlapped pairs save 18.6 s of a step (17.7 %) beside the same order without them"
     )
     assert line in str(found)
 

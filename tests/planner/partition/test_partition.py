@@ -328,11 +328,11 @@ def test_prints_as_lines() -> None:
         "stage 1  rank 1  layers.2              pieces: 1  1 s",
         "stage 2  rank 1  layers.3              pieces: 1  2.5 s",
         "stage 3  rank 0  layers.4              pieces: 1  1 s",
-        "balance 65.0%, slowest stage 2.5 s, slowest rank 3.5 s",
+        "balance 65.0 %, slowest stage 2.5 s, slowest rank 3.5 s",
     ]
 
 
 def test_repr_of_a_partition_is_one_line() -> None:
     assert repr(partition(weighed(1, 1, 1, 3), Placement.loop(2))) == (
-        "<Partition: 4 pieces in 2 stages, balance 100.0%, slowest stage 3 s>"
+        "<Partition: 4 pieces in 2 stages, balance 100.0 %, slowest stage 3 s>"
     )

@@ -76,8 +76,8 @@ def test_a_review_reads_as_a_table() -> None:
         "stage 1 B               2         3   1.50\n"
         "\n"
         "the step took 14.5 s, 3.5 s (31.8 %) longer than predicted:\n"
-        "  +2.357 s  compute: all actions together took longer\n"
-        "  +1.143 s  imbalance: stages and kinds took other shares of the work"
+        "  +2.36 s  compute: all actions together took longer\n"
+        "  +1.14 s  imbalance: stages and kinds took other shares of the work"
     )
 
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from penstock.cli.reports import title
 from penstock.cli.waiting.progress import show_rounds
-from penstock.view.units import format_bytes, format_share
+from penstock.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +31,7 @@ def compare_and_show(
     from penstock.tools.demo.comparison import compare_candidates
 
     rounds = min(_MAX_ROUNDS, task.steps)
-    title(console, f"Compare: {' and '.join(candidate.name for candidate in candidates)}")
+    title(console, f"Compare: {_listed([candidate.name for candidate in candidates])}")
     with show_rounds(console, rounds) as report:
         results = compare_candidates(task, candidates, rounds=rounds, on_round=report)
     console.print(_time_table(results))
@@ -50,6 +50,16 @@ def compare_and_show(
     return results
 
 
+def _listed(names: Sequence[str]) -> str:
+    """Return names as in a sentence.
+
+    >>> _listed(["the plan", "1F1B", "GPipe"])
+    'the plan, 1F1B and GPipe'
+    """
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def _time_table(results: Sequence[Result]) -> Table:
     first = results[0]
     table = Table(box=None, pad_edge=False)
@@ -61,7 +71,7 @@ def _time_table(results: Sequence[Result]) -> Table:
         table.add_row(
             result.candidate.name,
             f"{1e3 * result.typical:.1f}",
-            f"{result.spread:.0%}",
+            format_share(result.spread),
             f"{result.typical / first.typical:.2f}",
             f"{1e3 * predicted.end_time:.1f}",
             format_share(result.recorded.bubble_rate),
@@ -94,6 +104,8 @@ def describe_times(results: Sequence[Result]) -> str:
     variation = max(result.spread for result in results)
     winner = f"{fastest.candidate.name} was fastest"
     if second / fastest.typical - 1 <= variation:
-        winner = f"no clear winner, since steps of one schedule vary by up to {variation:.0%}"
+        winner = (
+            f"no clear winner, since steps of one schedule vary by up to {format_share(variation)}"
+        )
     ratios = ", ".join(f"{r.candidate.name} {r.typical / first.typical:.2f}" for r in others)
     return f"{winner}; relative to {first.candidate.name}: {ratios}"

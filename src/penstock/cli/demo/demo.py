@@ -22,7 +22,7 @@ from penstock.cli.inputs import require_torch
 from penstock.cli.reports import make_console, title
 from penstock.errors import MissingDependencyError
 from penstock.files.timeline import write_timeline
-from penstock.view.units import format_bytes, format_share
+from penstock.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from penstock.tools.demo.candidates import DemoCandidate

@@ -9,7 +9,7 @@ from rich.console import Console
 from penstock import planner
 from penstock.cli.reports import title
 from penstock.sim.recorded.difference import Difference, find_difference
-from penstock.view.units import format_share
+from penstock.units import format_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from rich.table import Table
 from penstock.cli.reports import title
 from penstock.cli.waiting.busy import show_busy
 from penstock.planner.search.layouts import describe_placement
-from penstock.view.units import format_bytes, format_share
+from penstock.units import format_bytes, format_share
 
 if TYPE_CHECKING:
     from penstock.costs import Costs
@@ -25,6 +25,8 @@ _BASELINES = ("1F1B", "GPipe")
 _SECONDS_PER_PLAN = 2.0
 # A margin, since measured bytes are a few per cent off.
 _MARGIN = 0.05
+# Measured on a quiet machine, times of the same work vary by less.
+_QUIET_SPREAD = 0.3
 _KINDS = {
     "F": "forward",
     "I": "backward_input",
@@ -65,10 +67,14 @@ def _measure(console: Console, task: Task) -> Costs:
         found = measure_task(task)
     console.print(_cost_table(task, found.costs))
     console.print(
-        f"milliseconds of one microbatch, with a typical spread of {found.spread:.0%}; F is the "
-        "forward, I and W the backward for inputs and weights, B both at once; constant bytes are "
-        "parameters, gradients and optimizer, those of a microbatch its activations"
+        f"milliseconds of one microbatch, with a typical spread of {format_share(found.spread)}; "
+        "F is the forward, I and W the backward for inputs and weights, B both at once; constant "
+        "bytes are parameters, gradients and optimizer, those of a microbatch its activations"
     )
+    if found.spread > _QUIET_SPREAD:
+        console.print(
+            "other work keeps this machine busy, so predictions are rough and times vary"
+        )
     return found.costs
 
 

@@ -11,8 +11,8 @@ from penstock.cli.reports import title, write_figure
 from penstock.costs import Costs
 from penstock.ir.schedule import Schedule
 from penstock.sim.comparison import compare
+from penstock.units import format_share
 from penstock.view.text.tables import summary_table
-from penstock.view.units import format_share
 
 __all__ = ["tour_planning"]
 

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from penstock.view.units import format_bytes, format_number, format_share
+from penstock.units import format_bytes, format_number, format_share
 
 if TYPE_CHECKING:
     # Most commands are over before the planner would be loaded.
@@ -180,4 +180,4 @@ def show_solving(
 def _describe_solver(progress: SolverProgress) -> str:
     best, bound = progress.step, progress.lower_bound
     gap = max(0.0, best / bound - 1) if bound else 0.0
-    return f"{progress.trying}: {format_number(best)} s, {gap:.1%} above the bound"
+    return f"{progress.trying}: {format_number(best)} s, {format_share(gap)} above the bound"

@@ -10,6 +10,7 @@ from penstock.ir.schedule import Schedule
 from penstock.sim.engine import simulate
 from penstock.sim.period import Boundary
 from penstock.sim.timeline import Timeline
+from penstock.units import format_bytes, format_share
 
 __all__ = ["describe_memory_actions"]
 
@@ -41,8 +42,8 @@ def describe_memory_actions(timeline: Timeline, costs: Costs, boundary: Boundary
         forwards = int((schedule.rows.is_kind(Kind.FORWARD) & is_there).sum())
         lines.append(
             f"{word} {len(rows)} of {forwards} forwards on rank{'s' * (len(ranks) > 1)} "
-            f"{' '.join(map(str, ranks))} saves up to {max(0.0, saved.max()):,.4g} bytes a rank "
-            f"for {share:.1%} of a step"
+            f"{' '.join(map(str, ranks))} saves up to {format_bytes(max(0.0, saved.max()))} a "
+            f"rank for {format_share(share)} of a step"
         )
     return lines
 

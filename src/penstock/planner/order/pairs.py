@@ -24,6 +24,7 @@ from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from penstock.sim.period import Boundary
 from penstock.sim.timeline import Timeline
+from penstock.units import format_share
 
 __all__ = ["describe_pairs", "in_lockstep", "make_apart", "step_seconds", "with_pairs"]
 
@@ -105,7 +106,7 @@ def describe_pairs(timeline: Timeline, costs: Costs, boundary: Boundary) -> list
     share = (before - after) / before if before else 0.0
     return [
         f"{pairs} overlapped pair{'s' * (pairs > 1)} save {before - after:.4g} s of a step "
-        f"({share:.1%}) beside the same order without them"
+        f"({format_share(share)}) beside the same order without them"
     ]
 
 

@@ -7,7 +7,7 @@
 stage 0  rank 0  embedding .. layers.1  pieces: 3  3 s
 stage 1  rank 1  layers.2 .. layers.4   pieces: 3  3 s
 stage 2  rank 2  layers.5 .. head       pieces: 2  3 s
-balance 100.0%, slowest stage 3 s, slowest rank 3 s
+balance 100.0 %, slowest stage 3 s, slowest rank 3 s
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from penstock.planner.partition.cuts import NoCuts
 from penstock.planner.partition.demand import Demand
 from penstock.planner.partition.misfit import explain_misfit
 from penstock.planner.partition.pieces import Piece
+from penstock.units import format_share
 from penstock.untrusted import quote
 
 __all__ = ["Partition", "find_partition", "partition"]
@@ -111,7 +112,7 @@ class Partition:
     def __repr__(self) -> str:
         return (
             f"<Partition: {len(self.pieces)} pieces in {self.placement.num_stages} stages, "
-            f"balance {self.balance:.1%}, slowest stage {max(self.stage_seconds):.4g} s>"
+            f"balance {format_share(self.balance)}, slowest stage {max(self.stage_seconds):.4g} s>"
         )
 
     def __str__(self) -> str:
@@ -126,7 +127,7 @@ class Partition:
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         slowest = f"slowest stage {max(self.stage_seconds):.4g} s"
         rank = f"slowest rank {max(self.rank_seconds):.4g} s"
-        return "\n".join([*lines, f"balance {self.balance:.1%}, {slowest}, {rank}"])
+        return "\n".join([*lines, f"balance {format_share(self.balance)}, {slowest}, {rank}"])
 
     def _per_stage(self, amount: Callable[[Piece], float]) -> tuple[float, ...]:
         return tuple(sum(map(amount, stage)) for stage in self.stages)

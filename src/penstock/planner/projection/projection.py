@@ -10,6 +10,7 @@ from penstock.planner.plans import Plan
 from penstock.planner.projection.layout import Degrees
 from penstock.planner.search.breakdown import break_down
 from penstock.sim.throughput import Throughput, Workload
+from penstock.units import format_bytes, format_share
 
 __all__ = ["Projection", "projection_table"]
 
@@ -80,9 +81,9 @@ class Projection:
         if self.workload.tokens_per_microbatch:
             lines.append(str(self.throughput))
         if timeline.peak_bytes:
-            lines.append(f"the fullest device holds {timeline.peak_bytes:,.0f} bytes")
+            lines.append(f"the fullest device holds {format_bytes(timeline.peak_bytes)}")
         lines += [
-            f"  {cause}: {seconds:.4g} s ({seconds / self.seconds:.1%})".replace("%", " %")
+            f"  {cause}: {seconds:.4g} s ({format_share(seconds / self.seconds)})"
             for cause, seconds in self.by_cause.items()
             if abs(seconds) > 1e-9 * self.seconds
         ]
@@ -116,7 +117,7 @@ def _cells(one: Projection, best: float) -> tuple[str, ...]:
         f"{one.seconds:.4g}",
         f"{one.seconds / best:.3f}",
         f"{rate.tokens_per_second:,.0f}",
-        "" if rate.mfu is None else f"{rate.mfu:.1%}".replace("%", " %"),
-        f"{one.plan.step.bubble_rate:.1%}".replace("%", " %"),
+        "" if rate.mfu is None else format_share(rate.mfu),
+        format_share(one.plan.step.bubble_rate),
         f"{one.plan.timeline.peak_bytes / 1e9:.4g}",
     )

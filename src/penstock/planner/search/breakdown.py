@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, replace
 
 from penstock.planner.plans import Plan
 from penstock.sim.engine import simulate
+from penstock.units import format_share
 
 __all__ = ["Breakdown", "break_down", "why_slower"]
 
@@ -72,9 +73,9 @@ def why_slower(other: Breakdown, best: Breakdown) -> str:
     lost = other.seconds - best.seconds
     more = {cause: other.by_cause[cause] - best.by_cause[cause] for cause in best.by_cause}
     causes = [
-        f"{cause} +{seconds / best.seconds:.1%}".replace("%", " %")
+        f"{cause} +{format_share(seconds / best.seconds)}"
         for cause, seconds in sorted(more.items(), key=lambda item: -item[1])
         if seconds > _WORTH_MENTIONING * lost
     ]
-    slower = f"slower by {lost / best.seconds:.1%}".replace("%", " %")
+    slower = f"slower by {format_share(lost / best.seconds)}"
     return f"{slower}: {', '.join(causes)}" if lost > 0 and causes else "as fast"

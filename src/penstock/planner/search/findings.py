@@ -12,6 +12,7 @@ from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.planner.search.space import Candidate
 from penstock.sim.period import name_seconds
+from penstock.units import format_share
 
 __all__ = ["Finding", "Findings", "describe_refusal"]
 
@@ -125,8 +126,8 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     plan, choices = finding.plan, finding.choices
     return (
         f"{finding.seconds:.4g}",
-        f"{plan.step.bubble_rate:.1%}".replace("%", " %"),
-        f"{plan.gap:.1%}".replace("%", " %"),
+        format_share(plan.step.bubble_rate),
+        format_share(plan.gap),
         f"{plan.timeline.peak_bytes:.4g}",
         _count_microbatches(plan, choices),
         describe_placement(plan.problem.placement),

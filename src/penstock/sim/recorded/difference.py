@@ -10,6 +10,7 @@ first, and the host gets what nothing else explains.
 """
 
 from dataclasses import dataclass, fields, replace
+from math import floor, log10
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from penstock.ir.schedule import Schedule
 from penstock.sim.repeated import recorded_prices
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import find_waits
+from penstock.units import format_share
 
 __all__ = ["Difference", "find_difference", "has_same_compute"]
 
@@ -29,6 +31,8 @@ _RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 _SHARDING = (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
 # Seconds below this share of the step are rounding errors.
 _ROUNDING = 1e-9
+# Seconds below this share of the step explain nothing; they were printed as 3.8e-06 s.
+_LEAST_SHARE = 5e-4
 
 _MEANINGS = {
     "compute": "all actions together took {longer}",
@@ -73,7 +77,7 @@ class Difference:
     @property
     def sentences(self) -> dict[str, str]:
         """The causes that matter, the largest first, each with a sentence about it."""
-        least = _ROUNDING * max(self.predicted, self.recorded)
+        least = _LEAST_SHARE * max(self.predicted, self.recorded)
         return {
             cause: _MEANINGS[cause].format(longer="longer" if seconds > 0 else "less time")
             for cause, seconds in self.by_cause.items()
@@ -85,16 +89,20 @@ class Difference:
         if abs(self.seconds) <= least:
             first = f"the step took {self.recorded:.4g} s, as predicted"
         else:
-            share = f" ({abs(self.seconds) / self.predicted:.1%})" if self.predicted else ""
+            share = ""
+            if self.predicted:
+                share = f" ({format_share(abs(self.seconds) / self.predicted)})"
             first = (
                 f"the step took {self.recorded:.4g} s, {abs(self.seconds):.4g} s{share} "
                 f"{_longer(self.seconds)} than predicted"
             )
+        # As many decimals as the step has with four digits.
+        decimals = 3 - floor(log10(max(self.predicted, self.recorded) or 1))
         lines = [
-            f"  {getattr(self, cause):+.4g} s  {cause}: {sentence}"
+            f"  {round(getattr(self, cause), decimals):+.4g} s  {cause}: {sentence}"
             for cause, sentence in self.sentences.items()
         ]
-        return "\n".join([first.replace("%", " %") + ":" * bool(lines), *lines])
+        return "\n".join([first + ":" * bool(lines), *lines])
 
 
 def _longer(seconds: float) -> str:

@@ -24,7 +24,7 @@ from penstock.tools.verify.reference import (
 )
 from penstock.training.options import RunOptions
 from penstock.training.pipeline import Pipeline
-from penstock.view.units import format_number
+from penstock.units import format_number
 
 __all__ = ["Check", "VerifyRequest", "verify"]
 

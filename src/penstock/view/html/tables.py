@@ -11,8 +11,8 @@ from penstock.ir.rows import Floats
 from penstock.sim.recorded.difference import find_difference, has_same_compute
 from penstock.sim.timeline import Timeline
 from penstock.sim.waits import Idle
+from penstock.units import format_bytes, format_number, format_share
 from penstock.view.palette import LOOKS
-from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = [
     "difference_section",

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from penstock.schedules.registry import FAMILIES
 from penstock.sim.engine import simulate
-from penstock.view.units import format_number, format_share
+from penstock.units import format_number, format_share
 
 __all__ = ["chapters"]
 

@@ -14,8 +14,8 @@ from rich.text import Text
 from penstock.ir.actions import Kind
 from penstock.planner.partition.partition import Partition
 from penstock.planner.partition.pieces import Piece
+from penstock.units import format_bytes, format_number, format_share
 from penstock.view.palette import LOOKS
-from penstock.view.units import format_bytes, format_number, format_share
 
 __all__ = ["balance_table"]
 

@@ -8,7 +8,7 @@ from rich.text import Text
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
 from penstock.sim.throughput import Workload
 from penstock.sim.timeline import Timeline
-from penstock.view.units import format_bytes, format_number, format_share
+from penstock.units import format_bytes, format_number, format_share
 
 __all__ = ["rank_table", "summary_table"]
 

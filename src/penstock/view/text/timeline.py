@@ -14,9 +14,9 @@ from rich.text import Text
 
 from penstock.ir.actions import Kind
 from penstock.sim.timeline import Timeline
+from penstock.units import format_number, nice_step
 from penstock.view.grid import Grid, fill_grid, wide_bars
 from penstock.view.palette import LOOKS, shade, text_colour
-from penstock.view.units import format_number, nice_step
 
 __all__ = ["TimelinePicture", "colour_timeline", "plain_timeline"]
 
