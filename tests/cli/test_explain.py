@@ -237,10 +237,14 @@ def test_recorded_step_is_explained_with_its_waits_and_compute_beside_messages(
     step = timeline_of(seconds, [*[(0.0, 0.0)] * 5, pending], sent=0.2)
     ps.write_timeline(step, tmp_path / "step.json")
     lines = explain(str(tmp_path / "step.json")).splitlines()
-    assert lines[-2:] == [
-        "Compute beside messages, as recorded",
-        "F of stage 1 took 1.4x as long while receives were pending (36 ms against 25 ms)",
-    ]
+    # The first line was that of the simulation, as if it were the recorded step's own.
+    assert lines[0].startswith(f"As recorded, the last rank ends after {step.end_time:.4g} s; ")
+    first = lines.index("Critical path") - 3
+    assert lines[first].startswith("Simulated with the usual seconds")
+    slowed = lines.index("Compute beside messages, as recorded")
+    assert lines[slowed + 1] == (
+        "F of stage 1 took 1.4x as long while receives were pending (36 ms against 25 ms)"
+    )
     assert "Waits, as recorded" in lines
     found = json.loads(explain(str(tmp_path / "step.json"), "--json"))
     (slow,) = found["slowdowns"]
@@ -251,6 +255,7 @@ def test_recorded_step_is_explained_with_its_waits_and_compute_beside_messages(
         "messages": "receives",
     }
     assert found["recorded_waits"] == []
+    assert found["recorded_end_time"] == step.end_time
     # With other costs it is not that step any more.
     text = explain(str(tmp_path / "step.json"), "--transfer", "0.1")
     assert "as recorded" not in text
@@ -260,7 +265,7 @@ def test_recorded_step_without_slower_compute_says_so(tmp_path: Path) -> None:
     timeline = ps.simulate(ps.lower(ps.build("1F1B", ranks=2, microbatches=2)))
     ps.write_timeline(timeline, tmp_path / "step.json")
     lines = explain(str(tmp_path / "step.json")).splitlines()
-    assert lines[-1] == "nothing was notably slower beside messages"
+    assert "nothing was notably slower beside messages" in lines
     start = lines.index("Waits, as recorded")
     assert [line.split()[:2] for line in lines[start + 2 : start + 4]] == [["rank", "0"]] * 2
 

@@ -26,6 +26,8 @@ __all__ = ["explain_command"]
 
 # With more lanes, a picture in the terminal is too tall to be useful.
 _MAX_LANES = 64
+# A recorded step is explained by simulating what its actions and messages took.
+_ABOUT_SIMULATED = "Simulated with the usual seconds of each kind of action and message, "
 
 
 @options.command("explain")
@@ -73,16 +75,22 @@ def explain_command(
         )
     loaded = inputs.load_checked(sources[0], size, lowered=lowered)
     found = explain(loaded.schedule, loaded.choose_costs(costs))
-    reports.write_views(found.timeline, html_file, ())
     recorded = loaded.timeline if costs is None else None
+    source: Timeline | view.Comparison = found.timeline
+    if recorded is not None:
+        source = view.Comparison({"recorded": recorded, "simulated": found.timeline})
+    reports.write_views(source, html_file, ())
     if as_json:
-        values = {} if recorded is None else reports.recorded_values(recorded)
+        values = {} if recorded is None else reviews.recorded_values(recorded)
         click.echo(reports.to_json(reports.explanation(found) | values))
         return
     console = reports.make_console()
-    console.print(reports.explanation_view(found))
-    if recorded is not None:
-        console.print(reports.recorded_view(recorded))
+    if recorded is None:
+        console.print(reports.explanation_view(found))
+        return
+    console.print(reviews.recorded_view(recorded))
+    console.print()
+    console.print(reports.explanation_view(found, _ABOUT_SIMULATED))
 
 
 def _explain_difference(

@@ -22,9 +22,7 @@ from penstock.ir.schedule import Schedule
 from penstock.schedules.registry import FAMILIES, Family
 from penstock.sim.explain import Explanation, Gap
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary
-from penstock.sim.recorded.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Timeline
-from penstock.sim.waits import find_waits
 from penstock.units import format_number, format_share
 
 if TYPE_CHECKING:
@@ -38,11 +36,11 @@ __all__ = [
     "explanation_view",
     "families",
     "family_table",
+    "gap_table",
+    "gap_values",
+    "headline",
     "make_console",
-    "recorded_values",
-    "recorded_view",
     "schedule",
-    "slowdown_text",
     "timeline",
     "title",
     "to_json",
@@ -55,6 +53,8 @@ __all__ = [
 # The most gaps, and the most actions of the critical path, that are shown.
 _MAX_GAPS = 8
 _MAX_LINKS = 24
+# What is printed as 0.0 % of a step is left out of lists of causes.
+_LEAST_SHARE = 5e-4
 
 
 def to_json(value: Mapping[str, object]) -> str:
@@ -181,12 +181,13 @@ def explanation(found: Explanation) -> dict[str, object]:
         ],
         "critical_seconds": found.critical_seconds,
         "idle_seconds": found.idle_seconds,
-        "gaps": _gap_values(found.gaps),
+        "gaps": gap_values(found.gaps),
         "savings": {s.cost: {"seconds": s.seconds, "share": s.share} for s in found.savings},
     }
 
 
-def _gap_values(gaps: Sequence[Gap]) -> list[dict[str, object]]:
+def gap_values(gaps: Sequence[Gap]) -> list[dict[str, object]]:
+    """Return gaps as plain values."""
     return [
         {
             "rank": gap.rank,
@@ -201,12 +202,17 @@ def _gap_values(gaps: Sequence[Gap]) -> list[dict[str, object]]:
     ]
 
 
-def explanation_view(found: Explanation) -> RenderableType:
-    """Return an explanation as text and tables."""
-    seconds = format_number(found.timeline.end_time)
-    rate = format_share(found.timeline.bubble_rate)
+def headline(timeline: Timeline) -> str:
+    """Return when a step ends, and how much of it is idle."""
+    seconds, rate = format_number(timeline.end_time), format_share(timeline.bubble_rate)
+    return f"the last rank ends after {seconds} s; ranks are idle for {rate} of that"
+
+
+def explanation_view(found: Explanation, about: str = "") -> RenderableType:
+    """Return an explanation as text and tables; `about` says what the headline is about."""
+    first = f"{about}{headline(found.timeline)}."
     return Group(
-        Text(f"The last rank ends after {seconds} s; ranks are idle for {rate} of that."),
+        Text(first[0].upper() + first[1:]),
         Text(),
         Text("Critical path", style="bold"),
         Text(_links(found)),
@@ -214,57 +220,10 @@ def explanation_view(found: Explanation) -> RenderableType:
         Text(),
         Text("Idle time", style="bold"),
         Text(f"seconds of all ranks, waiting for: {_by_cause(found.idle_seconds) or 'nothing'}"),
-        _gap_table(found.gaps),
+        gap_table(found.gaps),
         Text(),
         Text("What a 5 % lower cost would save", style="bold"),
         _saving_table(found),
-    )
-
-
-def recorded_values(recorded: Timeline) -> dict[str, object]:
-    """Return what a recorded step says of waits and messages, as plain values."""
-    return {
-        "recorded_waits": _gap_values(find_waits(recorded).awaited),
-        "slowdowns": [
-            {
-                "rank": slow.rank,
-                "stage": slow.stage,
-                "kind": slow.kind.text,
-                "messages": slow.messages,
-                "beside_seconds": slow.beside_seconds,
-                "alone_seconds": slow.alone_seconds,
-            }
-            for slow in find_slowdowns(recorded)
-        ],
-    }
-
-
-def recorded_view(recorded: Timeline) -> RenderableType:
-    """Return what a recorded step says of waits and messages, as text and a table."""
-    slowdowns = [Text(slowdown_text(slowdown)) for slowdown in find_slowdowns(recorded)]
-    return Group(
-        Text(),
-        Text("Waits, as recorded", style="bold"),
-        _gap_table(find_waits(recorded).awaited),
-        Text(),
-        Text("Compute beside messages, as recorded", style="bold"),
-        *(slowdowns or [Text("nothing was notably slower beside messages")]),
-    )
-
-
-def slowdown_text(slow: Slowdown) -> str:
-    """Return a sentence about compute that messages have slowed down.
-
-    >>> from penstock.ir.actions import Kind
-    >>> slowdown_text(Slowdown(2, 2, Kind.FULL_BACKWARD, "receives", 0.036, 0.025))
-    'B of stage 2 took 1.4x as long while receives were pending (36 ms against 25 ms)'
-    """
-    beside, alone = (
-        f"{1e3 * value:.3g} ms" for value in (slow.beside_seconds, slow.alone_seconds)
-    )
-    return (
-        f"{slow.kind.text} of stage {slow.stage} took {slow.ratio:.1f}x as long while "
-        f"{slow.messages} were pending ({beside} against {alone})"
     )
 
 
@@ -277,12 +236,14 @@ def _links(found: Explanation) -> str:
 
 
 def _by_cause(seconds: Mapping[str, float]) -> str:
+    least = _LEAST_SHARE * sum(seconds.values())
     return ", ".join(
-        f"{cause} {format_number(value)}" for cause, value in seconds.items() if value
+        f"{cause} {format_number(value)}" for cause, value in seconds.items() if value > least
     )
 
 
-def _gap_table(gaps: Sequence[Gap]) -> Table:
+def gap_table(gaps: Sequence[Gap]) -> Table:
+    """Return the longest gaps as a table."""
     table = Table(box=None, pad_edge=False)
     table.add_column("longest gaps")
     for title in ("from s", "to s", "idle s", "transfer s"):
@@ -307,6 +268,8 @@ def _saving_table(found: Explanation) -> Table:
     table.add_column("saves s", justify="right")
     table.add_column("of the step", justify="right")
     for saving in found.savings:
+        if saving.share < _LEAST_SHARE:
+            continue
         table.add_row(saving.cost, format_number(saving.seconds), format_share(saving.share))
     return table
 

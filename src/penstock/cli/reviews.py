@@ -1,17 +1,28 @@
-"""A prediction beside recorded steps, as the commands print it: text and JSON values."""
+"""Recorded steps, and predictions beside them, as commands print them: text and JSON values."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.cli.reports import slowdown_text
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from penstock.cli import reports
 from penstock.sim.recorded.review import Pair, Review
-from penstock.sim.recorded.slowdowns import find_slowdowns
+from penstock.sim.recorded.slowdowns import Slowdown, find_slowdowns
 from penstock.sim.timeline import Timeline
+from penstock.sim.waits import find_waits
 
 if TYPE_CHECKING:
     from penstock.planner import Revision
 
-__all__ = ["review_text", "review_values", "revision_values"]
+__all__ = [
+    "recorded_values",
+    "recorded_view",
+    "review_text",
+    "review_values",
+    "revision_values",
+    "slowdown_text",
+]
 
 
 def review_text(found: Review, recorded: Timeline) -> str:
@@ -53,6 +64,56 @@ def revision_values(found: "Revision", reviews: Sequence[Review]) -> dict[str, o
         "imbalance": found.imbalance,
         "is_offered": found.is_offered,
     }
+
+
+def recorded_values(recorded: Timeline) -> dict[str, object]:
+    """Return the times, waits and messages of a recorded step, as plain values."""
+    return {
+        "recorded_end_time": recorded.end_time,
+        "recorded_bubble_rate": recorded.bubble_rate,
+        "recorded_waits": reports.gap_values(find_waits(recorded).awaited),
+        "slowdowns": [
+            {
+                "rank": slow.rank,
+                "stage": slow.stage,
+                "kind": slow.kind.text,
+                "messages": slow.messages,
+                "beside_seconds": slow.beside_seconds,
+                "alone_seconds": slow.alone_seconds,
+            }
+            for slow in find_slowdowns(recorded)
+        ],
+    }
+
+
+def recorded_view(recorded: Timeline) -> RenderableType:
+    """Return the times, waits and messages of a recorded step, as text and a table."""
+    slowdowns = [Text(slowdown_text(slowdown)) for slowdown in find_slowdowns(recorded)]
+    return Group(
+        Text(f"As recorded, {reports.headline(recorded)}."),
+        Text(),
+        Text("Waits, as recorded", style="bold"),
+        reports.gap_table(find_waits(recorded).awaited),
+        Text(),
+        Text("Compute beside messages, as recorded", style="bold"),
+        *(slowdowns or [Text("nothing was notably slower beside messages")]),
+    )
+
+
+def slowdown_text(slow: Slowdown) -> str:
+    """Return a sentence about compute that messages have slowed down.
+
+    >>> from penstock.ir.actions import Kind
+    >>> slowdown_text(Slowdown(2, 2, Kind.FULL_BACKWARD, "receives", 0.036, 0.025))
+    'B of stage 2 took 1.4x as long while receives were pending (36 ms against 25 ms)'
+    """
+    beside, alone = (
+        f"{1e3 * value:.3g} ms" for value in (slow.beside_seconds, slow.alone_seconds)
+    )
+    return (
+        f"{slow.kind.text} of stage {slow.stage} took {slow.ratio:.1f}x as long while "
+        f"{slow.messages} were pending ({beside} against {alone})"
+    )
 
 
 def _pair(pair: Pair) -> dict[str, float]:
