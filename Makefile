@@ -91,6 +91,7 @@ bench: $(READY)
 	    && $(BIN)/python benchmarks/llama_ranks.py && $(BIN)/python benchmarks/overlap.py \
 	    || echo 'the benchmarks of GPU ranks need a CUDA device'
 	PYTHONPATH=. $(BIN)/python benchmarks/solving.py
+	$(BIN)/python benchmarks/memory_limits.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/planned_step.py
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore benchmarks/faults.py --quick
 
