@@ -75,7 +75,7 @@ _ROWS = (
     ),
     *(
         _side_by_side(f"step of {name}, two CPU ranks", "runtime", _STEPS, (name,), _SECONDS, "s")
-        for name in ("ZBV", "1F1B", "LoopedBFS")
+        for name in ("ZBV", "LoopedBFS")
     ),
     _Row(
         "split backward of a stage, as a multiple of an unsplit one, H200",
@@ -113,7 +113,8 @@ _ROWS = (
     ),
     *(
         _Row(
-            f"papers' bubble of a plan, {model} model on {ranks} ranks, room for 2p microbatches",
+            f"idle share as papers count it: plan for a {model} model, {ranks} ranks, memory for "
+            f"{2 * ranks} microbatches",
             "solving",
             "one-stage-per-rank-room-for-2p-activations",
             _Cell((model,), "solved"),
@@ -141,7 +142,7 @@ def measured_table(results: Mapping[str, Result]) -> str:
 
 def filled(page: str, table: str) -> str:
     """Return the page with this table between its two comments."""
-    return _TABLE.sub(lambda found: f"{found[1]}\n{table}\n{found[2]}", page)
+    return _TABLE.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page)
 
 
 def _read(row: _Row, text: str, cell: _Cell) -> str:
