@@ -14,7 +14,7 @@ from result_files import write_result
 
 SIZES = ((4, 16), (8, 32))
 EFFORT = 20_000
-# A boundary is this part of an activation; a rank's forward, and each half of its backward, is 1 s.
+# A boundary is this part of an activation. A rank's F, I and W take 1 s each.
 BOUNDARY = 0.06
 COSTS = ps.Costs(transfer=0.05, activation_bytes=1.0, message_bytes=BOUNDARY)
 # A fast link copies an activation in the time of one forward, a slow one in that of two.

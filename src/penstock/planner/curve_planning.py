@@ -47,9 +47,9 @@ def memory_curve(
     >>> costs = Costs(activation_bytes=1)
     >>> print(memory_curve(costs, ranks=4, microbatches=8, limits=[2, 4, 7], placement="loop"))
     memory  end time s  bound s    gap  bubble  order
-         2          35       35  0.0 %  31.4 %  solved
-         4          27       27  0.0 %  11.1 %  ZB-H1
-         7          27       27  0.0 %  11.1 %  ZB-H1
+       2 B          35       35  0.0 %  31.4 %  solved
+       4 B          27       27  0.0 %  11.1 %  ZB-H1
+       7 B          27       27  0.0 %  11.1 %  ZB-H1
     """
     settings = _Settings(costs, ranks, microbatches, placement, boundary, seconds, progress)
     wanted = sorted(settings.choose_limits(points) if limits is None else _read(limits))

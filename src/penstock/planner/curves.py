@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from penstock.planner.plans import Plan
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, name_seconds
-from penstock.units import format_share
+from penstock.units import format_bytes, format_share
 
 __all__ = ["CurvePoint", "MemoryCurve"]
 
@@ -42,7 +42,7 @@ class MemoryCurve:
             gap = point.seconds / point.lower_bound - 1 if point.lower_bound else 0.0
             rows.append(
                 (
-                    f"{point.memory:,.4g}" if point.memory < 1000 else f"{point.memory:,.0f}",
+                    format_bytes(point.memory),
                     f"{point.seconds:.4g}",
                     f"{point.lower_bound:.4g}",
                     format_share(abs(gap)),

@@ -36,6 +36,6 @@ def test_faster_baseline_is_named() -> None:
 def test_differences_below_the_variation_have_no_winner() -> None:
     found = [result("the plan", 0.8, 1.0, 1.2), result("1F1B", 1.1, 1.1, 1.1)]
     assert describe_times(found) == (
-        "no clear winner, since steps of one schedule vary by up to 20%; "
+        "no clear winner, since steps of one schedule vary by up to 20.0 %; "
         "relative to the plan: 1F1B 1.10"
     )

@@ -33,11 +33,11 @@ def make_findings() -> Findings:
 
 def test_findings_are_a_table_with_reasons() -> None:
     assert str(make_findings()).splitlines() == [
-        "end time s  bubble  gap     peak bytes  microbatches  placement  layers   "
+        "end time s  bubble  gap     peak      microbatches  placement  layers   "
         "checkpointed  order  comparison",
-        "18.5        2.7 %   2.8 %   8000        6 x 4         v          2 2x3 2  "
+        "18.5        2.7 %   2.8 %   7.81 KiB  6 x 4         v          2 2x3 2  "
         "none          ZBV    fastest",
-        "27          22.2 %  12.5 %  4000        6 x 4         loop       2x5      "
+        "27          22.2 %  12.5 %  3.91 KiB  6 x 4         loop       2x5      "
         "0             1F1B   slower by 45.9 %: recompute +16.2 %, imbalance +16.2 %, "
         "bubble +8.1 %, transfer +5.4 %",
         "proven to be slower, and not solved: 3",

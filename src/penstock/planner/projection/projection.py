@@ -101,7 +101,7 @@ def projection_table(found: Sequence[Projection]) -> str:
         "tokens/s",
         "MFU",
         "bubble",
-        "peak GB",
+        "peak",
     )
     rows = [headings, *(_cells(one, found[0].seconds) for one in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -119,5 +119,5 @@ def _cells(one: Projection, best: float) -> tuple[str, ...]:
         f"{rate.tokens_per_second:,.0f}",
         "" if rate.mfu is None else format_share(rate.mfu),
         format_share(one.plan.step.bubble_rate),
-        f"{one.plan.timeline.peak_bytes / 1e9:.4g}",
+        format_bytes(one.plan.timeline.peak_bytes),
     )

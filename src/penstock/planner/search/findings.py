@@ -12,14 +12,14 @@ from penstock.planner.search.choices import Choices
 from penstock.planner.search.layouts import describe_placement
 from penstock.planner.search.space import Candidate
 from penstock.sim.period import name_seconds
-from penstock.units import format_share
+from penstock.units import format_bytes, format_share
 
 __all__ = ["Finding", "Findings", "describe_refusal"]
 
 _HEADINGS = (
     "bubble",
     "gap",
-    "peak bytes",
+    "peak",
     "microbatches",
     "placement",
     "layers",
@@ -128,7 +128,7 @@ def _cells(finding: Finding) -> tuple[str, ...]:
         f"{finding.seconds:.4g}",
         format_share(plan.step.bubble_rate),
         format_share(plan.gap),
-        f"{plan.timeline.peak_bytes:.4g}",
+        format_bytes(plan.timeline.peak_bytes),
         _count_microbatches(plan, choices),
         describe_placement(plan.problem.placement),
         _count_runs(choices.sizes),

@@ -8,19 +8,25 @@ from penstock.planner.search.findings import Findings
 
 __all__ = ["findings_view"]
 
-# The number of columns with numbers, which come first: seconds, bubble, gap and bytes.
-_NUMBERS = 4
+# What has a column; with the rest, names would be cut off in 80 columns.
+_NAMES = ("placement", "order")
 
 
 def findings_view(findings: Findings) -> RenderableType:
-    """List the plans, best first, with remarks below on why the others lost."""
+    """List the plans, best first, with their other choices below, and why the others lost."""
+    rows = [dict(zip(findings.headings, row, strict=True)) for row in findings.rows]
+    numbers = findings.headings[: findings.headings.index("peak") + 1]
     table = Table(box=None, pad_edge=False)
     table.add_column("", justify="right")
-    for place, heading in enumerate(findings.headings[:-1]):
-        table.add_column(heading, justify="right" if place < _NUMBERS else "left")
-    for number, row in enumerate(findings.rows, 1):
-        table.add_row(str(number), *row[:-1])
+    for heading in numbers:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in _NAMES:
+        table.add_column(heading, overflow="fold")
+    for number, row in enumerate(rows, 1):
+        table.add_row(str(number), *(row[heading] for heading in (*numbers, *_NAMES)))
     lines = [
-        f"{number}: {comparison}" for number, comparison in enumerate(findings.comparisons, 1)
+        f"{number}: {comparison}; microbatches {row['microbatches']}, layers {row['layers']}, "
+        f"checkpointed {row['checkpointed']}"
+        for number, (row, comparison) in enumerate(zip(rows, findings.comparisons, strict=True), 1)
     ]
     return Group(table, Text(), Text("\n".join([*lines, *findings.remarks])))
