@@ -28,8 +28,8 @@ def run(folder: Path, truth: Costs, *options: str) -> tuple[int, str]:
 def test_prediction_and_recording_are_printed_and_a_better_plan_is_written(tmp_path: Path) -> None:
     code, output = run(tmp_path, TRUTH, "--output", str(tmp_path / "better.json"))
     assert code == 0
-    assert f"{tmp_path / 'step.json'}\n                predicted  recorded  ratio\n" in output
-    assert "\nstage 0 F               1       1.5   1.50\n" in output
+    assert f"{tmp_path / 'step.json'}\n                 predicted s  recorded s  ratio\n" in output
+    assert "\nstage 0 F, each            1         1.5   1.50\n" in output
     assert "run the new plan" in output
     better = Plan.from_file(tmp_path / "better.json")
     assert better.timeline.end_time < simulate(make_plan().schedule, TRUTH).end_time

@@ -52,3 +52,18 @@ def test_time_in_which_a_rank_had_all_it_needed_is_a_pause() -> None:
     timeline = simulate(build("GPipe", ranks=1, microbatches=2))
     late = replace(timeline, start=timeline.start + np.arange(4), end=timeline.end + np.arange(4))
     assert find_waits(late).idle == Idle({}, transfer=0.0, pauses=3.0, edges=0.0)
+
+
+def test_no_message_is_on_its_way_for_less_than_nothing() -> None:
+    # A value that had arrived before its rank was free had a transfer of -0.5 s in the gap after it.
+    timeline = simulate(lower(build("1F1B", ranks=2, microbatches=3)), Costs(transfer=0.25))
+    schedule = timeline.schedule
+    for row in np.flatnonzero(schedule.rows.is_compute).tolist():
+        rank = schedule.rows.rank(row)
+        later = np.arange(len(schedule.rows)) >= row
+        later &= schedule.rows.rank_of_row() == rank
+        paused = replace(
+            timeline, start=timeline.start + 0.5 * later, end=timeline.end + 0.5 * later
+        )
+        gaps = find_waits(paused).awaited
+        assert min((gap.transfer_seconds for gap in gaps), default=0.0) >= 0

@@ -98,6 +98,8 @@ class Waits:
             need = int(self.graph.need[self.slot[row]])
             begin, end = float(self.free[row]), float(start[row])
             on_its_way = min(end, float(self.arrival[row])) - max(begin, float(self.reached[row]))
+            # The value may have been here before the rank was free, and nothing was on its way.
+            on_its_way = max(0.0, on_its_way)
             action, cause = rows.action(row), rows.action(need)
             gap = Gap(rows.rank(row), begin, end, action, cause, rows.rank(need), on_its_way)
             found.append(gap)

@@ -80,13 +80,13 @@ class Review:
         return f"<Review: predicted {predicted:.4g} s, recorded {recorded:.4g} s>"
 
     def __str__(self) -> str:
-        lines = [("", "predicted", "recorded", "ratio"), _line("step", self.step)]
+        lines = [("", "predicted s", "recorded s", "ratio"), _line("step", self.step)]
         for rank, idle in enumerate(self.idle):
             lines.append(_line(f"rank {rank} compute", self.ranks[rank]))
             lines.append(_line(f"rank {rank} idle", idle))
         lines += [_line(f"all {kind.text}", pair) for kind, pair in self.kinds.items()]
         lines += [
-            _line(f"stage {tally.stage} {tally.kind.text}", _per_action(tally))
+            _line(f"stage {tally.stage} {tally.kind.text}, each", _per_action(tally))
             for tally in self.tallies
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
