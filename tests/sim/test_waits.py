@@ -55,7 +55,7 @@ def test_time_in_which_a_rank_had_all_it_needed_is_a_pause() -> None:
 
 
 def test_no_message_is_on_its_way_for_less_than_nothing() -> None:
-    # A value that had arrived before its rank was free had a transfer of -0.5 s in the gap after it.
+    # A value that had arrived before its rank was free was on its way for -0.5 s in the next gap.
     timeline = simulate(lower(build("1F1B", ranks=2, microbatches=3)), Costs(transfer=0.25))
     schedule = timeline.schedule
     for row in np.flatnonzero(schedule.rows.is_compute).tolist():
