@@ -36,7 +36,8 @@ def _draw_two(console: Console) -> None:
     for name in ("1F1B", "ZBV"):
         timeline = compare([build(name, ranks=4, microbatches=8)])[name]
         rate = format_share(timeline.bubble_rate)
-        console.print(f"{name}: ends at {timeline.end_time:g}, ranks idle {rate} of that")
+        seconds = f"{timeline.end_time:g} s"
+        console.print(f"{name}: ends after {seconds}; ranks are idle for {rate} of that")
         console.print(view.draw(timeline))
 
 
