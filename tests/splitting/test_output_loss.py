@@ -9,7 +9,7 @@ from torch import nn
 
 from penstock.errors import ModelError
 from penstock.splitting.by_tracing.traced import split_traced
-from penstock.splitting.output_loss import WithLoss, find_loss
+from penstock.splitting.output_loss import find_loss
 from tests.splitting.traced_models import SIZE, Layers
 
 LOSS = torch.tensor(3.0)
@@ -48,8 +48,19 @@ def test_no_loss_or_several_are_refused(output: Any, spec: Any, message: str) ->
     assert message in str(refusal.value)
 
 
+class WithLoss(nn.Module):
+    """A model and its loss as one model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.model(x), target)
+
+
 def test_a_model_with_its_loss_is_split_like_any_other() -> None:
-    model = WithLoss(Layers(4), nn.functional.mse_loss)
+    model = WithLoss(Layers(4))
     x, y = torch.randn(4, SIZE), torch.randn(4, SIZE)
     pipe = split_traced(model, (x,), {"target": y}, stages=2)
     torch.testing.assert_close(find_loss(pipe(x, target=y)), model(x, target=y), rtol=0, atol=0)

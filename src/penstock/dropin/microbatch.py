@@ -5,16 +5,15 @@ Without specs, tensors and block masks are split along dimension 0, and the rest
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, reduce
-from itertools import accumulate
+from functools import reduce
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.nn.attention.flex_attention import BlockMask
 
 from penstock.errors import BatchError
 from penstock.step.microbatches import share_out
+from penstock.tensors.block_masks import BlockMask, has_rows, split_mask
 from penstock.torch_private import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
@@ -141,8 +140,7 @@ def _most_chunks(value: Any, spec: Any, chunks: int) -> int:
         case torch.Tensor(), TensorChunkSpec():
             return value.size(spec.split_dim)
         case BlockMask(), TensorChunkSpec(split_dim=0):
-            rows = value.kv_num_blocks.size(0)
-            return chunks if rows == 1 else rows
+            return value.kv_num_blocks.size(0) if has_rows(value) else chunks
         case BlockMask(), TensorChunkSpec(split_dim=dim):
             raise MixedChunksError(f"a block mask is split along dimension 0 (spec: {dim})")
     raise BatchError(
@@ -192,24 +190,12 @@ def _spread(part: torch.Tensor, rows: int, like: DTensor, dim: int) -> torch.Ten
 
 def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
     """Split a block mask along its batch dimension; one that is broadcast is replicated."""
-    rows, mask = block_mask.kv_num_blocks.size(0), block_mask
-    if rows == 1:
-        return [mask] * num_chunks
+    rows = block_mask.kv_num_blocks.size(0)
+    if not has_rows(block_mask):
+        return [block_mask] * num_chunks
     if rows < num_chunks:
         raise MixedChunksError(f"a block mask has {rows} rows for {num_chunks} microbatches")
-    blocks: Any = (mask.kv_num_blocks, mask.kv_indices)
-    blocks += (mask.full_kv_num_blocks, mask.full_kv_indices)
-    counts = share_out(rows, num_chunks)
-    columns = [[None] * num_chunks if one is None else one.split(counts) for one in blocks]
-
-    def shifted(start: int, b: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        return mask.mask_mod(b + torch.full_like(b, start), *rest)
-
-    form: Any = {"BLOCK_SIZE": mask.BLOCK_SIZE, "seq_lengths": mask.seq_lengths}
-    return [
-        BlockMask.from_kv_blocks(*parts, **form, mask_mod=partial(shifted, start))  # type: ignore[misc]  # four blocks come first
-        for start, *parts in zip(accumulate(counts[:-1], initial=0), *columns, strict=True)
-    ]
+    return split_mask(block_mask, share_out(rows, num_chunks))
 
 
 def merge_chunks(chunks: list[Any], chunk_spec: Any) -> Any:

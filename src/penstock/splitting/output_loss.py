@@ -1,14 +1,13 @@
 """Finds the loss in the output of a model that computes it itself."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from penstock.errors import ModelError
 
-__all__ = ["LossSpec", "WithLoss", "find_loss"]
+__all__ = ["LossSpec", "find_loss", "pick"]
 
 # A tree like the output with True for the loss and False for the rest; None to search for it.
 LossSpec = Any
@@ -25,7 +24,7 @@ def find_loss(output: Any, *, spec: LossSpec = None) -> torch.Tensor | None:
     >>> float(find_loss({"loss": torch.tensor(2.0), "logits": torch.zeros(2)}))
     2.0
     """
-    found = [_named_loss(output)] if spec is None else list(_pick(output, spec, "output"))
+    found = [_named_loss(output)] if spec is None else list(pick(output, spec, "output"))
     if len(found) != 1:
         raise ModelError(f"the loss spec must have one True (got {spec!r}, with {len(found)})")
     if found[0] is None and spec is None:
@@ -48,17 +47,17 @@ def _named_loss(output: Any) -> Any:
     )
 
 
-def _pick(output: Any, spec: LossSpec, place: str) -> Iterator[Any]:
+def pick(output: Any, spec: LossSpec, place: str) -> Iterator[Any]:
     """Yield the parts of an output where the spec has True."""
     match spec, output:
         case bool(), _:
             yield from [output] if spec else []
         case Mapping(), Mapping() if spec.keys() == output.keys():
             for key in spec:
-                yield from _pick(output[key], spec[key], f"{place}[{key!r}]")
+                yield from pick(output[key], spec[key], f"{place}[{key!r}]")
         case Sequence(), Sequence() if len(spec) == len(output) and not isinstance(spec, str):
             for index, (part, inner) in enumerate(zip(output, spec, strict=True)):
-                yield from _pick(part, inner, f"{place}[{index}]")
+                yield from pick(part, inner, f"{place}[{index}]")
         case _:
             raise ModelError(
                 f"the loss spec {spec!r} does not fit {place}, which is {_describe(output)}"
@@ -75,16 +74,3 @@ def _describe(value: Any) -> str:
             return f"a {type(value).__name__} of {len(value)}"
         case _:
             return f"a {type(value).__name__}"
-
-
-class WithLoss(nn.Module):
-    """A model and its loss as one model, which takes the target last and returns the loss."""
-
-    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], torch.Tensor]) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-
-    def forward(self, *args: Any, target: Any, **kwargs: Any) -> torch.Tensor:
-        """Return the loss of the model's output."""
-        return self.loss(self.model(*args, **kwargs), target)

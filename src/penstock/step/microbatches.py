@@ -1,7 +1,8 @@
 """Split batches into microbatches, and merge their outputs.
 
-A tensor is split along dimension 0 into nearly equal parts; everything else is given to every
-microbatch. `Along`, `Shared` and `Ready` change that for one argument, or for a part of one.
+A tensor is split along dimension 0 into nearly equal parts, and so is a block mask of flex
+attention; everything else is given to every microbatch. `Along`, `Shared` and `Ready` change that
+for one argument, or for a part of one.
 """
 
 import json
@@ -14,6 +15,7 @@ import torch
 from penstock.errors import BatchError
 from penstock.step.outputs import KeptOutput
 from penstock.tensors.aliases import Aliases
+from penstock.tensors.block_masks import BlockMask, has_rows, split_mask
 from penstock.tensors.output_tree import fill, outline, tensors_of
 
 __all__ = [
@@ -98,6 +100,8 @@ def _split(value: Any, microbatches: int, dim: int, aliases: Aliases) -> list[An
     match value:
         case torch.Tensor() if value.dim():
             return aliases.split(value, share_out(value.shape[dim], microbatches), dim)
+        case BlockMask() if has_rows(value):
+            return split_mask(value, share_out(value.shape[0], microbatches))
         case Ready():
             if len(value.items) != microbatches:
                 raise BatchError(
@@ -185,6 +189,8 @@ def _split_shapes(value: Any, dim: int) -> Iterator[tuple[tuple[int, ...], int]]
             if not -len(shape) <= dim < len(shape):
                 raise BatchError(f"a tensor of shape {shape} has no dimension {dim} to split")
             yield shape, dim
+        case BlockMask() if has_rows(value):
+            yield value.shape, 0
         case Along():
             yield from _split_shapes(value.value, value.dim)
         case Mapping():

@@ -10,6 +10,7 @@ from torch.fx.node import Argument
 
 from penstock.dropin._backward import _null_coalesce_accumulate, stage_backward
 from penstock.errors import ModelError, PipelineError
+from penstock.splitting.output_loss import pick
 from penstock.torch_private import tree_map_only
 
 __all__ = [
@@ -53,27 +54,15 @@ def _find_loss_from_output_and_spec(output_val: Any, spec_val: Any) -> fx.Node |
     """Return the node where a like tree of booleans has True; None for a bare False."""
     if spec_val is False:
         return None
-    for node in _pick(output_val, spec_val):
-        return node
-    raise PipelineError(f"the loss spec {spec_val!r} names no output; set one of it to True")
-
-
-def _pick(output: Any, spec: Any) -> list[fx.Node]:
-    match spec, output:
-        case False, _:
-            return []
-        case True, fx.Node():
-            return [output]
-        case True, _:
-            raise PipelineError(f"a loss is computed by the model, but the spec names {output!r}")
-        case (tuple() | list(), tuple() | list()) if len(spec) == len(output):
-            return [node for pair in zip(output, spec, strict=True) for node in _pick(*pair)]
-        case Mapping(), Mapping() if spec.keys() == output.keys():
-            return [node for key in spec for node in _pick(output[key], spec[key])]
-        case _:
-            raise PipelineError(
-                f"the loss spec {spec!r} must have the structure of the output (got {output!r})"
-            )
+    try:
+        found = next(pick(output_val, spec_val, "the output"), None)
+    except ModelError as error:
+        raise PipelineError(str(error)) from error
+    if not isinstance(found, fx.Node):
+        raise PipelineError(
+            f"the loss spec {spec_val!r} must name an output that the model computes (got {found})"
+        )
+    return found
 
 
 def _find_loss_output(
