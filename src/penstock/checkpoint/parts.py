@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.errors import CheckpointError
+from penstock.parallel.dtensor import own_part
 
 __all__ = ["Box", "Part", "choose_writers", "list_parts", "local_box", "local_part", "tile_wholly"]
 
@@ -81,7 +82,7 @@ def local_box(tensor: torch.Tensor) -> Box:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Return the numbers in this process's box, without a graph."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    return own_part(tensor).detach()
 
 
 def tile_wholly(shape: Sequence[int], boxes: Iterable[Box]) -> bool:

@@ -16,10 +16,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 from torch.nn import Parameter
 
 from penstock.dropin._debug import map_debug_info
+from penstock.dropin.stages.values import Gradients, find_edge
 from penstock.errors import ModelError, PipelineError
 from penstock.torch_private import FunctionBase
 
@@ -36,7 +37,6 @@ __all__ = [
 ]
 
 Root: TypeAlias = torch.Tensor | GradientEdge
-Gradients: TypeAlias = tuple[torch.Tensor | None, ...]
 # Where a backward starts, and with which gradient.
 Start: TypeAlias = tuple[GradientEdge, torch.Tensor]
 Edges: TypeAlias = dict[Node, list[Node]]
@@ -74,12 +74,12 @@ def stage_backward_input(
     """Return the gradients of the inputs, and where `stage_backward_weight` continues."""
     grads = [None] * len(stage_outputs_or_loss) if output_grads is None else output_grads
     roots = [
-        (_edge(output), _start(output, grad))
+        (edge, _start(output, grad))
         for output, grad in zip(stage_outputs_or_loss, grads, strict=True)
-        if _requires_gradient(output)
+        if (edge := find_edge(output))
     ]
-    wanted = [_edge(value).node for value in input_values if _requires_gradient(value)]
-    trained = [_edge(weight).node for weight in weights if weight.requires_grad]
+    wanted = [edge.node for value in input_values if (edge := find_edge(value))]
+    trained = [edge.node for weight in weights if (edge := find_edge(weight))]
     try:
         param_groups = _find_groups(roots, wanted, trained)
         dinputs = _differentiate(roots, input_values, param_groups)
@@ -136,21 +136,21 @@ def _autograd_grad_for_inputs(
     allow_unused: bool = False,
 ) -> Gradients:
     """Return the gradients of the inputs that take one, and None for the others."""
-    wanted = [value for value in inputs if _requires_gradient(value)]
+    wanted = [value for value in inputs if find_edge(value)]
     grads = [None] * len(outputs) if grad_outputs is None else grad_outputs
-    pairs = [pair for pair in zip(outputs, grads, strict=True) if _requires_gradient(pair[0])]
+    pairs = [pair for pair in zip(outputs, grads, strict=True) if find_edge(pair[0])]
     if not (wanted and pairs):
         return (None,) * len(inputs)
     roots, starts = zip(*pairs, strict=True)
     found = iter(
         torch.autograd.grad(roots, wanted, starts, retain_graph, allow_unused=allow_unused)
     )
-    return tuple(next(found) if _requires_gradient(value) else None for value in inputs)
+    return tuple(next(found) if find_edge(value) else None for value in inputs)
 
 
 def _get_grad_fn_or_grad_acc(t: torch.Tensor) -> Node | None:
     """Return the node that a tensor's gradient enters by, if it takes one."""
-    return _edge(t).node if _requires_gradient(t) else None
+    return edge.node if (edge := find_edge(t)) else None
 
 
 def _find_groups(
@@ -239,7 +239,7 @@ def reverse_closure(
 def _pair_up(output: Any, grad: Any) -> Iterable[tuple[Root, torch.Tensor | None]]:
     """Yield each differentiable value of a nested output with its gradient."""
     if isinstance(output, torch.Tensor | GradientEdge):
-        if _requires_gradient(output):
+        if find_edge(output):
             if grad is not None and not isinstance(grad, torch.Tensor):
                 raise MissingGradientError(f"a tensor has the gradient {type(grad).__name__}")
             yield output, grad
@@ -257,16 +257,6 @@ def _items(tree: Any) -> dict[Any, Any]:
     if isinstance(tree, tuple | list):
         return dict(enumerate(tree))
     return tree if isinstance(tree, dict) else {}
-
-
-def _requires_gradient(value: object) -> bool:
-    if isinstance(value, torch.Tensor):
-        return value.requires_grad
-    return isinstance(value, GradientEdge)
-
-
-def _edge(value: Root) -> GradientEdge:
-    return get_gradient_edge(value) if isinstance(value, torch.Tensor) else value
 
 
 def _start(output: Root, grad: torch.Tensor | None) -> torch.Tensor:

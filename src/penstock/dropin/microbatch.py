@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.errors import BatchError
+from penstock.parallel.dtensor import own_part, spread
 from penstock.step.microbatches import share_out
 from penstock.tensors.block_masks import BlockMask, has_rows, split_mask
 from penstock.torch_private import tree_flatten, tree_map, tree_unflatten
@@ -168,8 +169,7 @@ def _split_tensor(
             f"microbatches; use at most {rows}"
         )
     # Each rank of a mesh splits its own part, without talking to the others.
-    own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    chunks: Sequence[torch.Tensor] = own.tensor_split(num_chunks, dim)
+    chunks: Sequence[torch.Tensor] = own_part(tensor).tensor_split(num_chunks, dim)
     if isinstance(tensor, DTensor):
         counts = share_out(rows, num_chunks)
         chunks = [_spread(*pair, tensor, dim) for pair in zip(chunks, counts, strict=True)]
@@ -184,8 +184,7 @@ def _spread(part: torch.Tensor, rows: int, like: DTensor, dim: int) -> torch.Ten
     """Return the tensor that is placed like another one, with this number of rows in all."""
     sizes = list(like.shape)
     sizes[dim] = rows
-    whole: Any = {"shape": torch.Size(sizes), "stride": like.stride()}
-    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, **whole)
+    return spread(part, like.device_mesh, like.placements, sizes, like.stride())
 
 
 def _split_block_mask(block_mask: BlockMask, num_chunks: int) -> list[BlockMask]:
@@ -228,17 +227,16 @@ def _merge_column(values: Sequence[Any], spec: Any) -> Any:
 
 
 def _concatenate(values: Sequence[Any], dim: int) -> torch.Tensor:
-    spread = [value for value in values if isinstance(value, DTensor)]
-    if not spread:
-        return torch.cat(tuple(values), dim=dim)
-    if len(spread) < len(values):
+    over_meshes = [value for value in values if isinstance(value, DTensor)]
+    if 0 < len(over_meshes) < len(values):
         raise MixedChunksError("chunks to merge are a mix of DTensors and plain tensors")
-    first = spread[0]
-    for number, value in enumerate(spread):
-        if value.placements != first.placements:
+    for number, value in enumerate(over_meshes):
+        if value.placements != over_meshes[0].placements:
             raise MixedChunksError(
-                f"placement mismatch between chunks 0 and {number}: {first.placements} and "
-                f"{value.placements}"
+                f"placement mismatch between chunks 0 and {number}: {over_meshes[0].placements} "
+                f"and {value.placements}"
             )
-    whole = torch.cat([value.to_local() for value in spread], dim=dim)
-    return _spread(whole, sum(value.size(dim) for value in spread), first, dim)
+    parts = torch.cat([own_part(value) for value in values], dim=dim)
+    if not over_meshes:
+        return parts
+    return _spread(parts, sum(value.size(dim) for value in over_meshes), over_meshes[0], dim)

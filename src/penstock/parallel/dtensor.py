@@ -20,8 +20,10 @@ from penstock.torch_private import mesh_layouts
 __all__ = [
     "Meshes",
     "as_whole",
+    "own_part",
     "read_mesh_layout",
     "read_placement",
+    "spread",
     "take_local_parts",
     "write_mesh_layout",
     "write_placement",
@@ -37,6 +39,26 @@ def as_whole(tensor: torch.Tensor) -> torch.Tensor:
     return whole
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor: its local part, or a plain tensor itself."""
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
+
+
+def spread(
+    part: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    stride: Sequence[int],
+) -> DTensor:
+    """Return the tensor over a mesh, of this shape as a whole, that a local part belongs to."""
+    whole: DTensor = DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride)
+    )
+    return whole
+
+
 def take_local_parts(
     structure: Structure, tensors: list[torch.Tensor]
 ) -> tuple[Structure, list[torch.Tensor]]:
@@ -44,8 +66,7 @@ def take_local_parts(
     if not any(isinstance(tensor, DTensor) for tensor in tensors):
         return structure, tensors
     layouts = [_layout(t) if isinstance(t, DTensor) else None for t in tensors]
-    parts = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-    return ["m", layouts, structure], parts
+    return ["m", layouts, structure], [own_part(tensor) for tensor in tensors]
 
 
 class Meshes:
@@ -68,13 +89,8 @@ class Meshes:
 
     def _spread(self, part: torch.Tensor, layout: Layout) -> torch.Tensor:
         names, placements, shape, stride = layout
-        return DTensor.from_local(
-            part,
-            self._find(tuple(names)),
-            [read_placement(text) for text in placements],
-            shape=torch.Size(shape),
-            stride=tuple(stride),
-        )
+        mesh = self._find(tuple(names))
+        return spread(part, mesh, [read_placement(text) for text in placements], shape, stride)
 
     def _find(self, names: tuple[str, ...]) -> DeviceMesh:
         if names not in self._found:

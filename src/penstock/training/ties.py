@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from penstock.ir.placement import Placement
+from penstock.parallel.dtensor import own_part
 from penstock.ranks.control import GroupControl, cannot
 from penstock.ranks.private_groups import PrivateGroup, open_like
 from penstock.tensors.plain import dense_value
@@ -175,14 +176,14 @@ def _copies(tie: SharedParameter) -> tuple[nn.Parameter, ...]:
 
 def _start_with_one_value(tie: SharedParameter, holders: Holders | None) -> None:
     """Give all copies of a parameter the value that it has on the first rank."""
-    value = _local(tie.parameter.detach())
+    value = own_part(tie.parameter.detach())
     if holders is not None:
         # Memory is sent, so it must hold the same numbers in the same order on all ranks.
         sent = dense_value(value)
         holders.values.broadcast(sent, 0).wait()
         value.copy_(sent)
     for other in tie.others:
-        _local(other.detach()).copy_(value)
+        own_part(other.detach()).copy_(value)
 
 
 def _sum_gradients(tie: SharedParameter, holders: Holders | None) -> None:
@@ -196,10 +197,10 @@ def _sum_gradients(tie: SharedParameter, holders: Holders | None) -> None:
     if not isinstance(tie.parameter.grad, DTensor):
         # A gradient of a complex parameter may be lazily conjugated on some ranks only.
         tie.parameter.grad = dense_value(tie.parameter.grad)
-    total = _local(tie.parameter.grad)
+    total = own_part(tie.parameter.grad)
     for other in tie.others:
         if other.grad is not None:
-            total.add_(_local(other.grad))
+            total.add_(own_part(other.grad))
     if holders is not None:
         holders.values.allreduce([total]).wait()
     for other in tie.others:
@@ -211,9 +212,3 @@ def _is_used_anywhere(holders: Holders | None, is_used: bool) -> bool:
     if holders is None:
         return is_used
     return any(map(any, holders.control.gather_bytes(bytes([is_used]))))
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's memory of a parameter or gradient."""
-    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local

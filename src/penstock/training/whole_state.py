@@ -7,9 +7,9 @@ from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from penstock.errors import ArgumentError, PipelineError
+from penstock.parallel.dtensor import as_whole
 from penstock.ranks.abortable_sockets import Connections
 from penstock.ranks.control import Control, cannot
 from penstock.ranks.faults import LinkLostError
@@ -129,8 +129,9 @@ def to_host(value: Any, *, always_copy: bool = True) -> Any:
     """Copy a tensor to host memory, a sharded one as a whole; its ranks do this together."""
     if not isinstance(value, torch.Tensor):
         return value
-    whole: torch.Tensor = value.full_tensor() if isinstance(value, DTensor) else value
-    return whole.detach().to("cpu", copy=always_copy, memory_format=torch.contiguous_format)
+    return (
+        as_whole(value).detach().to("cpu", copy=always_copy, memory_format=torch.contiguous_format)
+    )
 
 
 def _exchange(gloo: PrivateGroup, peer: int, tensor: torch.Tensor, *, is_sent: bool) -> None:

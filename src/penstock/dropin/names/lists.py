@@ -14,9 +14,14 @@ from typing import TypeAlias
 import numpy as np
 
 from penstock.atomic_files import write_atomically
-from penstock.dropin.names.actions import WAITS, ActionTextError, _Action, from_work, to_work
+from penstock.dropin.names.actions import (
+    RESHARD,
+    ActionTextError,
+    _Action,
+    from_work,
+    to_works,
+)
 from penstock.errors import ArgumentError, ParseError, ScheduleError
-from penstock.ir.actions import Action, Kind, Work
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Rows
@@ -76,16 +81,9 @@ def read_stage_ranks(order: AnyOrder) -> dict[int, int]:
     return dict(sorted(holder.items()))
 
 
-def to_rows(lists: Sequence[AnySlots], idle_stages: Sequence[int] | None = None) -> Rows:
-    """Return the rows of every rank's list; idle slots are left out without stages for them."""
-    orders: list[list[Work]] = [[] for _ in lists]
-    for rank, actions in enumerate(lists):
-        for action in actions:
-            if action is not None:
-                orders[rank] += [to_work(action)] if action.computation_type not in WAITS else []
-            elif idle_stages is not None:
-                orders[rank].append(Action(Kind.RESHARD, idle_stages[rank]))
-    return Rows.from_works(orders)
+def to_rows(lists: Iterable[AnySlots]) -> Rows:
+    """Return the rows of every rank's list, without idle slots."""
+    return Rows.from_works([to_works(actions) for actions in lists])
 
 
 def to_actions(rows: Rows, rank: int) -> Iterator[_Action]:
@@ -117,7 +115,8 @@ def to_schedule(order: AnyOrder, stage_to_rank: Callable[[int], int], num_stages
     number = {rank: place for place, rank in enumerate(sorted(order))}
     holder = {stage: stage_to_rank(stage) for stage in range(num_stages)}
     _check_places(order, holder)
-    rows = to_rows([order[rank] for rank in number], range(num_stages, num_stages + len(number)))
+    idle = {rank: _Action(num_stages + place, RESHARD) for rank, place in number.items()}
+    rows = to_rows([action or idle[rank] for action in order[rank]] for rank in number)
     placement = Placement((*(number[rank] for rank in holder.values()), *number.values()))
     dataflow = Dataflow(placement.num_stages, Dataflow.chain(num_stages).edges)
     return Schedule(rows, placement, dataflow, int(rows.microbatch.max(initial=0)) + 1)

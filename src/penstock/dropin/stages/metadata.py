@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from penstock.errors import PenstockError
+from penstock.parallel.dtensor import own_part, spread
 
 __all__ = [
     "GetMeshCallback",
@@ -143,10 +144,7 @@ class _DTensorMeta(_TensorMeta):
 
     def put_together(self, part: torch.Tensor, mesh: DeviceMesh) -> DTensor:
         """Return the tensor of this form over a mesh that a local part belongs to."""
-        shape, stride = self.global_shape, self.global_stride
-        return DTensor.from_local(
-            part, mesh, self.placements, run_check=False, shape=shape, stride=stride
-        )
+        return spread(part, mesh, self.placements, self.global_shape, self.global_stride)
 
     def to_dtensor(self, device: torch.device | str, mesh: DeviceMesh) -> DTensor:
         whole = self.put_together(_make_tensor_from_meta(self, device), mesh)
@@ -235,8 +233,7 @@ def _derive_grad_metas(tensor_metas: Sequence[TensorMeta]) -> tuple[TensorMeta |
 
 def to_local_if_dtensor(tensor: torch.Tensor, detach: bool = False) -> torch.Tensor:
     """Return the local part of a tensor over a mesh, or a plain tensor itself."""
-    value = tensor.detach() if detach else tensor
-    return value.to_local() if isinstance(value, DTensor) else value
+    return own_part(tensor.detach() if detach else tensor)
 
 
 def _make_tensor_from_meta(meta: _TensorMeta, device: torch.device | str) -> torch.Tensor:

@@ -97,7 +97,7 @@ def require_tensors(values: Sequence[Any]) -> None:
 
 
 def find_edge(value: Any) -> GradientEdge | None:
-    """Return where the gradient of an output enters, if it takes one."""
+    """Return where the gradient of a value enters, if it takes one."""
     if isinstance(value, torch.Tensor):
         return get_gradient_edge(value) if value.requires_grad else None
     return value if isinstance(value, GradientEdge) else None

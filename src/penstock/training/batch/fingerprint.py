@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
+from penstock.parallel.dtensor import own_part
 from penstock.ranks.agreement import digest_of
 from penstock.step.microbatches import Along, Ready, Shared
 from penstock.torch_private import is_traceable_wrapper_subclass
@@ -81,9 +81,7 @@ def _look(value: Any, samples: list[torch.Tensor]) -> str:
 
 def _look_at_tensor(tensor: torch.Tensor, samples: list[torch.Tensor]) -> str:
     form = f"{tuple(tensor.shape)} {tensor.dtype}"
-    local = tensor.detach()
-    if isinstance(local, DTensor):
-        local = local.to_local()
+    local = own_part(tensor.detach())
     # Tensors without numbers, or with a layout of their own, are known by their form.
     is_plain = local.layout is torch.strided and not (local.is_meta or local.is_quantized)
     if is_plain and not (local.is_nested or is_traceable_wrapper_subclass(local)):
