@@ -1,6 +1,7 @@
 """Torch's schedules, with one stage per rank and with several, each with its order."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -52,7 +53,6 @@ class PipelineScheduleSingle(_PipelineSchedule):
         self._stage, self._stages = stage, [stage]
         self._num_stages = stage.num_stages
         self.pipeline_order: Order | None = self._get_pipeline_order()
-        self._lowered: Lowered | None = None
 
     def _initialize_stage(
         self, args: Any, kwargs: Any, target: Any = None, loss_kwargs: Named = None
@@ -62,18 +62,20 @@ class PipelineScheduleSingle(_PipelineSchedule):
     def _get_pipeline_order(self) -> Order | None:
         return None
 
+    @cached_property
+    def _lowered(self) -> Lowered:
+        sizes = self._num_stages, self._n_microbatches
+        order = self.pipeline_order or build_order("ForwardOnly", *sizes)
+        compute = {
+            rank: [action for action in actions if action and action.is_compute_op]
+            for rank, actions in order.items()
+        }
+        holder, edges = {rank: rank for rank in range(sizes[0])}, self._stage.find_edges()
+        receives = self._receives
+        schedule = lower_order(compute, holder, sizes[1], edges=edges, receives=receives)
+        return Lowered(schedule, sends_may_wait=True)
+
     def _find_lowered(self) -> Lowered:
-        if self._lowered is None:
-            sizes = self._num_stages, self._n_microbatches
-            order = self._get_pipeline_order() or build_order("ForwardOnly", *sizes)
-            compute = {
-                rank: [action for action in actions if action and action.is_compute_op]
-                for rank, actions in order.items()
-            }
-            holder, edges = {rank: rank for rank in range(sizes[0])}, self._stage.find_edges()
-            receives = self._receives
-            schedule = lower_order(compute, holder, sizes[1], edges=edges, receives=receives)
-            self._lowered = Lowered(schedule, sends_may_wait=True)
         return self._lowered
 
 

@@ -1,10 +1,9 @@
 """What a stage sends and receives, as packets of the transport.
 
 The operations that a stage's `get_fwd_send_ops` and `get_bwd_send_ops` return say what is sent, so
-that a client may change it there. How tensors lie over a mesh goes along as text.
+that a client may change it there. How tensors lie over a mesh goes along.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -52,12 +51,12 @@ def _by_stage(
 
 
 def _pack(tensors: Sequence[torch.Tensor], outputs: Sequence[Any], records: bool) -> Packet:
-    nodes: list[Any] = ["T"] * len(tensors)
+    structure: Any = ["t", ["T"] * len(tensors)]
     if any(isinstance(output, DTensor) for output in outputs):
-        nodes.append(["c", json.dumps([_write_layout(output) for output in outputs])])
+        structure = ["m", [_write_layout(output) for output in outputs], structure]
     pairs = zip(tensors, outputs, strict=True)
     cut = [t.detach().requires_grad_() if records and o.requires_grad else t for t, o in pairs]
-    return Packet(["t", nodes], cut)
+    return Packet(structure, cut)
 
 
 def _write_layout(output: Any) -> list[Any] | None:
@@ -90,8 +89,7 @@ def deliver_inputs(
 def _read_layouts(packet: Packet) -> list[Any]:
     """Return how each tensor of a packet lies over its mesh, if it does."""
     match packet.structure:
-        case ["t", [*_, ["c", str(text)]]]:
-            layouts: list[Any] = json.loads(text)
+        case ["m", [*layouts], _]:
             return layouts
         case _:
             return [None] * len(packet.tensors)
