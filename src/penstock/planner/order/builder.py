@@ -20,7 +20,7 @@ import numpy as np
 
 from penstock.ir.rows import Floats
 from penstock.planner.order.lanes import Lanes, Longs
-from penstock.planner.order.loops import Columns, compiled, list_by_urgency, run_ranks
+from penstock.planner.order.loops import PARTS, Columns, compiled, list_by_urgency, run_ranks
 
 __all__ = ["Builder", "Built", "Policy"]
 
@@ -88,5 +88,5 @@ class Builder:
         return column if self.is_compiled else column.tolist()
 
     def _call(self, loop: Callable[..., _Result], *arguments: Any) -> _Result:
-        called: Callable[..., _Result] = compiled(loop) if self.is_compiled else loop
+        called: Callable[..., _Result] = compiled(loop, *PARTS) if self.is_compiled else loop
         return called(*arguments)

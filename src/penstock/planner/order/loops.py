@@ -1,7 +1,7 @@
 """The two loops behind `builder.py`: listing work by urgency, and running the ranks.
 
-They run as plain Python or compiled; see `ir/loops`. Each is one function, because a call per
-action would slow the plain form down. Columns with an entry per action have it at lane times
+They run as plain Python or compiled; see `ir/loops`. Neither calls a function per action, which
+would slow the plain form down. Columns with an entry per action have it at lane times
 microbatches plus microbatch.
 """
 
@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 from penstock.ir.loops import can_compile, compile_loop, filled
 
 __all__ = [
+    "PARTS",
     "Columns",
     "Finish",
+    "Following",
     "Listing",
     "compiled",
+    "follow_list",
     "list_by_urgency",
     "run_ranks",
     "should_compile",
@@ -52,6 +55,17 @@ class Listing(NamedTuple):
     """Every rank's lanes, the most urgent first, and whether their bytes fit in that order."""
 
     lanes: Any
+    fits: bool
+
+
+class Following(NamedTuple):
+    """The row of every action in its rank's list, and what following the list would hold.
+
+    `held_after` has the bytes after each row; they may be more than there is room for.
+    """
+
+    row_of: Any
+    held_after: Any
     fits: bool
 
 
@@ -128,6 +142,29 @@ def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
     return Listing(listed, True)
 
 
+def follow_list(columns: Columns, listed: Any) -> Following:
+    """Follow every rank's list of lanes, row by row."""
+    microbatches, first, change = columns.microbatches, columns.first, columns.change
+    row_of, held_after = filled(len(listed), 0), filled(len(listed), 0.0)
+    done = filled(3 * columns.stages, 0)
+    fits = True
+    for rank in range(len(columns.room)):
+        held = 0.0
+        for row in range(first[rank] * microbatches, first[rank + 1] * microbatches):
+            lane = listed[row]
+            entry = lane * microbatches + done[lane]
+            row_of[entry] = row
+            done[lane] += 1
+            held += change[entry]
+            held_after[row] = held
+            fits = fits and held <= columns.room[rank]
+    return Following(row_of, held_after, fits)
+
+
+# What `run_ranks` calls.
+PARTS = (follow_list,)
+
+
 def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
     """Run all ranks, the earliest clock first, each by its list and a `Policy`.
 
@@ -142,7 +179,9 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
     follower, lag = columns.follower, columns.lag
     patience, overrun, allowance, is_late = policy
     num_rows, num_ranks = len(listed), len(room)
-    ready, row_of, held_after = filled(num_rows, inf), filled(num_rows, 0), filled(num_rows, 0.0)
+    follow = follow_list(columns, listed)
+    row_of, held_after = follow.row_of, follow.held_after
+    ready = filled(num_rows, inf)
     for number in range(microbatches):
         ready[number] = 0.0
     is_done, done = filled(num_rows, False), filled(3 * stages, 0)
@@ -155,19 +194,7 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
     order, start, span = filled(num_rows, 0), filled(num_rows, 0.0), filled(num_ranks, 0.0)
     for rank in range(num_ranks):
         head[rank] = position[rank] = first[rank] * microbatches
-        total = 0.0
-        for row in range(first[rank] * microbatches, first[rank + 1] * microbatches):
-            lane = listed[row]
-            entry = lane * microbatches + done[lane]
-            row_of[entry] = row
-            done[lane] += 1
-            total += change[entry]
-            held_after[row] = total
-            if total > room[rank]:
-                return Finish(order, start, span, False)
-    for lane in range(3 * stages):
-        done[lane] = 0
-    left = num_rows
+    left = num_rows if follow.fits else 0
     while left > 0:
         rank = 0
         for other in range(1, num_ranks):
@@ -265,4 +292,4 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
             span[rank] += columns.extra[rank]
             clock[rank] = inf
         left -= 1
-    return Finish(order, start, span, True)
+    return Finish(order, start, span, follow.fits)
