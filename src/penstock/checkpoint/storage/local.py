@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from secrets import token_hex
 from typing import BinaryIO
 
+from penstock.atomic_files import replacing
 from penstock.checkpoint.storage.words import in_words
 
 __all__ = ["LocalStorage"]
@@ -75,13 +75,8 @@ class LocalStorage:
     def replace(self, path: str, data: bytes) -> None:
         """Write a small file in place of another, so that readers see the one or the other."""
         file = self._root / path
-        other = file.with_name(f"{file.name}-{token_hex(4)}")
-        with in_words("write", str(file), self.free_bytes):
-            try:
-                other.write_bytes(data)
-                other.replace(file)
-            finally:
-                other.unlink(missing_ok=True)
+        with in_words("write", str(file), self.free_bytes), replacing(file) as partial:
+            partial.write_bytes(data)
 
     def replace_if(self, path: str, before: bytes, data: bytes) -> bool:
         """Write a small file in place of another that holds `before`; return whether it did."""
@@ -103,12 +98,6 @@ class LocalStorage:
                 shutil.rmtree(place)
             else:
                 place.unlink(missing_ok=True)
-
-    def remove_empty(self, path: str) -> None:
-        """Remove a folder if nothing is in it."""
-        if not self.names(path):
-            with in_words("remove", self.show(path)):
-                (self._root / path).rmdir()
 
     def rename(self, path: str, other: str) -> None:
         """Give a folder another name, at once; both names are on the disk on return."""

@@ -19,7 +19,6 @@ __all__ = [
     "FlightRecord",
     "Phase",
     "RecordTable",
-    "last_action",
     "spell_out",
 ]
 
@@ -185,19 +184,3 @@ def spell_out(doing: Doing) -> str:
         return str(doing)
     microbatch = "" if doing.microbatch is None else f" of microbatch {doing.microbatch}"
     return f"{doing} ({_WORDS[doing.kind]}{microbatch} in stage {doing.stage})"
-
-
-def last_action(log: FlightLog, now: float) -> str:
-    """Return the last known action of a rank in words; `now` is of the wall clock."""
-    record = log.last
-    if record is None:
-        return "nothing yet"
-    if record.end is None:
-        since = _seconds(now - record.start)
-        return f"{spell_out(record.doing)} of step {record.step}, since {since}"
-    ago = _seconds(now - record.end)
-    return f"{spell_out(record.doing)} of step {record.step}, which it ended {ago} before"
-
-
-def _seconds(value: float) -> str:
-    return f"{max(value, 0.0):.1f} s"

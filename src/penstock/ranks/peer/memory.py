@@ -66,11 +66,6 @@ class PeerMemory:
         """Return this rank's end of a channel, if it is open."""
         return self._channels.senders.get(pair) or self._channels.receivers.get(pair)
 
-    @property
-    def ring_bytes(self) -> int:
-        """The device memory that this rank's rings take, beside what torch has allocated."""
-        return sum(end.memory.capacity for end in self._channels.receivers.values())
-
     # ---- the size of rings, by both ends of a channel
 
     def make_room(self, wanted: Mapping[Pair, int]) -> None:
