@@ -387,6 +387,20 @@ def test_every_module_says_what_it_owns() -> None:
     assert silent == []
 
 
+# Public classes that share a name, and why.
+TWICE = {"Pipe": "ours, and torch's, whose name users of the drop-in type"}
+
+
+# Nineteen names had two meanings, so that a reader took one class for another.
+def test_a_class_has_its_name_for_itself() -> None:
+    found: dict[str, list[str]] = {}
+    for module in load_modules().values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(module.name)
+    assert {name for name, homes in found.items() if len(homes) > 1} == set(TWICE)
+
+
 def test_modules_are_short() -> None:
     too_long = {
         str(module.path.relative_to(SOURCE))

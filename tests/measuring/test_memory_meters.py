@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.measuring.memory_meters import Reading, meter_for
+from penstock.measuring.memory_meters import MemoryReading, meter_for
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # CUDA's allocator rounds to multiples of 512 bytes.
@@ -29,6 +29,6 @@ def test_kept_bytes_and_workspace_are_measured_separately(device: str) -> None:
 
 
 def test_workspace_is_the_peak_above_what_was_in_use() -> None:
-    assert Reading(before=10, after=30, peak=35).workspace == 5
-    assert Reading(before=30, after=10, peak=35).workspace == 5
-    assert Reading(before=30, after=10, peak=30).workspace == 0
+    assert MemoryReading(before=10, after=30, peak=35).workspace == 5
+    assert MemoryReading(before=30, after=10, peak=35).workspace == 5
+    assert MemoryReading(before=30, after=10, peak=30).workspace == 0

@@ -15,11 +15,11 @@ from penstock.loss.calls import LossCall
 from penstock.loss.memory import KnownForm, LossMemory
 from penstock.loss.term_weights import ADVICE
 
-__all__ = ["KnownWeights", "Part", "Share", "Weigher", "make_parts"]
+__all__ = ["KnownWeights", "LossPart", "Share", "Weigher", "make_parts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class LossPart:
     """A part of a loss that counts more or less than the rest of it, by this weight."""
 
     value: torch.Tensor
@@ -31,7 +31,7 @@ class Share(NamedTuple):
     """The weight of a microbatch's loss, and additional weights of parts of it."""
 
     weight: float
-    parts: Sequence[Part] = ()
+    parts: Sequence[LossPart] = ()
 
 
 class Weigher(Protocol):
@@ -89,7 +89,7 @@ def make_parts(
     loss: torch.Tensor,
     used: Sequence[LossCall],
     extra: Sequence[float],
-) -> list[Part]:
+) -> list[LossPart]:
     """Return the parts of a loss with their weights beyond that of the whole loss.
 
     `extra` has a weight for each call. `names` are the arguments of the step, which are the keys
@@ -115,11 +115,13 @@ def make_parts(
     parts = []
     for call, factor, graph, weight in zip(used, known.factors, trained, extra, strict=True):
         if weight:
-            parts.append(Part(call.value, call.edge, factor * weight))
+            parts.append(LossPart(call.value, call.edge, factor * weight))
         if weight and graph is not None:
             # The gradient of the factor itself; its value is part of the loss already.
             edge = get_gradient_edge(graph)
-            parts.append(Part(torch.zeros_like(graph.detach()), edge, float(call.value) * weight))
+            parts.append(
+                LossPart(torch.zeros_like(graph.detach()), edge, float(call.value) * weight)
+            )
     return parts
 
 

@@ -9,11 +9,11 @@ import torch
 
 from penstock.measuring.live_memory import LiveMemory
 
-__all__ = ["MemoryMeter", "Reading", "meter_for"]
+__all__ = ["MemoryMeter", "MemoryReading", "meter_for"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MemoryReading:
     """The bytes in use before a piece of work and after it, and the most while it ran."""
 
     before: int
@@ -34,7 +34,7 @@ class Reading:
 class MemoryMeter(Protocol):
     """A meter of what work does to the memory of a device."""
 
-    def measure(self, work: Callable[[], None]) -> Reading:
+    def measure(self, work: Callable[[], None]) -> MemoryReading:
         """Do the work, and return the bytes around it."""
 
 
@@ -44,12 +44,12 @@ class _StorageMeter:
     def __init__(self) -> None:
         self._live = LiveMemory()
 
-    def measure(self, work: Callable[[], None]) -> Reading:
+    def measure(self, work: Callable[[], None]) -> MemoryReading:
         before = self._live.bytes()
         with self._live.counting() as peak_so_far:
             work()
             peak = peak_so_far()
-        return Reading(before, self._live.bytes(), peak)
+        return MemoryReading(before, self._live.bytes(), peak)
 
 
 class _CudaMeter:
@@ -58,7 +58,7 @@ class _CudaMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def measure(self, work: Callable[[], None]) -> Reading:
+    def measure(self, work: Callable[[], None]) -> MemoryReading:
         # Garbage that Python collects inside would look as if the work had freed it.
         was_collecting = gc.isenabled()
         gc.disable()
@@ -70,7 +70,7 @@ class _CudaMeter:
         finally:
             if was_collecting:
                 gc.enable()
-        return Reading(before, after, torch.cuda.max_memory_allocated(self._device))
+        return MemoryReading(before, after, torch.cuda.max_memory_allocated(self._device))
 
 
 def meter_for(device: torch.device) -> MemoryMeter:

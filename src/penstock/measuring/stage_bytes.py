@@ -15,7 +15,7 @@ import torch
 
 from penstock.ir.actions import Action, Kind
 from penstock.ir.dataflow import Dataflow
-from penstock.measuring.memory_meters import Reading, meter_for
+from penstock.measuring.memory_meters import MemoryReading, meter_for
 from penstock.step.step_data import Around
 
 __all__ = ["ActionBytes"]
@@ -43,7 +43,7 @@ class ActionBytes:
     def __init__(self, device: torch.device) -> None:
         self._meter = meter_for(device)
         self._is_counting = False
-        self._readings: dict[_Key, Reading] = {}
+        self._readings: dict[_Key, MemoryReading] = {}
 
     @property
     def around(self) -> dict[Kind, Around]:

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import PrivateGroup, Work
+from penstock.ranks.private_groups import PrivateGroup, StartedWork
 from penstock.ranks.transport import Message, NoteSent
 
 __all__ = ["Channels", "TaggedChannels", "header_tag"]
@@ -30,10 +30,10 @@ class Channels(Protocol):
     def open(self, rank: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Connect pairs of ranks; every rank gives the same pairs in the same order."""
 
-    def send(self, message: Message, tensor: torch.Tensor) -> Work:
+    def send(self, message: Message, tensor: torch.Tensor) -> StartedWork:
         """Start to send a tensor."""
 
-    def receive(self, message: Message, tensor: torch.Tensor) -> Work:
+    def receive(self, message: Message, tensor: torch.Tensor) -> StartedWork:
         """Start to receive a tensor."""
 
     def number_to_send(self, message: Message) -> int:
@@ -87,14 +87,14 @@ class TaggedChannels:
         """Note the channels; the group is connected."""
         self.routes = dict.fromkeys([pair for pair in pairs if rank in pair], "gloo")
 
-    def send(self, message: Message, tensor: torch.Tensor) -> Work:
+    def send(self, message: Message, tensor: torch.Tensor) -> StartedWork:
         """Start to send a tensor."""
         try:
             return self._gloo.send([tensor], message.destination, _data_tag(message))
         except RuntimeError as error:
             raise LinkLostError(str(error)) from error
 
-    def receive(self, message: Message, tensor: torch.Tensor) -> Work:
+    def receive(self, message: Message, tensor: torch.Tensor) -> StartedWork:
         """Start to receive a tensor."""
         try:
             return self._gloo.recv([tensor], message.source, _data_tag(message))

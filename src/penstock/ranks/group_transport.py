@@ -33,7 +33,7 @@ from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import PeerFailedError
 from penstock.ranks.labels import NO_PACKET, Label, MessageLabels, digest_of_form
 from penstock.ranks.ordered_channels import make_channels
-from penstock.ranks.private_groups import Work
+from penstock.ranks.private_groups import StartedWork
 from penstock.ranks.sends_in_flight import SendsInFlight, wait_for
 from penstock.ranks.shape_memory import ShapeMemory, answered_by, bytes_in_flight
 from penstock.ranks.transport import Message, NoteSent
@@ -51,7 +51,7 @@ SENDS_AHEAD = 4
 class _Incoming:
     """A receive that is under way; its `number` on its channel, where that is compared."""
 
-    works: list[Work]
+    works: list[StartedWork]
     buffers: list[torch.Tensor]
     format: Format
     number: int

@@ -22,7 +22,7 @@ from penstock.ranks.control import GroupControl
 from penstock.ranks.faults import LinkLostError
 from penstock.ranks.peer.channel import PeerSender
 from penstock.ranks.peer.memory import PeerMemory
-from penstock.ranks.private_groups import NcclWire, Wire, Work, open_gloo
+from penstock.ranks.private_groups import NcclWire, StartedWork, Wire, open_gloo
 from penstock.ranks.transport import Message, NoteSent
 
 __all__ = ["OrderedChannels", "is_carried_on_device", "make_channels"]
@@ -102,7 +102,7 @@ class OrderedChannels:
                 f"(got {heard.tolist()})"
             )
 
-    def send(self, message: Message, tensor: torch.Tensor) -> Work:
+    def send(self, message: Message, tensor: torch.Tensor) -> StartedWork:
         """Start to send a tensor, the next one of its channel."""
         self._sent[message.destination] += 1
         wire = self._wires[message.source, message.destination]
@@ -114,7 +114,7 @@ class OrderedChannels:
             raise LinkLostError(str(error)) from error
         return work
 
-    def receive(self, message: Message, tensor: torch.Tensor) -> Work:
+    def receive(self, message: Message, tensor: torch.Tensor) -> StartedWork:
         """Start to receive a tensor, the next one of its channel."""
         self._received[message.source] += 1
         wire = self._wires[message.source, message.destination]

@@ -27,8 +27,8 @@ from penstock.torch_private import (
 __all__ = [
     "NcclWire",
     "PrivateGroup",
+    "StartedWork",
     "Wire",
-    "Work",
     "host_of_store",
     "meet",
     "meet_members",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-class Work(Protocol):
+class StartedWork(Protocol):
     """Communication that was started."""
 
     def wait(self) -> Any:
@@ -49,10 +49,10 @@ class Work(Protocol):
 class Wire(Protocol):
     """What carries the tensors of a channel; peers are numbered within it."""
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> StartedWork:
         """Start to send; messages of one tag arrive in order."""
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> StartedWork:
         """Start to receive."""
 
     def abort(self) -> None:
@@ -130,21 +130,21 @@ class NcclWire:
     ) -> None:
         self._backend: Any = open_nccl(group, pair, device=device, most_blocks=most_blocks)
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> StartedWork:
         """Start to send, after what is in the current stream."""
         self._backend._start_coalescing()
         self._backend.send(tensors, peer, tag)
-        work: Work = self._backend._end_coalescing()
+        work: StartedWork = self._backend._end_coalescing()
         return work
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> StartedWork:
         """Start to receive bytes, after what is in the current stream."""
         for tensor in tensors:
             # What is left if the communicator is aborted before the message has come.
             tensor.fill_(NAN_BYTE)
         self._backend._start_coalescing()
         self._backend.recv(tensors, peer, tag)
-        work: Work = self._backend._end_coalescing()
+        work: StartedWork = self._backend._end_coalescing()
         return work
 
     def abort(self) -> None:

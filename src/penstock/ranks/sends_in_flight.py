@@ -7,11 +7,11 @@ from typing import TypeAlias
 import torch
 
 from penstock.ranks.faults import LinkLostError
-from penstock.ranks.private_groups import Work
+from penstock.ranks.private_groups import StartedWork
 
 __all__ = ["SendsInFlight", "wait_for"]
 
-_Send: TypeAlias = tuple[Sequence[Work], list[torch.Tensor]]
+_Send: TypeAlias = tuple[Sequence[StartedWork], list[torch.Tensor]]
 
 
 class SendsInFlight:
@@ -21,7 +21,7 @@ class SendsInFlight:
         self._limit = limit
         self._sends: dict[int, deque[_Send]] = {}
 
-    def hold(self, rank: int, works: Sequence[Work], buffers: list[torch.Tensor]) -> None:
+    def hold(self, rank: int, works: Sequence[StartedWork], buffers: list[torch.Tensor]) -> None:
         """Keep a send alive until it is done; wait for the oldest one if there are too many."""
         sends = self._sends.setdefault(rank, deque())
         sends.append((works, buffers))
@@ -35,7 +35,7 @@ class SendsInFlight:
                 wait_for(sends.popleft()[0])
 
 
-def wait_for(works: Iterable[Work]) -> None:
+def wait_for(works: Iterable[StartedWork]) -> None:
     """Wait for communication; an error of torch means that the link is lost."""
     try:
         for work in works:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 
-from penstock.ranks.private_groups import Work
+from penstock.ranks.private_groups import StartedWork
 from penstock.tensors.packet import Packet
 from penstock.tensors.plain import plain_value
 
@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
 # What carries a tensor that was handed over: a stream that copies it, a send that can be waited
 # for, or nothing, if it was copied in the current stream.
-Carrier: TypeAlias = torch.cuda.Stream | Work | None
+Carrier: TypeAlias = torch.cuda.Stream | StartedWork | None
 NoteSent: TypeAlias = Callable[[Message, Carrier], None]
 
 

@@ -20,7 +20,7 @@ from penstock.step.lanes.overlaps import Overlaps
 from penstock.step.lanes.turning import without_turns
 from penstock.step.model_end import ModelEnd, keep_loss
 from penstock.step.program.draining import drain
-from penstock.step.program.entries import Entry, join_overlapped
+from penstock.step.program.entries import BoundRow, join_overlapped
 from penstock.step.program.messages import StepMessages
 from penstock.step.saved.actions import Run, SavedActions
 from penstock.step.stage import Stage
@@ -33,7 +33,7 @@ __all__ = ["Executor"]
 _NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
 
 
-def _call(entry: Entry) -> None:
+def _call(entry: BoundRow) -> None:
     entry.call()
 
 
@@ -100,7 +100,7 @@ class Executor:
     ) -> None:
         """Run every action once, each visible in the profiler under its name."""
 
-        def profiled(entry: Entry) -> None:
+        def profiled(entry: BoundRow) -> None:
             with torch.profiler.record_function(name(entry.action)):
                 entry.call()
 
@@ -112,7 +112,7 @@ class Executor:
         """Run every action once and record when; the time waiting for inputs does not count."""
         recorder = StepRecorder(clock)
 
-        def recorded(entry: Entry) -> None:
+        def recorded(entry: BoundRow) -> None:
             recorder.start()
             entry.call()
             recorder.end(entry.row)
@@ -138,7 +138,7 @@ class Executor:
             self._held.clear()
             self.saved.clear()
 
-    def _call(self, entry: Entry, do: Callable[[Entry], None]) -> None:
+    def _call(self, entry: BoundRow, do: Callable[[BoundRow], None]) -> None:
         self._log.start(entry.note)
         try:
             if entry.members:
@@ -149,7 +149,7 @@ class Executor:
             self._fail(entry, error)
         self._log.end()
 
-    def _fail(self, entry: Entry, error: Exception) -> NoReturn:
+    def _fail(self, entry: BoundRow, error: Exception) -> NoReturn:
         """Let the other ranks finish the step, and raise where this one failed."""
         if isinstance(error, LaneError):
             entry, error = entry.members[error.number], error.error
@@ -160,7 +160,7 @@ class Executor:
         self._drain(self._program.index(entry))
         raise failure from error
 
-    def _is_idle(self, entry: Entry, around: Mapping[Kind, Around]) -> bool:
+    def _is_idle(self, entry: BoundRow, around: Mapping[Kind, Around]) -> bool:
         """Whether an action concerns data parallelism, which its stage does not have."""
         kind, stage = entry.action.kind, self._stages[entry.action.stage]
         is_parallel = kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD)
@@ -176,15 +176,15 @@ class Executor:
         left = [(e.action, e.takes) for e in self._program[first:]]
         drain(left, self._transport, self.messages, self._held)
 
-    def _as_one(self, group: Sequence[Entry]) -> Entry:
+    def _as_one(self, group: Sequence[BoundRow]) -> BoundRow:
         members = tuple(group)
         call = partial(self._run_together, members, _call)
         return replace(members[0], call=call, members=members)
 
-    def _run_together(self, members: Sequence[Entry], do: Callable[[Entry], None]) -> None:
+    def _run_together(self, members: Sequence[BoundRow], do: Callable[[BoundRow], None]) -> None:
         """Run overlapped actions; they are noted one after the other, as they begin."""
 
-        def begin(entry: Entry) -> None:
+        def begin(entry: BoundRow) -> None:
             if entry is not members[0]:
                 self._log.follow(entry.note)
             do(entry)
@@ -193,7 +193,7 @@ class Executor:
         stages = [self._stages[action.stage] for action in actions]
         self._overlaps.run(actions, stages, [partial(begin, entry) for entry in members])
 
-    def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> Entry:
+    def _bind(self, row: int, action: Action, around: Mapping[Kind, Around]) -> BoundRow:
         call = self._find_call(action)
         takes = [m for m in self.messages.used_by(action) if m.source != m.destination]
         self._notes.update((message, self.messages.note_of(message)) for message in takes)
@@ -201,7 +201,7 @@ class Executor:
         note = Note.of(action, self.messages.of(action).destination if is_send else None)
         if action.kind in around:
             call = partial(around[action.kind], action, call)
-        return Entry(row, action, note, call, takes)
+        return BoundRow(row, action, note, call, takes)
 
     def _find_call(self, action: Action) -> Callable[[], None]:
         stage, microbatch = self._stages[action.stage], action.microbatch or 0

@@ -20,7 +20,7 @@ from penstock.step.crossing_hooks import InnerPasses, find_hooked
 from penstock.step.cuda_graphs import StageGraphs
 from penstock.step.gradient_marks import GradientMarks, mark_gradients
 from penstock.step.layer_random import StageRandom
-from penstock.step.stage_boundary import Flight, constant, edges_of, enter, values_for_parts
+from penstock.step.stage_boundary import InFlight, constant, edges_of, enter, values_for_parts
 from penstock.tensors.packet import Packet, as_arguments, cut_off, cut_off_all
 from penstock.tensors.plain import is_plain, require_plain
 from penstock.tensors.rerouting import Rerouting
@@ -52,7 +52,7 @@ class Stage:
         self._rerouting = rerouting
         self._call_to_train = self._call  # unless only the inputs are kept
         self.peak_flights = 0
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, InFlight] = {}
         self._waiting: dict[int, list[DeferredWork]] = {}
         # Whether a pass through the module is nothing but that: none of the following is set.
         self._is_plain = replica.is_alone
@@ -143,7 +143,7 @@ class Stage:
             held = len(self._flights) + len(self._waiting)
             replayed = self._graphs.run((given, kwargs), held)
             if replayed is not None:
-                self._hold(microbatch, Flight(inputs, is_replayed=True, is_observed=is_observed))
+                self._hold(microbatch, InFlight(inputs, is_replayed=True, is_observed=is_observed))
                 return replayed[0], []
         losses: list[torch.Tensor] = []
         collecting = begin_collecting(losses)
@@ -157,10 +157,10 @@ class Stage:
                     output = self._call_module(received, given, kwargs)
         finally:
             end_collecting(collecting)
-        self._hold(microbatch, Flight(inputs, False, is_observed))
+        self._hold(microbatch, InFlight(inputs, False, is_observed))
         return output, losses
 
-    def _hold(self, microbatch: int, flight: Flight) -> None:
+    def _hold(self, microbatch: int, flight: InFlight) -> None:
         self._flights[microbatch] = flight
         if len(self._flights) > self.peak_flights:
             self.peak_flights = len(self._flights)
@@ -280,7 +280,7 @@ class Stage:
         """Make an edge with this gradient a root of the backward of a microbatch."""
         self._flights[microbatch].roots.append((edge, gradient))
 
-    def flight(self, microbatch: int) -> Flight:
+    def flight(self, microbatch: int) -> InFlight:
         """Return what a microbatch in flight holds."""
         return self._flights[microbatch]
 
@@ -332,7 +332,7 @@ class Stage:
         return [[next(answer) for _ in group] for group in groups], work
 
     def _run_backward(
-        self, flight: Flight, roots: Sequence[Root], inputs: Sequence[torch.Tensor]
+        self, flight: InFlight, roots: Sequence[Root], inputs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[DeferredWork]]:
         work: list[DeferredWork] = []
         if self._recorder is not None and not flight.is_replayed:

@@ -13,11 +13,11 @@ from penstock.errors import BoundaryError
 from penstock.ir.dataflow import Routed
 from penstock.step.backward import Root
 
-__all__ = ["Flight", "constant", "edges_of", "enter", "values_for_parts"]
+__all__ = ["InFlight", "constant", "edges_of", "enter", "values_for_parts"]
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlight:
     """A microbatch between its forward and the backward that frees its graph.
 
     `inputs` are the received tensors that need gradients, by producer. `edges` are the outputs

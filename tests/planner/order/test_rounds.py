@@ -12,7 +12,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.effort_clock import Effort
 from penstock.planner.order.best_so_far import BestSoFar
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.rounds import Purse, Trail, round_sizes
+from penstock.planner.order.rounds import Budget, Trail, round_sizes
 from penstock.planner.order.search import search_orders
 from penstock.planner.problem import SchedulingProblem
 from tests.planner.problems import draw_problem
@@ -52,12 +52,12 @@ def test_whole_rounds_fill_a_second_unless_an_order_takes_too_long(rows_per_orde
 
 def test_a_purse_is_empty_once_its_rows_are_spent_but_not_in_the_first_round() -> None:
     problem = draw_problem(Random(0), Placement.loop(2), 3)
-    purse = Purse(BestSoFar(problem, 0.0, None), Effort(10, inf))
-    assert purse.spend(7)
-    assert purse.spend(7)
-    purse.end_first_round()
-    assert purse.is_empty
-    assert not purse.spend(1)
+    budget = Budget(BestSoFar(problem, 0.0, None), Effort(10, inf))
+    assert budget.spend(7)
+    assert budget.spend(7)
+    budget.end_first_round()
+    assert budget.is_empty
+    assert not budget.spend(1)
 
 
 def test_a_trail_keeps_every_order_that_was_the_best() -> None:

@@ -12,12 +12,12 @@ from typing import TypeAlias
 
 import pytest
 
-from penstock.ranks.peer.release_rules import Note, has_reached, may_overwrite, may_read_nan
-from penstock.ranks.peer.ring import ALIGNMENT, Entry, Ring
+from penstock.ranks.peer.release_rules import LastQueued, has_reached, may_overwrite, may_read_nan
+from penstock.ranks.peer.ring import ALIGNMENT, Ring, RingEntry
 
 NAN, STALE = 0, -1
 FAR = 2**30
-NOTHING = Note(0, is_final=False)
+NOTHING = LastQueued(0, is_final=False)
 
 
 # Like `may_read_nan` and `may_overwrite`.
@@ -74,8 +74,8 @@ class World:
     cells: tuple[tuple[int, int], ...] = ()
     offered: int = 0
     completed: int = 0
-    sent: Note = NOTHING
-    taken: Note = NOTHING
+    sent: LastQueued = NOTHING
+    taken: LastQueued = NOTHING
     # 0: not to be filled, 1: to be filled, 2: half filled, 3: filled and released.
     filling: int = 0
     is_room_released: bool = False
@@ -100,7 +100,7 @@ class Model:
         self.program = [word for size in steps for word in (*["queue"] * size, "end", "meet")]
         ring = Ring(places * ALIGNMENT)
         self.oldest_kept = [ring.oldest_kept]
-        self.entries: list[Entry] = []
+        self.entries: list[RingEntry] = []
         for _ in range(sum(steps)):
             self.entries += ring.place(ALIGNMENT)
             self.oldest_kept.append(ring.oldest_kept)
@@ -159,7 +159,7 @@ class Model:
             case "end":
                 noted = replace(world, offered=host.queued)
                 if end == 1:
-                    noted = replace(world, taken=Note(host.queued, host.is_aborted))
+                    noted = replace(world, taken=LastQueued(host.queued, host.is_aborted))
                 yield self._with_host(noted, end, place=host.place + 1)
             case "meet":
                 if host.is_aborted:
@@ -189,7 +189,7 @@ class Model:
         )
 
     def _write(
-        self, world: World, entry: Entry, half: int, value: int
+        self, world: World, entry: RingEntry, half: int, value: int
     ) -> tuple[tuple[int, int], ...]:
         cells = [list(cell) for cell in world.cells]
         cells[entry.offset // ALIGNMENT][half] = value
@@ -219,7 +219,7 @@ class Model:
         return {"is_given_up": is_lost, "is_gone": is_lost and self.loss.is_kill}
 
     def _rescue_sender(self, world: World) -> Iterator[World]:
-        host, note = world.hosts[0], Note(world.hosts[0].queued, True)
+        host, note = world.hosts[0], LastQueued(world.hosts[0].queued, True)
         if not host.is_queueing and world.sent != note:
             yield replace(world, sent=note)
         if world.is_room_released:
@@ -229,7 +229,7 @@ class Model:
             yield replace(world, is_room_released=True)
 
     def _rescue_receiver(self, world: World) -> Iterator[World]:
-        host, note = world.hosts[1], Note(world.hosts[1].queued, True)
+        host, note = world.hosts[1], LastQueued(world.hosts[1].queued, True)
         if not host.is_queueing and world.taken != note:
             yield replace(world, taken=note)
         if world.filling == 3:
@@ -332,6 +332,8 @@ def test_waits_that_nobody_ends_last_forever() -> None:
     assert find_problems(model) == {"a sender that waits forever", "a receiver that waits forever"}
 
 
-@pytest.mark.parametrize("word", [Note(0, False), Note(7, True), Note(2**40, False)])
-def test_a_note_is_one_word(word: Note) -> None:
-    assert Note.from_word(word.to_word()) == word
+@pytest.mark.parametrize(
+    "word", [LastQueued(0, False), LastQueued(7, True), LastQueued(2**40, False)]
+)
+def test_a_note_is_one_word(word: LastQueued) -> None:
+    assert LastQueued.from_word(word.to_word()) == word

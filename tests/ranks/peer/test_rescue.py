@@ -6,7 +6,7 @@ import pytest
 
 from penstock.ranks.peer.nan_fill import Spoilable
 from penstock.ranks.peer.opening import PeerChannels
-from penstock.ranks.peer.release_rules import Note
+from penstock.ranks.peer.release_rules import LastQueued
 from penstock.ranks.peer.rescue import Rescue
 
 
@@ -17,7 +17,7 @@ class End:
         self.may_end = may_end
         self.is_queueing = self.is_placing = False
         self.is_waiting = True
-        self.other = Note(0, is_final=False)
+        self.other = LastQueued(0, is_final=False)
         self.counts = (0, 0)
         self.releases = self.announcements = 0
         self.given_up = False
@@ -126,12 +126,12 @@ def test_a_rank_that_lives_may_take_any_time(channels: PeerChannels, ends: dict[
     filler = SlowFiller()
     filler.is_done = True
     rescue = Rescue(channels, 0, filler, now=0.0)
-    ends["from 2"].other = Note(5, is_final=True)
+    ends["from 2"].other = LastQueued(5, is_final=True)
     for second in range(2000):
         rescue.look(float(second))
     assert ends["from 2"].releases == 0
     assert not rescue.is_stuck
-    ends["from 2"].other = Note(5, is_final=False)
+    ends["from 2"].other = LastQueued(5, is_final=False)
     assert rescue.is_stuck
 
 

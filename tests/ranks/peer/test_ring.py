@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.ranks.peer.ring import ALIGNMENT, Entry, Ring
+from penstock.ranks.peer.ring import ALIGNMENT, Ring, RingEntry
 
 CAPACITIES = st.integers(2, 12).map(lambda blocks: blocks * ALIGNMENT)
 SIZES = st.lists(st.integers(1, 8 * ALIGNMENT), min_size=1, max_size=60)
@@ -21,10 +21,10 @@ def test_every_message_arrives_whole_however_fast_the_two_ends_are(
 ) -> None:
     memory = bytearray(capacity)
     sender, receiver = Ring(capacity), Ring(capacity)
-    to_send: deque[tuple[int, Entry]] = deque(
+    to_send: deque[tuple[int, RingEntry]] = deque(
         (message, entry) for message, size in enumerate(sizes) for entry in sender.place(size)
     )
-    to_take: deque[tuple[int, Entry]] = deque(
+    to_take: deque[tuple[int, RingEntry]] = deque(
         (message, entry) for message, size in enumerate(sizes) for entry in receiver.place(size)
     )
     assert to_send == to_take
@@ -49,14 +49,14 @@ def test_every_message_arrives_whole_however_fast_the_two_ends_are(
 
 def test_a_message_that_fits_is_one_entry_and_the_next_one_lies_behind_it() -> None:
     ring = Ring(4 * ALIGNMENT)
-    assert ring.place(300) == [Entry(number=1, start=0, size=300, offset=0, after=0)]
-    assert ring.place(256) == [Entry(number=2, start=0, size=256, offset=512, after=0)]
+    assert ring.place(300) == [RingEntry(number=1, start=0, size=300, offset=0, after=0)]
+    assert ring.place(256) == [RingEntry(number=2, start=0, size=256, offset=512, after=0)]
 
 
 def test_a_message_at_the_end_of_the_ring_waits_for_what_lies_at_its_beginning() -> None:
     ring = Ring(4 * ALIGNMENT)
     ring.place(3 * ALIGNMENT)
-    assert ring.place(2 * ALIGNMENT) == [Entry(2, 0, 2 * ALIGNMENT, offset=0, after=1)]
+    assert ring.place(2 * ALIGNMENT) == [RingEntry(2, 0, 2 * ALIGNMENT, offset=0, after=1)]
 
 
 def test_a_message_larger_than_the_ring_goes_through_it_in_halves() -> None:

@@ -12,11 +12,11 @@ from penstock.checkpoint.storage.steps import folder_of
 from penstock.checkpoint.storage.words import in_words
 from penstock.errors import CheckpointError
 
-__all__ = ["Piece", "check_files", "describe_file"]
+__all__ = ["FilePiece", "check_files", "describe_file"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """Memory for the bytes of a file from a position on."""
 
     position: int
@@ -59,7 +59,7 @@ class _Scan:
         return File(self.size, self._digest.text())
 
 
-def describe_file(storage: Storage, path: str, wanted: Iterable[Piece] = ()) -> File:
+def describe_file(storage: Storage, path: str, wanted: Iterable[FilePiece] = ()) -> File:
     """Return the length and the digest of a file.
 
     On the way, fill the wanted pieces, which are in order and do not overlap; those behind the
@@ -78,7 +78,7 @@ def check_files(
     manifest: Manifest,
     names: Iterable[str],
     others: Iterable[int],
-    wanted: Mapping[str, Sequence[Piece]],
+    wanted: Mapping[str, Sequence[FilePiece]],
 ) -> None:
     """Refuse files that differ from what was saved; `others` are steps they may come from.
 

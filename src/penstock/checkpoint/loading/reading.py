@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import torch
 
-from penstock.checkpoint.loading.files import Piece
+from penstock.checkpoint.loading.files import FilePiece
 from penstock.checkpoint.manifest import Chunk, Manifest
 from penstock.checkpoint.parts import Box
 from penstock.checkpoint.storage.interface import Storage
@@ -57,9 +57,9 @@ class Reading:
         for found in self._reads.values():
             found.sort(key=_begin)
 
-    def take_long(self, names: Collection[str]) -> dict[str, list[Piece]]:
+    def take_long(self, names: Collection[str]) -> dict[str, list[FilePiece]]:
         """Return the long pieces of files, for somebody else to fill: they are not read again."""
-        taken: dict[str, list[Piece]] = {}
+        taken: dict[str, list[FilePiece]] = {}
         for name in names & self._reads.keys():
             end, left = 0, []
             for read in self._reads[name]:
@@ -67,7 +67,7 @@ class Reading:
                 if place is None or place.nbytes < _LONG_BYTES or _begin(read) < end:
                     left.append(read)
                     continue
-                piece = Piece(_begin(read), _bytes_of(place))
+                piece = FilePiece(_begin(read), _bytes_of(place))
                 end = piece.position + len(piece.memory)
                 taken.setdefault(name, []).append(piece)
             self._reads[name] = left

@@ -14,7 +14,7 @@ from penstock.dropin.microbatch import (
     merge_chunks,
     split_args_kwargs_into_chunks,
 )
-from penstock.dropin.run.runner import StepRunner
+from penstock.dropin.run.runner import ScheduleRunner
 from penstock.dropin.run.session import Lowered
 from penstock.dropin.run.step_actions import _PipelineContext
 from penstock.dropin.stages.base import _PipelineStageBase
@@ -62,7 +62,7 @@ class _PipelineSchedule(ABC):
         self.timeouts = DEFAULT_TIMEOUTS
         self._has_backward = loss_fn is not None
         self._internal_losses: list[Any] = []
-        self._runner = StepRunner()
+        self._runner = ScheduleRunner()
         self._is_inside = False
         self._p2p_done = False
         self._flags = [f"_{self._held}_{way}_initialized" for way in ("forward", "backward")]

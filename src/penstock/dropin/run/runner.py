@@ -19,13 +19,13 @@ from penstock.step.step_data import Microbatches, Results
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.batch import describe_value
 
-__all__ = ["StepRunner"]
+__all__ = ["ScheduleRunner"]
 
 # What stages of ours would take from the executor; those here take it from their schedule.
 _NOTHING = Microbatches((), {}, (), KnownWeights(()), ())
 
 
-class StepRunner:
+class ScheduleRunner:
     """The session and the executors of a schedule object, as long as its order stays the same."""
 
     def __init__(self) -> None:

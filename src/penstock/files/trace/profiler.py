@@ -22,7 +22,7 @@ from penstock.ir.schedule import Schedule
 from penstock.ir.text import parse_work
 from penstock.sim.timeline import Timeline
 
-__all__ = ["Process", "Profile", "processes_of", "profiled_timeline"]
+__all__ = ["Profile", "ProfiledProcess", "processes_of", "profiled_timeline"]
 
 _RANGE = "user_annotation"
 # What is added to every time of a file.
@@ -59,7 +59,7 @@ class _Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProfiledProcess:
     """The actions of one process in order, and its rank, if the file has it."""
 
     rank: int | None
@@ -74,7 +74,7 @@ def _is_action(name: object) -> bool:
         return False
 
 
-def processes_of(fields: Mapping[str, Any], profile: Profile) -> list[Process]:
+def processes_of(fields: Mapping[str, Any], profile: Profile) -> list[ProfiledProcess]:
     """Return the processes of one file: one, or several where files were merged."""
     base = count_of({_BASE: 0, **fields}, _BASE)
     ranges: dict[int, list[ActionSpan]] = {}
@@ -90,7 +90,9 @@ def processes_of(fields: Mapping[str, Any], profile: Profile) -> list[Process]:
             "give the files of the ranks before they were merged"
         )
     rank = _rank_of(fields) if len(ranges) == 1 else None
-    return [Process(rank, _times(of_one, profile.work, base)) for of_one in ranges.values()]
+    return [
+        ProfiledProcess(rank, _times(of_one, profile.work, base)) for of_one in ranges.values()
+    ]
 
 
 def _rank_of(fields: Mapping[str, Any]) -> int | None:
@@ -118,7 +120,7 @@ def _times(ranges: Sequence[ActionSpan], work: DeviceWork, base: int) -> tuple[_
     )
 
 
-def profiled_timeline(processes: Sequence[Process], *, name: str, step: int) -> Timeline:
+def profiled_timeline(processes: Sequence[ProfiledProcess], *, name: str, step: int) -> Timeline:
     """Return one step of the processes, each as a rank.
 
     They are numbered by their ranks if all have one, else by the lowest stage that each runs.
@@ -149,7 +151,7 @@ def _listed(counts: set[int]) -> str:
     return ", ".join(map(str, sorted(counts)))
 
 
-def _in_order(processes: Sequence[Process]) -> list[Process]:
+def _in_order(processes: Sequence[ProfiledProcess]) -> list[ProfiledProcess]:
     said = [process.rank for process in processes]
     if len(set(said)) < len(said) and None not in said:
         raise ParseError(f"two traces are of rank {max(said, key=said.count)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.errors import ParseError, ScheduleError
 from penstock.files.trace.events import Event, Field, read_pieces
 from penstock.files.trace.own import is_own, own_span, own_timeline
-from penstock.files.trace.profiler import Process, Profile, processes_of, profiled_timeline
+from penstock.files.trace.profiler import Profile, ProfiledProcess, processes_of, profiled_timeline
 from penstock.files.trace.spans import ActionSpan
 from penstock.sim.timeline import Timeline
 from penstock.untrusted import clean_name
@@ -25,7 +25,7 @@ def read_trace(path: Path | str, *more: Path | str, step: int = -1) -> Timeline:
     a CPU the time of waiting for a message is part of the action that waits.
     """
     files = [Path(name) for name in (path, *more)]
-    processes: list[Process] = []
+    processes: list[ProfiledProcess] = []
     for file in files:
         try:
             found = _read(file)
@@ -39,7 +39,7 @@ def read_trace(path: Path | str, *more: Path | str, step: int = -1) -> Timeline:
     return _join(files, processes, step)
 
 
-def _read(path: Path) -> Timeline | list[Process]:
+def _read(path: Path) -> Timeline | list[ProfiledProcess]:
     """Return the timeline of our own trace, or the processes in a profiler's file."""
     fields: dict[str, object] = {}
     spans: list[ActionSpan] = []
@@ -62,7 +62,7 @@ def _read(path: Path) -> Timeline | list[Process]:
     return own_timeline(fields, spans) if has_header else processes_of(fields, profile)
 
 
-def _join(files: Sequence[Path], processes: Sequence[Process], step: int) -> Timeline:
+def _join(files: Sequence[Path], processes: Sequence[ProfiledProcess], step: int) -> Timeline:
     try:
         name = clean_name(files[0].name.partition(".")[0])
         return profiled_timeline(processes, name=name, step=step)

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.ir.rows import Floats
-from penstock.planner.bound.one_rank import Job, run_jobs
+from penstock.planner.bound.one_rank import TimedAction, run_jobs
 from penstock.planner.problem import SchedulingProblem
 
-__all__ = ["Ways", "bound_by_ways", "find_ways"]
+__all__ = ["EachWays", "bound_by_ways", "find_ways"]
 
 # Each action costs microseconds; of many ranks only the busiest are examined.
 _MANY_ACTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ways:
+class EachWays:
     """Per stage and microbatch: seconds of F, I and W, and the way to F and I and after them.
 
     `before_forward` ends when F can start, and `after_forward` begins when it ends; likewise for
@@ -41,7 +41,7 @@ class Ways:
     after_backward: Floats
 
 
-def find_ways(problem: SchedulingProblem) -> Ways:
+def find_ways(problem: SchedulingProblem) -> EachWays:
     """Follow every microbatch by itself down the stages and back, at the least seconds."""
     forward = problem.forward_each
     full = problem.full_backward_each
@@ -59,7 +59,7 @@ def find_ways(problem: SchedulingProblem) -> Ways:
         onward = up[stage - 1] + backward[stage - 1] + left[stage - 1]
         left[stage] = np.maximum(weight[stage], onward)
     after = return_way + backward + left - arrival - forward
-    return Ways(forward, backward, weight, arrival, return_way, after, left)
+    return EachWays(forward, backward, weight, arrival, return_way, after, left)
 
 
 def bound_by_ways(problem: SchedulingProblem) -> float:
@@ -71,7 +71,7 @@ def bound_by_ways(problem: SchedulingProblem) -> float:
     return max(_run_rank(problem, ways, rank) for rank in chosen.tolist())
 
 
-def _run_rank(problem: SchedulingProblem, ways: Ways, rank: int) -> float:
+def _run_rank(problem: SchedulingProblem, ways: EachWays, rank: int) -> float:
     """Return the least time of a rank; of its own span, where that is what counts.
 
     A span begins with the rank's first action. What the rank does for a microbatch comes no
@@ -81,7 +81,7 @@ def _run_rank(problem: SchedulingProblem, ways: Ways, rank: int) -> float:
     stages = list(problem.placement.stages(rank))
     is_whole = problem.lasts_until_all_end
     begin = np.zeros(problem.microbatches) if is_whole else ways.before_forward[stages[0]]
-    jobs: list[Job] = []
+    jobs: list[TimedAction] = []
     for stage in stages:
         back = ways.before_backward[stage] - begin
         last = ways.before_backward[stages[0]] + ways.backward[stages[0]]
@@ -97,5 +97,5 @@ def _run_rank(problem: SchedulingProblem, ways: Ways, rank: int) -> float:
         )
         for heads, seconds, tails in columns:
             triples = zip(heads.tolist(), seconds.tolist(), tails.tolist(), strict=True)
-            jobs += [Job(*triple) for triple in triples]
+            jobs += [TimedAction(*triple) for triple in triples]
     return run_jobs(sorted(jobs))

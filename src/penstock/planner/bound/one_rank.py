@@ -11,14 +11,14 @@ from penstock.planner.bound.heads import Heads
 from penstock.planner.bound.rounds import Rounds
 from penstock.planner.bound.tails import Tails
 
-__all__ = ["Job", "bound_ranks_alone", "run_jobs"]
+__all__ = ["TimedAction", "bound_ranks_alone", "run_jobs"]
 
 # Each action costs microseconds; of many ranks only the busiest are examined.
 _MANY_ACTIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Job:
+class TimedAction:
     """An action: when it can start at the earliest, its seconds, and what follows its end."""
 
     head: float
@@ -41,9 +41,9 @@ def bound_ranks_alone(rounds: Rounds, heads: Heads, tails: Tails) -> float:
     )
 
 
-def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[Job]:
+def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[TimedAction]:
     visits = rounds.visits
-    jobs: list[Job] = []
+    jobs: list[TimedAction] = []
     for turn, stage in enumerate(rounds.stage[:, rank].tolist()):
         forward = heads.start[turn, rank]
         backward = heads.start[visits.backward_visit(turn), rank]
@@ -56,12 +56,12 @@ def _list_jobs(rounds: Rounds, heads: Heads, tails: Tails, rank: int) -> list[Jo
     return sorted(jobs)
 
 
-def _jobs(heads: Floats, seconds: float, tails: Floats) -> list[Job]:
+def _jobs(heads: Floats, seconds: float, tails: Floats) -> list[TimedAction]:
     pairs = zip(heads.tolist(), tails.tolist(), strict=True)
-    return [Job(head, seconds, tail) for head, tail in pairs]
+    return [TimedAction(head, seconds, tail) for head, tail in pairs]
 
 
-def run_jobs(jobs: list[Job]) -> float:
+def run_jobs(jobs: list[TimedAction]) -> float:
     """Run jobs that are sorted by head; return the latest of their ends plus tails."""
     waiting: list[tuple[float, float]] = []
     clock, longest, number = 0.0, 0.0, 0

@@ -19,7 +19,7 @@ from penstock.planner.effort_clock import Effort
 from penstock.planner.order.best_so_far import BestSoFar
 from penstock.planner.order.lanes import Longs
 
-__all__ = ["Purse", "Trail", "round_sizes"]
+__all__ = ["Budget", "Trail", "round_sizes"]
 
 # What a search has done after a round, as a multiple of what it had done before.
 _GROWTH = 5.0**0.5
@@ -48,7 +48,7 @@ def round_sizes(rows_of_a_second: float, rows_per_order: float) -> Iterator[floa
 
 
 @dataclass(slots=True)
-class Purse:
+class Budget:
     """The effort that a search has left, in rows; the clock may end it earlier.
 
     The first round is the least that a search does, and only the clock ends it.

@@ -27,7 +27,7 @@ from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
 from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
-from penstock.planner.order.rounds import Purse, Trail, round_sizes
+from penstock.planner.order.rounds import Budget, Trail, round_sizes
 from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["ROWS_PER_SECOND", "count_rows", "load_loops", "search_orders"]
@@ -116,9 +116,9 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
     """
     lanes, random, trail = Lanes(found.problem), Random(0), Trail()
     greedy = greedy_guesses(Guesser(lanes, random, found.bound))
-    purse = Purse(found, effort)
+    budget = Budget(found, effort)
     rows_per_order = lanes.num_rows + _ROWS_PER_ORDER
-    if found.has_best and not purse.spend(rows_per_order):
+    if found.has_best and not budget.spend(rows_per_order):
         # One order of a very large problem may take longer than all the seconds.
         return
     pool: list[ImprovedOrder] = []
@@ -126,19 +126,19 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
     for rows in round_sizes(_ROWS_OF_A_SECOND, rows_per_order):
         is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
         share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
-        search = _Search(purse, trail, lanes, found.bound, share * rows)
+        search = _Search(budget, trail, lanes, found.bound, share * rows)
         pool += search.guess(known, random)
         if not pool:
             break
         best, pool = search.improve(pool, greedy, random)
-        if is_small and not meets_bound(trail.seconds, found.bound) and not purse.is_empty:
+        if is_small and not meets_bound(trail.seconds, found.bound) and not budget.is_empty:
             start = min((*annealed, (best.built.seconds, best.built.order)), key=_first)
             annealed = [search.anneal(start[1], (1 - share) * rows)]
-            if not purse.is_empty:
+            if not budget.is_empty:
                 pool += search.try_out([_follow(lanes, annealed[0][1])])
-        purse.end_first_round()
+        budget.end_first_round()
         known = ()
-        if purse.is_empty or meets_bound(trail.seconds, found.bound):
+        if budget.is_empty or meets_bound(trail.seconds, found.bound):
             break
     _offer(found, lanes, trail)
 
@@ -172,12 +172,12 @@ def _first(timed: tuple[float, Longs]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A round of a search at one problem, worth some rows; it ends at a bound, or with the purse.
+    """A round of a search at one problem, worth some rows; it ends at a bound, or with the budget.
 
     `trail` is where it leaves orders, if they are of the problem that is searched for.
     """
 
-    purse: Purse
+    budget: Budget
     trail: Trail | None
     lanes: Lanes
     bound: float
@@ -195,7 +195,7 @@ class _Search:
         """Return candidates from all kinds of guesses, and the best again with other policies."""
         guesser = Guesser(self.lanes, random, self.bound)
         candidates = self.try_out(_guess(self, guesser, known))
-        if self.purse.is_empty:
+        if self.budget.is_empty:
             return candidates
         again = _with_other_policies(candidates[:_TRIED_AGAIN], guesser)
         number = max(_FEWEST_TRIED, int(_SHARE_FOR_GUESSES * self.orders))
@@ -214,7 +214,7 @@ class _Search:
         Greedy orders are not improved themselves: candidates are improved as far as without them.
         """
         best = min(candidates, key=_seconds)
-        if meets_bound(_seconds(best), self.bound) or self.purse.is_empty:
+        if meets_bound(_seconds(best), self.bound) or self.budget.is_empty:
             return best, list(candidates)
         more = self.try_out(islice(greedy, int(_SHARE_FOR_GREEDY * self.orders)))
         until = self._until("improvements", self.orders)
@@ -232,7 +232,7 @@ class _Search:
             moved += step
             self._note(seconds, order)
             self._report("single moves")
-            if moved >= rows or meets_bound(seconds, self.bound) or not self.purse.spend(step):
+            if moved >= rows or meets_bound(seconds, self.bound) or not self.budget.spend(step):
                 return 1.0
             return moved / rows
 
@@ -258,7 +258,7 @@ class _Search:
             self.trail.record(order, seconds)
 
     def _report(self, trying: str) -> None:
-        self.purse.found.report(trying, inf if self.trail is None else self.trail.seconds)
+        self.budget.found.report(trying, inf if self.trail is None else self.trail.seconds)
 
     def _until(self, trying: str, orders: float) -> Callable[[ImprovedOrder], bool]:
         left = orders
@@ -270,7 +270,7 @@ class _Search:
             self._report(trying)
             if left < 0 or meets_bound(best.built.seconds, self.bound):
                 return False
-            return self.purse.spend(self._rows_per_order)
+            return self.budget.spend(self._rows_per_order)
 
         return may_go_on
 
@@ -296,10 +296,10 @@ def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iter
     """Yield a guess that always fits, and the best for fewer microbatches, lengthened."""
     yield Guesser(search.lanes, random, search.bound).one_at_a_time()
     shorter = _Search(
-        search.purse, None, Lanes(few), lower_bound(few), _SHARE_FOR_FEW * search.rows
+        search.budget, None, Lanes(few), lower_bound(few), _SHARE_FOR_FEW * search.rows
     )
     screened = shorter.screen(tuple(fixed_schedules(few)), random)
-    if search.purse.is_empty and not search.purse.is_first_round:
+    if search.budget.is_empty and not search.budget.is_first_round:
         return
     for candidate in sorted(screened, key=_seconds)[:_LENGTHENED]:
         yield lengthen(candidate.guess, search.lanes.microbatches)

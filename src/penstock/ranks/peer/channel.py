@@ -17,8 +17,8 @@ import torch
 from penstock.ranks.faults import NAN_BYTE, LinkLostError
 from penstock.ranks.peer.driver import copy, fill, wait_for_value, write_value
 from penstock.ranks.peer.flags import Counters, SharedFlags
-from penstock.ranks.peer.release_rules import Note, has_reached, may_overwrite, may_read_nan
-from penstock.ranks.peer.ring import Entry, Ring
+from penstock.ranks.peer.release_rules import LastQueued, has_reached, may_overwrite, may_read_nan
+from penstock.ranks.peer.ring import Ring, RingEntry
 from penstock.ranks.peer.streams import take_stream
 
 __all__ = ["PeerReceiver", "PeerSender", "RingMemory", "on_device"]
@@ -100,9 +100,9 @@ class _End:
         raise NotImplementedError
 
     @property
-    def other(self) -> Note:
+    def other(self) -> LastQueued:
         """What the other end has queued last, as far as it has reported that."""
-        return Note.from_word(self._flags.noted(self._other))
+        return LastQueued.from_word(self._flags.noted(self._other))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -181,7 +181,7 @@ class PeerSender(_End):
 
     def announce_end(self) -> None:
         """Report to the receiver what was queued last."""
-        self._flags.note(self._counters.sent, Note(self._ring.entries, True).to_word())
+        self._flags.note(self._counters.sent, LastQueued(self._ring.entries, True).to_word())
 
     @property
     def is_waiting(self) -> bool:
@@ -214,7 +214,7 @@ class _Arrival:
 
     receiver: "PeerReceiver"
     tensor: torch.Tensor
-    entries: Sequence[Entry]
+    entries: Sequence[RingEntry]
     is_taken: bool = False
 
     def wait(self) -> None:
@@ -300,7 +300,7 @@ class PeerReceiver(_End):
 
     def end_step(self) -> None:
         """Report to the sender what this step has queued, before it can be complete."""
-        note = Note(self._taken, self._is_aborted)
+        note = LastQueued(self._taken, self._is_aborted)
         self._flags.note(self._counters.taken, note.to_word())
 
     def complete_step(self) -> None:
@@ -312,7 +312,7 @@ class PeerReceiver(_End):
 
     def announce_end(self) -> None:
         """Report to the sender what was queued last."""
-        self._flags.note(self._counters.taken, Note(self._taken, True).to_word())
+        self._flags.note(self._counters.taken, LastQueued(self._taken, True).to_word())
 
     @property
     def is_waiting(self) -> bool:

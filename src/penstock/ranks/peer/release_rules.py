@@ -15,20 +15,20 @@ are waited for. What a device reads beyond them belongs to a step that raises an
 
 from dataclasses import dataclass
 
-__all__ = ["Note", "has_reached", "may_overwrite", "may_read_nan"]
+__all__ = ["LastQueued", "has_reached", "may_overwrite", "may_read_nan"]
 
 _WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LastQueued:
     """The last entry that an end has queued, and whether none will follow."""
 
     number: int
     is_final: bool
 
     @classmethod
-    def from_word(cls, word: int) -> "Note":
+    def from_word(cls, word: int) -> "LastQueued":
         """Read a note from a word of shared memory."""
         return cls(word >> 1, bool(word & 1))
 
@@ -47,7 +47,13 @@ def has_reached(counter: int, number: int) -> bool:
 
 
 def may_read_nan(
-    freed: int, sent: Note, *, completed: int, oldest_kept: int, is_given_up: bool, is_gone: bool
+    freed: int,
+    sent: LastQueued,
+    *,
+    completed: int,
+    oldest_kept: int,
+    is_given_up: bool,
+    is_gone: bool,
 ) -> bool:
     """Return whether a receiver may read what was never sent, once its ring is filled with NaN.
 
@@ -60,7 +66,7 @@ def may_read_nan(
 
 
 def may_overwrite(
-    freed: int, taken: Note, *, offered: int, is_given_up: bool, is_gone: bool
+    freed: int, taken: LastQueued, *, offered: int, is_given_up: bool, is_gone: bool
 ) -> bool:
     """Return whether a sender may overwrite what was not read.
 

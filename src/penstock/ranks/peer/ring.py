@@ -11,12 +11,12 @@ of these. What is larger than the ring goes through it in pieces.
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ["ALIGNMENT", "Entry", "Ring"]
+__all__ = ["ALIGNMENT", "Ring", "RingEntry"]
 
 ALIGNMENT = 256
 
 
-class Entry(NamedTuple):
+class RingEntry(NamedTuple):
     """A piece of a message: its number, its bytes within the message, and its place in the ring.
 
     `after` is the number of the entry that must have been freed before this one is written.
@@ -44,7 +44,7 @@ class Ring:
         """The oldest entry that nothing has overwritten; all from there on lie side by side."""
         return self._present[0][0] if self._present else self.entries + 1
 
-    def place(self, size: int) -> list[Entry]:
+    def place(self, size: int) -> list[RingEntry]:
         """Return the entries of the next message, of at least one byte."""
         if size <= self.capacity:
             return [self._place(0, size)]
@@ -52,7 +52,7 @@ class Ring:
         most = self.capacity // 2 // ALIGNMENT * ALIGNMENT
         return [self._place(start, min(most, size - start)) for start in range(0, size, most)]
 
-    def _place(self, start: int, size: int) -> Entry:
+    def _place(self, start: int, size: int) -> RingEntry:
         offset, after = self._end, 0
         if offset + size > self.capacity:
             # What lies behind the unused rest is older than what lies at the beginning.
@@ -63,7 +63,7 @@ class Ring:
         self.entries += 1
         self._end = end
         self._present.append((self.entries, offset, end))
-        return Entry(self.entries, start, size, offset, after)
+        return RingEntry(self.entries, start, size, offset, after)
 
     def _overwrite(self, offset: int, end: int) -> int:
         """Forget the oldest entries as far as they lie there; return the newest of them, or 0."""

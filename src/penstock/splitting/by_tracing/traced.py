@@ -20,7 +20,7 @@ from penstock.splitting.by_tracing.cut.pieces import (
     group_pieces,
 )
 from penstock.splitting.by_tracing.cut.state_owners import add_state
-from penstock.splitting.by_tracing.stage.graph_stage import GraphStage, Program, check_names
+from penstock.splitting.by_tracing.stage.graph_stage import GraphStage, StageProgram, check_names
 from penstock.splitting.marks import SplitPoint, is_mark, mark_modules
 from penstock.splitting.pipe import Pipe, check_complete
 from penstock.torch_private import pytree
@@ -133,7 +133,7 @@ def make_stage(
     """Make the module of one stage; `entry` is for the first, `output_spec` for the last."""
     graph = cut.graphs[index]
     attributes = _own_attributes(traced, graph)
-    program = Program(
+    program = StageProgram(
         graph,
         traced.device,
         traced.device,

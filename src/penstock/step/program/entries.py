@@ -13,11 +13,11 @@ from penstock.ir.rows import Bools
 from penstock.ir.schedule import Schedule
 from penstock.ranks.transport import Message
 
-__all__ = ["Entry", "join_overlapped", "order_for_one_process"]
+__all__ = ["BoundRow", "join_overlapped", "order_for_one_process"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class BoundRow:
     """A row with its call, and the messages from other ranks that the call uses up.
 
     Overlapped rows are one entry with `members`; its other fields are those of the first.
@@ -28,7 +28,7 @@ class Entry:
     note: Note
     call: Callable[[], None]
     takes: list[Message]
-    members: tuple["Entry", ...] = ()
+    members: tuple["BoundRow", ...] = ()
 
 
 def order_for_one_process(schedule: Schedule) -> list[int]:
@@ -41,10 +41,10 @@ def order_for_one_process(schedule: Schedule) -> list[int]:
 
 
 def join_overlapped(
-    entries: Iterable[Entry], joined: Bools, join: Callable[[Sequence[Entry]], Entry]
-) -> Iterator[Entry]:
+    entries: Iterable[BoundRow], joined: Bools, join: Callable[[Sequence[BoundRow]], BoundRow]
+) -> Iterator[BoundRow]:
     """Yield entries, with one that `join` makes in place of those of overlapped rows."""
-    group: list[Entry] = []
+    group: list[BoundRow] = []
     for entry in entries:
         if group and not joined[entry.row]:
             yield group[0] if len(group) == 1 else join(group)

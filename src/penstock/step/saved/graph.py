@@ -15,13 +15,13 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 
 from penstock.deferred.linear import held_by, hold
 
-__all__ = ["PackedGraph", "Piece", "pack_graph"]
+__all__ = ["PackedGraph", "SavedPiece", "pack_graph"]
 
 _PREFIX = "_raw_saved_"
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class SavedPiece:
     """One piece of memory that a graph holds; None while it is on the host."""
 
     storage: torch.UntypedStorage | None
@@ -38,7 +38,7 @@ class Piece:
 class _View:
     """A tensor in a piece of memory, without the memory."""
 
-    piece: Piece
+    piece: SavedPiece
     dtype: torch.dtype
     offset: int
     size: torch.Size
@@ -59,12 +59,12 @@ class _Pieces:
     """
 
     def __init__(self) -> None:
-        self.found: dict[int, Piece] = {}
+        self.found: dict[int, SavedPiece] = {}
 
     def view(self, tensor: torch.Tensor) -> _View:
         """Return a tensor without its memory, which becomes a piece of the graph."""
         storage = tensor.untyped_storage()
-        piece = self.found.setdefault(storage.data_ptr(), Piece(storage, storage.nbytes()))
+        piece = self.found.setdefault(storage.data_ptr(), SavedPiece(storage, storage.nbytes()))
         offset = int(tensor.storage_offset())
         return _View(piece, tensor.dtype, offset, tensor.shape, tensor.stride())
 

@@ -16,7 +16,7 @@ from penstock.tools.soak.leaks import Ledger, ignoring_existing_objects
 from penstock.tools.soak.outcomes import Answer, find_ended, problem_of_case, problem_of_start
 from penstock.tools.soak.restarts import ElasticCase, draw_elastic_case
 from penstock.tools.soak.steps import run_case
-from penstock.tools.soak.world import Work, WorkerAnswer, World
+from penstock.tools.soak.world import CaseWork, WorkerAnswer, World
 from penstock.tools.verify.reference import GradientError
 
 __all__ = ["AnyCase", "SoakProgress", "SoakRequest", "Summary", "soak"]
@@ -130,7 +130,9 @@ class _Outcome:
 def _run_case(world: World, case: SoakCase, around: Mapping[Kind, Around] | None) -> _Outcome:
     fault = case.fault
     stopped = fault.rank if fault is not None and fault.kind == "stop" else None
-    work = Work(case.num_processes, case.uses_processes, partial(run_case, case, around), stopped)
+    work = CaseWork(
+        case.num_processes, case.uses_processes, partial(run_case, case, around), stopped
+    )
     seconds = _MOST_SECONDS if fault is None else _MOST_SECONDS_WITH_FAULT
     answers = world.run(work, seconds=seconds)
     is_gone = fault is not None and fault.kind != "raise"
@@ -144,7 +146,7 @@ def _run_starts(world: World, case: ElasticCase) -> _Outcome:
     for number, start in enumerate(case.starts):
         fault = start.fault
         stopped = fault.rank if fault is not None and fault.kind == "stop" else None
-        work = Work(start.ranks, True, partial(run_start, case, number), stopped)
+        work = CaseWork(start.ranks, True, partial(run_start, case, number), stopped)
         answers = world.run(work, seconds=_MOST_SECONDS)
         _replace_ended(world, answers, [] if fault is None else [fault.rank])
         outcome.answers += enumerate(answers)

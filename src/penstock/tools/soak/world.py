@@ -29,14 +29,14 @@ from penstock.tools.launcher import (
 from penstock.tools.soak.leaks import Footprint, Ledger, ignoring_existing_objects
 from penstock.tools.soak.steps import SoakFindings
 
-__all__ = ["Work", "WorkerAnswer", "World"]
+__all__ = ["CaseWork", "WorkerAnswer", "World"]
 
 # Far longer than a process takes to start, on a busy machine too.
 _SECONDS_TO_START = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class CaseWork:
     """What processes do in a case: `run` gets the group of all of them, and a folder.
 
     Without `has_group` there is one process, which is not a rank of anything. `stopped` is a rank
@@ -62,7 +62,7 @@ class WorkerAnswer:
 @dataclass(frozen=True, slots=True)
 class _Job:
     number: int
-    work: Work
+    work: CaseWork
     seconds: float
     folder: Path
 
@@ -86,7 +86,7 @@ class World:
         self._workers.kill()
         self._folder.cleanup()
 
-    def run(self, work: Work, *, seconds: float) -> list[WorkerAnswer | int | None]:
+    def run(self, work: CaseWork, *, seconds: float) -> list[WorkerAnswer | int | None]:
         """Let the processes do their work.
 
         Returns each one's answer, the exit code of one that ended, or None for one that was

@@ -19,10 +19,10 @@ from penstock.splitting.by_layers.hooks.hooks import (
     tables_of,
 )
 
-__all__ = ["Listener", "UnitCalls"]
+__all__ = ["CallListener", "UnitCalls"]
 
 
-class Listener(Protocol):
+class CallListener(Protocol):
     """The receiver of reports, while it is running."""
 
     is_running: bool
@@ -78,7 +78,7 @@ class _ObservedUnit:
 class UnitCalls:
     """Observes units by its own hooks, which stay first and last whatever others register."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: CallListener) -> None:
         self._listener = listener
         self._units: dict[str, _ObservedUnit] = {}
 
@@ -152,18 +152,18 @@ def _is_first(part: _Part) -> bool:
     return part.recorder is not None and next(iter(part.tables.after), None) == part.recorder.id
 
 
-def _enter(listener: Listener, path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
+def _enter(listener: CallListener, path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
     if listener.is_running:
         listener.enter(path, (args, kwargs))
 
 
-def _leave(listener: Listener, path: str, _module: nn.Module, _args: Any, output: Any) -> None:
+def _leave(listener: CallListener, path: str, _module: nn.Module, _args: Any, output: Any) -> None:
     if listener.is_running:
         listener.leave(path, output)
 
 
 def _observe(
-    listener: Listener, part: _Part, _module: nn.Module, args: Any, kwargs: Any, output: Any
+    listener: CallListener, part: _Part, _module: nn.Module, args: Any, kwargs: Any, output: Any
 ) -> None:
     if listener.is_running and any(map(is_active, part.hooks)):
         listener.observe(part.path, (args, kwargs), output)

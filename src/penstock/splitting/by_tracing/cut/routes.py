@@ -16,7 +16,7 @@ from penstock.errors import ModelError
 from penstock.ir.dataflow import Dataflow
 from penstock.splitting.by_tracing.cut.assignment import is_scalar
 from penstock.splitting.by_tracing.cut.rerouting import LinkedValues
-from penstock.splitting.by_tracing.cut.storage import Storage, find_storages
+from penstock.splitting.by_tracing.cut.storage import TensorStorage, find_storages
 
 __all__ = ["Routes", "find_routes", "find_size"]
 
@@ -33,7 +33,7 @@ class Routes:
 
     home: Mapping[fx.Node, int]
     links: Mapping[tuple[int, int], tuple[fx.Node, ...]]
-    rebuilt: Mapping[fx.Node, Storage]
+    rebuilt: Mapping[fx.Node, TensorStorage]
     attributes: frozenset[fx.Node]
     snapshots: frozenset[fx.Node]
     dataflow: Dataflow
@@ -87,14 +87,14 @@ def find_routes(
     )
 
 
-def _is_written_later(storage: Storage, stages: Mapping[fx.Node, int]) -> bool:
+def _is_written_later(storage: TensorStorage, stages: Mapping[fx.Node, int]) -> bool:
     """Return whether memory is written to in a later stage than the one that allocates it."""
     base = storage.base
     return base.op != "get_attr" and any(stages[w] > stages[base] for w in storage.writers)
 
 
 def _find_overwritten(
-    storages: Mapping[fx.Node, Storage], stages: Mapping[fx.Node, int]
+    storages: Mapping[fx.Node, TensorStorage], stages: Mapping[fx.Node, int]
 ) -> set[fx.Node]:
     """Return the buffers that one stage writes to and later stages read."""
     found = set()
@@ -118,7 +118,7 @@ def _find_users(
     graph: fx.Graph,
     stages: Mapping[fx.Node, int],
     home: Mapping[fx.Node, int],
-    rebuilt: Mapping[fx.Node, Storage],
+    rebuilt: Mapping[fx.Node, TensorStorage],
 ) -> dict[fx.Node, set[int]]:
     """Return the stages that use each value, except numbers; shared memory counts for its base."""
     users: dict[fx.Node, set[int]] = {}

@@ -14,11 +14,11 @@ from torch import fx
 
 from penstock.torch_private import OpOverload
 
-__all__ = ["Storage", "find_storages", "is_write", "written_arguments"]
+__all__ = ["TensorStorage", "find_storages", "is_write", "written_arguments"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Storage:
+class TensorStorage:
     """The nodes that share one piece of memory, and those that write to it, in order."""
 
     members: tuple[fx.Node, ...]
@@ -59,7 +59,7 @@ def _running_statistics(node: fx.Node) -> Iterator[fx.Node]:
         yield from (argument for argument in node.args[3:5] if isinstance(argument, fx.Node))
 
 
-def find_storages(graph: fx.Graph) -> dict[fx.Node, Storage]:
+def find_storages(graph: fx.Graph) -> dict[fx.Node, TensorStorage]:
     """Return the storage of each node whose memory is written to."""
     members: dict[int, list[fx.Node]] = {}
     writers: dict[int, list[fx.Node]] = {}
@@ -70,7 +70,7 @@ def find_storages(graph: fx.Graph) -> dict[fx.Node, Storage]:
         for written in written_arguments(node):
             if (touched := _memory(written)) is not None:
                 writers.setdefault(touched, []).append(node)
-    storages = [Storage(tuple(members[key]), tuple(found)) for key, found in writers.items()]
+    storages = [TensorStorage(tuple(members[key]), tuple(found)) for key, found in writers.items()]
     return {node: storage for storage in storages for node in storage.members}
 
 

@@ -16,11 +16,11 @@ from penstock.splitting.by_tracing.stage.graph_data import pack_graph, unpack_gr
 from penstock.splitting.by_tracing.stage.random_nodes import announce_random_nodes
 from penstock.torch_private import pytree
 
-__all__ = ["GraphStage", "Program", "check_names"]
+__all__ = ["GraphStage", "StageProgram", "check_names"]
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class StageProgram:
     """What a stage runs: a graph, how its inputs are made, and the tree of its outputs.
 
     The first stage has an `entry`, the last one an `output_spec`. `constants` are tensors that the
@@ -51,12 +51,12 @@ class GraphStage(nn.Module):
     It can be printed, copied, pickled and moved like any module. Its `graph` is what it runs.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: StageProgram) -> None:
         super().__init__()
         self._listeners: list[tuple[Callable[[str], None], Callable[[str], None]]] = []
         self._load(program)
 
-    def _load(self, program: Program) -> None:
+    def _load(self, program: StageProgram) -> None:
         self._program = program
         for name, constant in program.constants.items():
             follows = constant.device == program.origin
@@ -155,7 +155,7 @@ def _compile(graph: fx.Graph) -> Callable[..., Any]:
     return function
 
 
-def _move(program: Program, device: torch.device) -> Program:
+def _move(program: StageProgram, device: torch.device) -> StageProgram:
     """Return the same program for another device."""
     old = program.device
     graph = unpack_graph(pack_graph(program.graph))
