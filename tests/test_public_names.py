@@ -225,6 +225,19 @@ def test_programs_import_public_names_only(program: Path) -> None:
     assert imports_of(program.read_text()) - OPEN == set()
 
 
+# ---- what is not a schedule
+
+
+# These were an AttributeError: 'Timeline' object has no attribute 'num_ranks'.
+@pytest.mark.parametrize("verb", [ps.check, ps.explain, ps.lower, ps.simulate])
+def test_verbs_of_schedules_say_where_to_get_one(verb: Callable[[Any], object]) -> None:
+    timeline = ps.simulate(ps.build("1F1B", ranks=2, microbatches=2))
+    with pytest.raises(ValueError, match=r"\(got a Timeline\); give its \.schedule$"):
+        verb(timeline)
+    with pytest.raises(ValueError, match=r'\(got a str\); make one, as in build\("1F1B", '):
+        verb("1F1B")
+
+
 # ---- what an interactive session shows of a value
 
 

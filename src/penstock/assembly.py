@@ -6,7 +6,7 @@ from typing import Literal
 from penstock.checks.report import check
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
-from penstock.ir.schedule import Schedule
+from penstock.ir.schedule import Schedule, require_schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.send_recv import add_send_recv, add_send_recv_by_cost, delay_receives
 from penstock.passes.shard import add_unshard_reshard
@@ -102,6 +102,7 @@ def lower(
     5  0REDUCE_GRAD  1REDUCE_GRAD
     6  0RESHARD      1RESHARD
     """
+    require_schedule(schedule)
     schedule = add_unshard_reshard(schedule, whole_stages=whole_stages)
     schedule = add_reduce_grad(schedule)
     match receives:

@@ -9,7 +9,7 @@ from penstock.checks.lowered import find_message_problems, find_stage_problems
 from penstock.checks.problem import Problem
 from penstock.checks.saved import find_memory_problems
 from penstock.errors import DeadlockError, ScheduleError
-from penstock.ir.schedule import Schedule
+from penstock.ir.schedule import Schedule, require_schedule
 
 __all__ = ["check", "find_problems"]
 
@@ -38,7 +38,7 @@ def find_problems(
     >>> find_problems(Schedule.from_orders([["0F0", "0B0"]]))
     ()
     """
-
+    require_schedule(schedule)
     searches: tuple[Iterator[Problem], ...] = (
         find_misplaced(schedule),
         find_incomplete(schedule),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.atomic_files import write_atomically
-from penstock.errors import ScheduleError
+from penstock.errors import ArgumentError, ScheduleError
 from penstock.ir.actions import Kind, Work
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
@@ -16,7 +16,7 @@ from penstock.ir.text import format_csv, format_table, parse_csv, parse_work
 from penstock.ir.wording import WORDING
 from penstock.untrusted import clean_name, read_text
 
-__all__ = ["Schedule"]
+__all__ = ["Schedule", "require_schedule"]
 
 # A schedule may lack this many forwards before it is refused unread: checks make a table of them.
 _FEW_FORWARDS = 1_000_000
@@ -186,3 +186,16 @@ def _read_placement(rows: Rows) -> Placement:
     if idle := set(range(rows.num_ranks)) - set(holder.tolist()):
         raise ScheduleError(WORDING["idle rank"].format(rank=min(idle)))
     return Placement(tuple(holder.tolist()))
+
+
+def require_schedule(value: object) -> None:
+    """Refuse anything but a schedule, and say where to get one."""
+    if isinstance(value, Schedule):
+        return
+    has_one = isinstance(getattr(value, "schedule", None), Schedule)
+    way = (
+        "give its .schedule"
+        if has_one
+        else 'make one, as in build("1F1B", ranks=2, microbatches=4)'
+    )
+    raise ArgumentError(f"schedule must be a Schedule (got a {type(value).__name__}); {way}")

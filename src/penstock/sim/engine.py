@@ -8,7 +8,7 @@ from penstock.errors import DeadlockError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle
 from penstock.ir.rows import Floats
-from penstock.ir.schedule import Schedule
+from penstock.ir.schedule import Schedule, require_schedule
 from penstock.passes.reduce_grad import add_reduce_grad
 from penstock.passes.shard import add_unshard_reshard
 from penstock.sim.memory import held_bytes
@@ -33,6 +33,7 @@ def simulate(schedule: Schedule, costs: Costs | None = None) -> Timeline:
     >>> simulate(schedule, Costs(forward=1, backward_input=1, backward_weight=1)).end_time
     6.0
     """
+    require_schedule(schedule)
     costs = costs_or_unit(costs).of_stages(schedule)
     schedule = with_collectives(schedule, costs)
     program = make_program(schedule, costs)

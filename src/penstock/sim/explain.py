@@ -10,7 +10,7 @@ from penstock.costs.given import costs_or_unit
 from penstock.ir.actions import Action, Kind
 from penstock.ir.graph import Graph
 from penstock.ir.rows import ABSENT
-from penstock.ir.schedule import Schedule
+from penstock.ir.schedule import Schedule, require_schedule
 from penstock.sim.engine import simulate
 from penstock.sim.program import BESIDE_KINDS, COLLECTIVE_KINDS
 from penstock.sim.timeline import Span, Timeline
@@ -101,6 +101,7 @@ def explain(schedule: Schedule, costs: Costs | None = None) -> Explanation:
     >>> " ".join(str(span.action) for span in found.critical_path)
     '0F0 1F0 1F1 1B0 0B0 0B1'
     """
+    require_schedule(schedule)
     costs = costs_or_unit(costs).of_stages(schedule)
     timeline = simulate(schedule, costs)
     reasons = _Reasons(timeline)
