@@ -47,7 +47,9 @@ class BatchAgreement:
     ) -> None:
         self._control = control
         self._schedule = schedule
-        self._keywords = _gather_keywords(control, list(accepted))
+        # The keywords that the stages of each rank take.
+        self._taken = _gather_keywords(control, list(accepted))
+        self._keywords = frozenset(name for names in self._taken for name in names)
         self._agreed: dict[bytes, Agreed] = {}
         # What this rank was given last, and what it was called.
         self._facts: BatchFacts | None = None
@@ -92,6 +94,14 @@ class BatchAgreement:
                 del self._agreed[next(iter(self._agreed))]
             self._agreed[signature] = agreed
         return agreed, signature
+
+    def find_shared(self, keywords: Iterable[str]) -> frozenset[str]:
+        """Return those of these keywords that stages of several ranks take."""
+        return frozenset(
+            name
+            for name in keywords
+            if sum(name in names or "**" in names for names in self._taken) > 1
+        )
 
     def _compare(self, everyone: Sequence[BatchFacts]) -> Agreed:
         """Refuse, on every rank alike, a batch that does not fit together."""
@@ -181,10 +191,9 @@ def _compare_recording(is_recorded: list[bool]) -> None:
         )
 
 
-def _gather_keywords(control: Control, accepted: Sequence[Accepted]) -> frozenset[str]:
-    """Return every keyword that some stage takes, and "**" if one takes all."""
+def _gather_keywords(control: Control, accepted: Sequence[Accepted]) -> list[frozenset[str]]:
+    """Return the keywords that the stages of each rank take, and "**" if one takes all."""
     mine = {name for takes in accepted for name in takes.names}
     if any(takes.takes_all for takes in accepted):
         mine.add("**")
-    everyone = control.gather(sorted(mine))
-    return frozenset(name for names in everyone for name in names)
+    return [frozenset(names) for names in control.gather(sorted(mine))]

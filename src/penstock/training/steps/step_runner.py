@@ -14,10 +14,11 @@ from torch import nn
 from penstock.alive.guard import Guard
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
 from penstock.loss.reduction import Reduction
+from penstock.loss.weigher import Weigher
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.step.clocks import clock_for
 from penstock.step.executor import Executor
-from penstock.step.layer_random import LayerRandom
+from penstock.step.layer_random import KnowsLayers, LayerRandom
 from penstock.step.microbatches import find_dims, merge_outputs
 from penstock.step.step_data import LossFunction, Microbatches, Results, StepRecording
 from penstock.torch_private import profiler_enabled
@@ -25,6 +26,7 @@ from penstock.training.batch.agreement import Agreed, BatchAgreement
 from penstock.training.batch.batch import BatchFacts, accepted_arguments
 from penstock.training.batch.capture import find_capture
 from penstock.training.batch.request import StepRequest
+from penstock.training.batch.written_keywords import WrittenKeywords
 from penstock.training.build.assemble import Assembly
 from penstock.training.loss_function import takes_target, with_target
 from penstock.training.loss_value import LossExchange, LossValue, are_on_device, copy_losses
@@ -90,6 +92,8 @@ class StepRunner:
         self._accepted = {
             index: accepted_arguments(stage.module) for index, stage in self._part.stages.items()
         }
+        stages = self._part.stages.items()
+        self._by_hand = [i for i, stage in stages if not isinstance(stage.module, KnowsLayers)]
         self._agreement = BatchAgreement(
             self.control,
             self._part.schedule,
@@ -148,9 +152,10 @@ class StepRunner:
         results, recording, merged, failure = Results(), None, None, None
         try:
             batch = self._split(request, agreed, executor)
+            written = self._watch_keywords(batch, agreed)
             with torch.set_grad_enabled(request.is_training):
                 recording = self._execute(executor, batch, results, request)
-            self._check_weights(batch)
+            self._check(written, batch.weigher)
             merged = self._merge_outputs(results)
         except StepFailedError as error:
             failure = error
@@ -262,10 +267,16 @@ class StepRunner:
                 executor.run(batch, results)
         return None
 
-    def _check_weights(self, batch: Microbatches) -> None:
-        """Fail the step on every rank if a loss was weighed wrongly."""
+    def _watch_keywords(self, batch: Microbatches, agreed: Agreed) -> WrittenKeywords:
+        """Watch what stages of other ranks get too; cut models know themselves what they write."""
+        names = self._agreement.find_shared(agreed.keywords)
+        return WrittenKeywords({index: batch.kwargs[index] for index in self._by_hand}, names)
+
+    def _check(self, *checks: WrittenKeywords | Weigher) -> None:
+        """Fail the step on every rank if a keyword was written to, or a loss weighed wrongly."""
         try:
-            batch.weigher.check()
+            for each in checks:
+                each.check()
         except Exception as error:
             raise self._failure(error) from error
 
