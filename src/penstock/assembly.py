@@ -84,13 +84,14 @@ def lower(
     schedule: Schedule,
     *,
     receives: Literal["early", "late"] | Costs = "early",
-    whole_stages: int = 3,
+    whole_stages: int | None = None,
 ) -> Schedule:
     """Add what a runtime needs: messages, gathered parameters, gradient reduction.
 
     `receives` says where receives go: as early as torch puts them, late (right before their
     use where that is safe), or where these costs say that the message arrives. At most
-    `whole_stages` sharded stages of a rank are gathered at once.
+    `whole_stages` sharded stages of a rank are gathered at once, by default three or as many as an
+    overlap uses.
 
     >>> print(lower(build("1F1B", ranks=2, microbatches=1)))
        rank 0        rank 1

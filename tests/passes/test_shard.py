@@ -94,6 +94,15 @@ def test_limit_below_what_an_overlap_uses_is_refused() -> None:
     )
 
 
+def test_without_a_limit_an_overlap_of_many_stages_has_them_all() -> None:
+    # The user of a pipeline had not set the limit of three, and could not change it.
+    work = "0F0 1F0 2F0 3F0 4F0 4B0 3B0 0F1 (1F1;2B0)OVERLAP_F_B 1B0 0B0"
+    few = Schedule.from_orders([work.split()])
+    many = Schedule.from_orders([work.replace("3B0 0F1 (1F1;2B0)", "(0F1;1F1;2B0;3B0)").split()])
+    assert add_unshard_reshard(few) == add_unshard_reshard(few, whole_stages=3)
+    assert add_unshard_reshard(many) == add_unshard_reshard(many, whole_stages=4)
+
+
 @given(schedules(max_ranks=4, max_microbatches=6, max_stages_per_rank=6), st.integers(1, 3))
 def test_whole_stages_stay_within_the_limit_and_serve_every_compute(
     schedule: Schedule, limit: int

@@ -23,12 +23,19 @@ __all__ = ["add_unshard_reshard"]
 Placed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int64]]
 
 
-def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedule:
+# The stages of a rank that are whole at once, unless an overlap needs more.
+_WHOLE_STAGES = 3
+
+
+def add_unshard_reshard(schedule: Schedule, *, whole_stages: int | None = None) -> Schedule:
     """Gather the stages that a rank will use next, and free those it will not use soon.
 
     At most `whole_stages` stages of a rank are whole at once. An overlap needs all its stages at
-    once, so a limit below that is an error.
+    once, so a limit below that is an error. Without a limit of yours it is three, or as many as
+    an overlap needs.
     """
+    if whole_stages is None:
+        whole_stages = max(_WHOLE_STAGES, _most_in_an_overlap(schedule))
     if whole_stages < 1:
         raise SizeError(f"whole_stages must be at least 1 (whole_stages: {whole_stages})")
     stages_per_rank = np.bincount(schedule.placement.rank_of_stage)
@@ -36,6 +43,15 @@ def add_unshard_reshard(schedule: Schedule, *, whole_stages: int = 3) -> Schedul
     before, kind, stage = place(schedule, whole_stages)
     new = stage_rows(schedule, kind, stage)
     return replace(schedule, rows=insert_rows(schedule.rows, before, new))
+
+
+def _most_in_an_overlap(schedule: Schedule) -> int:
+    rows = schedule.rows
+    if not rows.joined.any():
+        return 1
+    opens = rows.opening_row()
+    _, stages = np.unique(np.unique(np.stack((opens, rows.stage)), axis=1)[0], return_counts=True)
+    return int(stages.max())
 
 
 def _place_once(schedule: Schedule, _: int) -> Placed:
