@@ -100,10 +100,11 @@ def find_refusals(case: Case, *, is_over_processes: bool = False) -> list[Refusa
     is_flat = bool(_FLATTENING & case.kinds) and not case.steps[0].length
     if case.door == "layers" and (is_flat or "offloaded" in case.traits):
         found.append(_MADE_INSIDE)
-    takes_gradients = LOSSES[case.loss].takes_gradients or "inner_gradient" in case.kinds
+    has_inner_gradients = "inner_gradient" in case.kinds
+    takes_gradients = LOSSES[case.loss].takes_gradients or has_inner_gradients
     if case.order.recomputed and "writes" in case.parts[0].traits:
         found.append(_WRITES_TO_BATCH)
-    if case.order.recomputed and takes_gradients:
+    if case.order.recomputed and has_inner_gradients:
         found.append(_RECOMPUTED)
     if "tensor_hook" in case.traits and takes_gradients:
         found.append(_HOOKED_ELSEWHERE)

@@ -94,6 +94,30 @@ FOUND = {
         Order("GPipe", 2, recomputed=((0, 0),)),
         steps=ONE_ROW,
     ),
+    # The loss puts gradients away, takes its own through an exchange, and puts them back; the
+    # backward that ran meanwhile had added to what was thrown away.
+    "backward beside a loss that puts gradients away": Case(
+        911002019,
+        (Part(), Part((Block("linear"), Block("linear", ("exchange",))))),
+        Order("GPipe", 2, 1, 5, joined=(15,)),
+        "retained",
+        (Step(5, 0), Step(5, 0)),
+    ),
+    # At most three stages of a rank were gathered at once, and an overlap has any number.
+    "overlap of four stages": Case(
+        911002729,
+        (Part(), Part(), Part(), Part()),
+        Order(
+            "random",
+            microbatches=4,
+            actions=(
+                "0F0 1F0 2F0 0F1 1F1 0F2 3F0 2F1 1F2 0F3 3B0 2B0 1B0 0B0 3F1 3B1 2B1 1B1 "
+                "0B1 2F2 3F2 3B2 2B2 1B2 0B2 1F3 2F3 3F3 3B3 2B3 1B3 0B3",
+            ),
+            joined=(7, 8, 9),
+        ),
+        steps=ONE_ROW,
+    ),
 }
 
 

@@ -298,13 +298,109 @@ def test_a_model_that_computes_its_own_loss_may_recompute_its_last_stage() -> No
     assert differences(found, gradients_of(nn.Sequential(*stages).named_parameters())) == {}
 
 
-def test_a_loss_that_takes_gradients_is_refused_where_nothing_was_saved() -> None:
+@pytest.mark.parametrize("family", ["1F1B", "ZB-H1"])
+def test_a_loss_may_take_gradients_through_a_stage_that_runs_again(family: str) -> None:
+    # The loss ran after the forward that saves nothing, and found no graph to go through.
     def penalized(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        value = mean_loss(output, target)
+        if not output.requires_grad:
+            return value
         (gradient,) = torch.autograd.grad(output.square().sum(), last.weight, create_graph=True)
-        return mean_loss(output, target) + gradient.square().sum()
+        return value + gradient.square().sum()
 
-    last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
-    schedule = add_recompute(ps.build("1F1B", ranks=2, microbatches=2), [(1, 0)])
-    pipeline = ps.Pipeline([*cut(copy_blocks(BLOCKS), 1), last], schedule, loss=penalized)
-    with pytest.raises(PipelineError, match=r"stage 1 must not take gradients .* RECOMPUTE"):
+    found = []
+    for chosen in ([], [(1, 0), (1, 1), (1, 3)]):
+        last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        nn.init.constant_(last.weight, 0.1)
+        nn.init.zeros_(last.bias)
+        schedule = add_recompute(ps.build(family, ranks=2, microbatches=4), chosen)
+        stages = [*cut(copy_blocks(BLOCKS), 1), last]
+        pipeline = ps.Pipeline(stages, schedule, loss=penalized, reduction="mean")
         pipeline.step(BATCH, target=TARGET)
+        found.append(gradients_of(pipeline.named_parameters()))
+    assert differences(found[1], found[0]) == {}
+
+
+class Centered(nn.Module):
+    """A loss that draws, moves a buffer and writes to its target."""
+
+    center: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(WIDTH, dtype=torch.float64))
+
+    def forward(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target.sub_(self.center).mul_(torch.rand_like(target))
+            self.center.mul_(0.9).add_(0.1 * output.mean(0))
+        return mean_loss(output, target)
+
+
+def test_a_loss_is_made_once_where_a_stage_runs_again() -> None:
+    # It was made in both runs, so that its buffers moved twice, and its target was written twice.
+    found, centers = [], []
+    schedule = ps.build("1F1B", ranks=2, microbatches=4)
+    for chosen in ([], [(1, m) for m in range(4)]):
+        blocks, loss = copy_blocks(BLOCKS), Centered()
+        pipeline = ps.Pipeline(
+            [*cut(blocks, 2)], add_recompute(schedule, chosen), loss=loss, reduction="mean"
+        )
+        torch.manual_seed(5)
+        for _ in range(2):
+            pipeline.step(BATCH, target=TARGET.clone())
+        found.append(gradients_of(pipeline.named_parameters()))
+        centers.append(loss.center)
+    assert differences(found[1], found[0], 0) == {}
+    assert torch.equal(*centers)
+
+
+class HandsOn(nn.Module):
+    """Returns its input beside its result, or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x.clone()) * mask.clone(), x
+
+
+class WritesToAll(nn.Module):
+    """Writes to a value that another stage has been given, or to a keyword."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, h: torch.Tensor, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        {"x": x, "mask": mask}[self.name].mul_(0.5)
+        return h * x.clone() * mask.clone()
+
+
+@pytest.mark.parametrize("name", ["x", "mask"])
+def test_what_another_stage_has_written_to_is_not_run_again_from(name: str) -> None:
+    # Only writes of the stage's own forward were looked at, so the second run began with others'.
+    schedule = ps.build("LoopedBFS", ranks=1, microbatches=2, stages_per_rank=2)
+    stages = [HandsOn(), WritesToAll(name)]
+    given = {"mask": torch.ones(len(BATCH), 1, dtype=torch.float64), "target": TARGET}
+    ps.Pipeline(stages, schedule, loss=mean_loss).step(BATCH.clone(), **given)
+    pipeline = ps.Pipeline(stages, add_recompute(schedule, [(0, 0)]), loss=mean_loss)
+    with pytest.raises(PipelineError, match=r"stage 0 must run again from what .* another stage"):
+        pipeline.step(BATCH.clone(), **given)
+
+
+def test_a_batch_of_inference_mode_may_be_run_again_from() -> None:
+    # Its tensors have no versions, and asking for them raised an error of torch's.
+    with torch.inference_mode():
+        batch = BATCH.clone()
+    schedule = add_recompute(ps.build("1F1B", ranks=2, microbatches=2))
+    stages = [Embedded(), *cut(copy_blocks(BLOCKS), 1)]
+    ps.Pipeline(stages, schedule, loss=mean_loss).step(batch, target=TARGET)
+
+
+class Embedded(nn.Module):
+    """Saves nothing of its input."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 1

@@ -1,7 +1,7 @@
 """Run a lowered schedule: every row is bound to its call once, and a step is a loop over calls."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -61,7 +61,7 @@ class Executor:
         self._stages = stages
         self._transport = transport
         self._end = ModelEnd(loss, is_training=not schedule.is_forward_only)
-        self.saved = SavedActions(schedule, stages, self._end)
+        self.saved = SavedActions(schedule, stages, self._finish)
         self.messages = StepMessages(schedule)
         # Packets made here that neither a send nor a stage of the same rank has taken yet.
         self._held: dict[Message, Packet] = {}
@@ -257,20 +257,26 @@ class Executor:
     def _bind_last_forward(
         self, stage: Stage, microbatch: int, takes: Sequence[Callable[[], Packet]], run: Run
     ) -> Callable[[], None]:
+        is_recomputed = self.saved.is_recomputed((stage.index, microbatch))
+
         def forward() -> None:
             batch, received = self._batch, [take() for take in takes]
             if self._recorder is not None:
                 self._recorder.start()
             args = () if takes else batch.args[microbatch]
-            observed = batch.weigher.observe_stage(stage.module)
-            if observed is None:
+            if is_recomputed:
+                run(batch, stage, microbatch, received, args)
+                return
+            with batch.weigher.observe_stage(stage.module) or nullcontext():
                 output = run(batch, stage, microbatch, received, args)
-            else:
-                with observed:
-                    output = run(batch, stage, microbatch, received, args)
-            self._end.finish(batch, self._results, stage, microbatch, output)
+            self._finish(stage, microbatch, output)
 
         return self.saved.follow((stage.index, microbatch), forward)
+
+    def _finish(self, stage: Stage, microbatch: int, output: Any) -> None:
+        # A loss may put gradients away while it takes its own; no other action may add to them.
+        with without_turns():
+            self._end.finish(self._batch, self._results, stage, microbatch, output)
 
     def _train(
         self,

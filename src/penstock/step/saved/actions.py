@@ -11,19 +11,21 @@ import torch
 
 from penstock.ir.actions import Action, Kind
 from penstock.ir.schedule import Schedule
-from penstock.step.model_end import ModelEnd
 from penstock.step.saved.copies import CopyEngine, HostMemory
 from penstock.step.saved.graph import PackedGraph, pack_graph
 from penstock.step.saved.recompute import Inputs, InputsOnly
 from penstock.step.stage import Stage
-from penstock.step.step_data import Microbatches, Results
+from penstock.step.step_data import Microbatches
 from penstock.tensors.packet import Packet
 from penstock.torch_private import tree_leaves
 
-__all__ = ["Run", "SavedActions"]
+__all__ = ["Finish", "Run", "SavedActions"]
 
 # Runs a stage's module forward: batch, stage, microbatch, received packets, arguments.
 Run: TypeAlias = Callable[[Microbatches, Stage, int, Sequence[Packet], tuple[Any, ...]], Any]
+
+# Ends the model for a microbatch, with its loss: last stage, microbatch, output.
+Finish: TypeAlias = Callable[[Stage, int, Any], None]
 
 _Place: TypeAlias = tuple[int, int]
 
@@ -41,10 +43,10 @@ class _Offloaded:
 class SavedActions:
     """What becomes of what the forwards of this process's stages save."""
 
-    def __init__(self, schedule: Schedule, stages: Mapping[int, Stage], end: ModelEnd) -> None:
+    def __init__(self, schedule: Schedule, stages: Mapping[int, Stage], finish: Finish) -> None:
         self._flow = schedule.dataflow
         self._stages = stages
-        self._end = end
+        self._finish = finish
         self._recomputed = _places(schedule, Kind.RECOMPUTE)
         self._offloaded = _places(schedule, Kind.OFFLOAD)
         self._inputs_only = {
@@ -61,6 +63,10 @@ class SavedActions:
     def host_bytes(self) -> int:
         """The bytes of host memory that offloading has taken so far."""
         return sum(engine.host_bytes for engine in self._engines.values())
+
+    def is_recomputed(self, place: tuple[int, int]) -> bool:
+        """Return whether a RECOMPUTE runs the forward of a stage and microbatch again."""
+        return place in self._recomputed
 
     def find_run(self, place: _Place, run: Run) -> Run:
         """Return how the module of a stage runs forward for a microbatch: `run`, or lightly."""
@@ -143,7 +149,10 @@ class SavedActions:
         return run(batch, stage, microbatch, received, args)
 
     def _recompute(self, place: _Place) -> None:
-        """Run a forward again from what it took in; its loss and its outputs are there already."""
+        """Run a forward again from what it took in; what it sends has been sent already.
+
+        The last stage makes the loss now, and only now: a loss may draw, count and write.
+        """
         batch, inputs = self._kept.pop(place)
         index, microbatch = place
         stage, fed = self._stages[index], self._flow.consumers(index)
@@ -156,7 +165,7 @@ class SavedActions:
             if fed:
                 stage.depart(microbatch, output, [self._flow.parts[other] for other in fed])
         if not fed:
-            self._end.finish(batch, Results(), stage, microbatch, output)
+            self._finish(stage, microbatch, output)
 
     def _begin_offload(self, place: _Place) -> None:
         """Pack what a graph holds, and begin to copy it to the host."""

@@ -31,6 +31,12 @@ class Inputs:
     kwargs: dict[str, Any]
     random: tuple[torch.Tensor, ...]
     buffers: BufferValues
+    versions: Sequence[int] = ()
+
+    def read_versions(self) -> list[int]:
+        """Return the versions of all tensors that the forward was given."""
+        tensors = [tensor for packet in self.received for tensor in packet.tensors]
+        return _versions([*tensors, *_tensors_in((self.args, self.kwargs))])
 
 
 class InputsOnly:
@@ -53,7 +59,7 @@ class InputsOnly:
         """Save nothing in the forward that runs meanwhile; yield what it is to be given."""
         given = received if self._writes is False else [_copy(packet) for packet in received]
         tensors = [tensor for packet in given for tensor in packet.tensors]
-        own = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        own = _tensors_in((args, kwargs))
         before, own_before = _versions(tensors), _versions(own)
         random = _random_states(self._module)
         with self._buffers.watch() as buffers:
@@ -85,6 +91,12 @@ class InputsOnly:
     @contextmanager
     def again(self, inputs: Inputs) -> Iterator[None]:
         """Let a forward run as the first one has, and leave no trace but its graph."""
+        if inputs.read_versions() != inputs.versions:
+            raise PipelineError(
+                f"stage {self._stage} must run again from what its forward was given, but another "
+                "stage has written to it in place; let that stage write to a copy, or take the "
+                f"RECOMPUTE actions of stage {self._stage} out of the schedule"
+            )
         now = _random_states(self._module)
         _set_random_states(self._module, inputs.random)
         try:
@@ -101,9 +113,11 @@ class _Held:
     inputs: Inputs
 
     def protect(self, output: Any) -> None:
-        """Copy inputs that the output shares memory with, because later stages may write to it."""
-        leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-        shared = {_memory_of(leaf) for leaf in leaves}
+        """Copy inputs that the output shares memory with, because later stages may write to it.
+
+        What else is written to until the second run shows in the versions of now.
+        """
+        shared = {_memory_of(leaf) for leaf in _tensors_in(output)}
         received = [
             _copy(packet)
             if _UNKNOWN in shared or shared & {_memory_of(tensor) for tensor in packet.tensors}
@@ -111,6 +125,7 @@ class _Held:
             for packet in self.inputs.received
         ]
         self.inputs = replace(self.inputs, received=received)
+        self.inputs = replace(self.inputs, versions=self.inputs.read_versions())
 
 
 # The memory of a tensor that is made of others, or that has no strides.
@@ -127,8 +142,13 @@ def _copy(packet: Packet) -> Packet:
     return replace(packet, tensors=copies)
 
 
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [tensor._version for tensor in tensors]
+    """Return how often each tensor was written to; those of inference mode do not count that."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def _drop(tensor: torch.Tensor) -> None:
