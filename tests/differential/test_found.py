@@ -134,6 +134,11 @@ FOUND_OVER_PROCESSES = {
         Order("DualPipe", 2, 2, 2),
         steps=(Step(1, 0, edits=(Edit("reweigh"),)),),
     ),
+    # Each direction saw one microbatch, and one of them took the labels for those of the loss
+    # before they were shifted: the weights of the two losses did not add up to one.
+    "shifted labels that look like others to one rank": Case(
+        912000349, (Part(), Part()), Order("DualPipe", 2, 2, 2), "found_shifted"
+    ),
 }
 
 

@@ -167,6 +167,10 @@ class FoundWeights:
         """Check what losses counted that were weighed elsewhere."""
         self._weights.expect(term, found)
 
+    def find_used(self) -> Collection[Sequence[float]]:
+        """Return the weights of all microbatches, for each part of the losses here."""
+        return self._weights.used
+
     def check(self) -> None:
         """Raise if a loss counted something else than the labels of the step."""
         self._weights.check()

@@ -11,7 +11,7 @@ loss: in its first steps, until one could have shown a mistake, and in steps 2, 
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -133,6 +133,10 @@ class ComparedWeights:
         if microbatch in self._kept and share.weight:
             self._values[microbatch] = loss.detach().clone()
         return share
+
+    def find_used(self) -> Collection[Sequence[float]]:
+        """Return the weights of all microbatches, for each part of the losses here."""
+        return self.found.find_used()
 
     def check(self) -> None:
         """Raise if a loss counted something else, or does not add up with these weights."""

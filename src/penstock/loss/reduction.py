@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias
 
 from penstock.errors import ArgumentError, BatchError
 
-__all__ = ["Reduction", "require_reduction", "share_counts", "weigh_rows"]
+__all__ = ["Reduction", "require_reduction", "round_weights", "share_counts", "weigh_rows"]
 
 # "auto" for the loss of the unsplit model, "mean" over rows, "sum", or a function that takes a
 # microbatch's target or labels and returns how much the loss counts in it.
@@ -49,3 +49,12 @@ def _share(numbers: tuple[float, ...], name: str) -> tuple[float, ...]:
         )
     total = math.fsum(numbers)
     return tuple([number / total for number in numbers])
+
+
+def round_weights(weights: Sequence[float]) -> tuple[float, ...]:
+    """Return weights without what rounding may change from rank to rank.
+
+    >>> round_weights([1 / 3, 2 / 3])
+    (0.3333333333, 0.6666666667)
+    """
+    return tuple(round(weight, 10) for weight in weights)

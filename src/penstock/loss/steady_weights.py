@@ -6,7 +6,7 @@
 The first loss with another graph, and all that follow, are left to `ComparedWeights`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import nn
 from penstock.loss.form import read_count, sign_graph
 from penstock.loss.found_weights import KnownLoss
 from penstock.loss.probe import ComparedWeights
+from penstock.loss.reduction import round_weights
 from penstock.loss.rerun import LossMade, versions_of
 from penstock.loss.weigher import Share, Weigher
 
@@ -64,6 +65,11 @@ class _SteadyWeights:
         if found is not None:
             self._found[microbatch] = found
         return self._known.shares[microbatch]
+
+    def find_used(self) -> Collection[Sequence[float]]:
+        """Return the weights of the known loss, and of what differed from it."""
+        known = [round_weights(self._known.weights)] if self._weighed else []
+        return {*known, *self._careful.find_used()}
 
     def check(self) -> None:
         """Raise if a loss counted something else than its labels."""

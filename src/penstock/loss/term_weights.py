@@ -18,9 +18,17 @@ from penstock.loss.calls import (
 from penstock.loss.form import LossForm
 from penstock.loss.labels import BatchLabels, Relation, Source, fetch_numbers
 from penstock.loss.memory import Reading, Term
-from penstock.loss.reduction import share_counts, weigh_rows
+from penstock.loss.reduction import round_weights, share_counts, weigh_rows
 
-__all__ = ["ADVICE", "Given", "TermWeights", "is_close", "read_call", "uneven_error"]
+__all__ = [
+    "ADVICE",
+    "Given",
+    "TermWeights",
+    "is_close",
+    "read_call",
+    "round_weights",
+    "uneven_error",
+]
 
 # The allowed relative difference between sums of class weights; less where they are doubles.
 _ACCURACY, _DOUBLE_ACCURACY = 1e-4, 1e-10
@@ -121,6 +129,7 @@ class TermWeights:
         self._first: list[_First] = []
         self._weighed: list[int] = []
         self._uneven: tuple[str | None] | None = None
+        self.used: set[tuple[float, ...]] = set()
 
     def is_even(self, weights: Sequence[float]) -> bool:
         """Whether these weights of all microbatches are their shares of the rows."""
@@ -138,6 +147,7 @@ class TermWeights:
             )
         if not is_known and (uneven := self.find_uneven()) is not None:
             raise uneven_error(uneven)
+        self.used.add(round_weights(self._rows))
         return self._rows[microbatch]
 
     def find_uneven(self) -> str | None:
@@ -220,13 +230,16 @@ class TermWeights:
         if weights is not None:
             self.expect(first.term, {microbatch: call.mean.count(call.target)})
             first.given.append(weights[microbatch])
+            self.used.add(round_weights(weights))
             return weights[microbatch]
+        self.used.add(round_weights(self._rows))
         first.seen.append((self._rows[microbatch], call.count()))
         self._require_steady(first)
         return self._rows[microbatch]
 
     def repeat(self, term: Term, weight: float) -> None:
         """Note the weight of a term that was not observed again."""
+        self.used.add(round_weights(self.of_all(term) or self._rows))
         for first in self._first:
             if first.term.source == term.source and first.term.mean.is_like(term.mean):
                 first.given.append(weight)

@@ -1,7 +1,7 @@
 """How much each microbatch's loss, and each part of it, counts in the loss of the batch."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -55,6 +55,10 @@ class Weigher(Protocol):
         """Raise an error, at the end of the step, if a weight has turned out to be wrong."""
         ...
 
+    def find_used(self) -> Collection[Sequence[float]]:
+        """Return the weights found so far, each of a part of the losses in all microbatches."""
+        ...
+
 
 class KnownWeights:
     """Weights that are known before the step."""
@@ -81,6 +85,10 @@ class KnownWeights:
 
     def check(self) -> None:
         """Accept the step."""
+
+    def find_used(self) -> Collection[Sequence[float]]:
+        """Return nothing, since every rank knows these weights."""
+        return ()
 
 
 def make_parts(

@@ -13,6 +13,7 @@ from torch import nn
 
 from penstock.alive.guard import Guard
 from penstock.alive.progress_log import AGREEMENT, FLUSH, OUTCOME
+from penstock.errors import BatchError
 from penstock.loss.reduction import Reduction
 from penstock.loss.weigher import Weigher
 from penstock.ranks.faults import LinkLostError, StepFailedError
@@ -89,6 +90,7 @@ class StepRunner:
         self._weighing = Weighing(
             settings.reduction, makes_own=not self.needs_target, merge=settings.merge
         )
+        self._weighing.expect_apart(self._part.schedule, self.transport.ranks)
         self._accepted = {
             index: accepted_arguments(stage.module) for index, stage in self._part.stages.items()
         }
@@ -150,19 +152,20 @@ class StepRunner:
         self._begin_step(signature, request.is_training, random_step)
         log.end()
         results, recording, merged, failure = Results(), None, None, None
+        weigher: Weigher | None = None
         try:
             batch = self._split(request, agreed, executor)
+            weigher = batch.weigher
             written = self._watch_keywords(batch, agreed)
-            with torch.set_grad_enabled(request.is_training):
-                recording = self._execute(executor, batch, results, request)
-            self._check(written, batch.weigher)
+            recording = self._execute(executor, batch, results, request)
+            self._check(written, weigher)
             merged = self._merge_outputs(results)
         except StepFailedError as error:
             failure = error
         log.start(FLUSH)
         self.transport.end_step()
         log.end()
-        loss, timeline = self._finish(request, results, failure), None
+        loss, timeline = self._finish(request, results, failure, weigher), None
         if recording is not None:
             timeline = join_recordings(self.control, lowered, recording)
         return StepResult(loss, merged, timeline)
@@ -262,10 +265,8 @@ class StepRunner:
             if request.is_recorded:
                 return executor.record(batch, results, clock_for(self._part.device))
             if profiler_enabled():
-                executor.profile(batch, results)
-            else:
-                executor.run(batch, results)
-        return None
+                return executor.profile(batch, results)
+            return executor.run(batch, results)
 
     def _watch_keywords(self, batch: Microbatches, agreed: Agreed) -> WrittenKeywords:
         """Watch what stages of other ranks get too; cut models know themselves what they write."""
@@ -292,7 +293,11 @@ class StepRunner:
         return StepFailedError(f"rank {self.transport.ranks[0]}", error)
 
     def _finish(
-        self, request: StepRequest, results: Results, failure: StepFailedError | None
+        self,
+        request: StepRequest,
+        results: Results,
+        failure: StepFailedError | None,
+        weigher: Weigher | None,
     ) -> float | LossValue | None:
         """Learn how the step ended on all ranks; return its loss, or raise the first failure."""
         log = self.guard.log
@@ -311,6 +316,11 @@ class StepRunner:
         if outcome.has_unknown_hooks and outcome.has_inner_passes:
             self._abandon_step()
             raise_unknown_hooks()
+        try:
+            self._weighing.compare(self.control, weigher)
+        except BatchError:
+            self._abandon_step()
+            raise
         self.transport.remember_shapes()
         if outcome.has_unknown_hooks:
             self.transport.forget_shapes()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from penstock.errors import BatchError
+from penstock.ir.schedule import Schedule
 from penstock.loss.calls import Labelled
 from penstock.loss.joined import Merge
 from penstock.loss.labels import LABELS, BatchLabels, Relation, derive
@@ -16,7 +17,7 @@ from penstock.loss.memory import LossMemory
 from penstock.loss.probe import ComparedWeights
 from penstock.loss.reduction import Reduction, share_counts, weigh_rows
 from penstock.loss.steady_weights import weigh_steadily
-from penstock.loss.term_weights import Given
+from penstock.loss.term_weights import ADVICE, Given
 from penstock.loss.weigher import KnownWeights, Weigher
 from penstock.ranks.control import Control
 from penstock.training.batch.agreement import Agreed
@@ -39,11 +40,37 @@ class Weighing:
         self._makes_own = makes_own
         self._merge = merge
         self._memory = LossMemory()
+        self._is_apart = False
 
     @property
     def counts_target(self) -> bool:
         """Whether a target is counted, even if the loss takes none."""
         return callable(self._reduction)
+
+    def expect_apart(self, schedule: Schedule, ranks: Sequence[int]) -> None:
+        """Note whether several processes make losses, as with DualPipe; `ranks` are those here."""
+        flow, holder = schedule.dataflow, schedule.placement.rank_of_stage
+        last = [stage for stage in range(schedule.num_stages) if not flow.consumers(stage)]
+        has_one_part = len({flow.parts[stage] for stage in last}) == 1
+        is_spread = len({holder[stage] for stage in last}) > 1
+        self._is_apart = has_one_part and is_spread and len(ranks) < schedule.num_ranks
+
+    def compare(self, control: Control, weigher: Weigher | None) -> None:
+        """Raise, on all ranks, if those that have losses weigh them differently.
+
+        A rank that sees some microbatches alone may take other labels for those that count.
+        """
+        if weigher is None or not self._is_apart or self._reduction != "auto":
+            return
+        everyone = [
+            {tuple(weights) for weights in used}
+            for used in control.gather([list(weights) for weights in weigher.find_used()])
+        ]
+        if any(not used <= max(everyone, key=len) for used in everyone):
+            raise BatchError(
+                "all ranks with a last stage must find the same weights of the losses (got "
+                f"{' and '.join(str(sorted(used)) for used in everyone if used)}); {ADVICE}"
+            )
 
     def ask_for_counts(
         self, control: Control, agreed: Agreed, labels: Sequence[Any] | None
@@ -143,6 +170,9 @@ class _MissingCounts:
 
     def check(self) -> None:
         return
+
+    def find_used(self) -> tuple[()]:
+        return ()
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> NoReturn:  # noqa: ARG002  # Weigher's form
         raise BatchError(
