@@ -12,6 +12,7 @@ from tests.differential.model.building import SPLIT_DOORS
 from tests.differential.model.forms import FORMS
 from tests.differential.orders import draw_additions, draw_order, num_parts
 from tests.differential.rules import LATE_LOSSES, TRACED, has_square_layer, is_valid
+from tests.differential.ways import draw_ways
 
 __all__ = ["draw_case"]
 
@@ -33,6 +34,7 @@ _EDITS_OF_ANY_PART = ("freeze", "thaw", "still")
 _SHARE_COMPILED = 0.003
 _SHARE_TIED = 0.25
 _SHARE_ADDED = 0.25
+_SHARE_WITH_WAYS = 0.33
 
 
 def draw_case(seed: int, *, ranks: int | None = None) -> Case:
@@ -45,7 +47,18 @@ def draw_case(seed: int, *, ranks: int | None = None) -> Case:
     while True:
         case = _draw(chance, seed, ranks)
         if is_valid(case):
-            return _with_additions(Random(f"additions {seed}"), case)
+            case = _with_additions(Random(f"additions {seed}"), case)
+            return _with_ways(Random(f"ways {seed}"), case)
+
+
+def _with_ways(chance: Random, case: Case) -> Case:
+    """Run the steps of every third case in other ways."""
+    if chance.random() >= _SHARE_WITH_WAYS:
+        return case
+    ways = draw_ways(chance, case)
+    steps = (replace(s, edits=(*s.edits, *w)) for s, w in zip(case.steps, ways, strict=True))
+    run_so = replace(case, steps=tuple(steps))
+    return run_so if is_valid(run_so) else case
 
 
 def _with_additions(chance: Random, case: Case) -> Case:

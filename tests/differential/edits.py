@@ -8,6 +8,7 @@ from torch import nn
 from tests.differential.case import Edit
 from tests.differential.losses import LossFunction
 from tests.differential.model.blocks import first_linear, reweigh
+from tests.differential.ways import WAYS
 
 __all__ = ["EDITS", "edit"]
 
@@ -19,9 +20,9 @@ def edit(change: Edit, parts: Sequence[nn.Module], loss: LossFunction) -> None:
 
     What is asked of a pipeline, such as an evaluation, is not done here.
     """
-    if change.kind in ("scaled", "outputs"):
+    if change.kind in ("scaled", "outputs") or (change.kind in WAYS and change.kind != "break"):
         return
-    if change.kind == "fail":
+    if change.kind in ("fail", "break"):
         # After a step that failed, users begin again from where they were. Other ranks have worked
         # on what the failing one sent in place of its results, a loss with parameters too.
         change = Edit("zero")

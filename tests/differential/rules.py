@@ -16,6 +16,7 @@ from tests.differential.model.blocks import (
 from tests.differential.model.building import SPLIT_DOORS
 from tests.differential.model.forms import ALIASING
 from tests.differential.orders import build_schedule, forward_orders, num_parts
+from tests.differential.ways import WAYS
 
 __all__ = ["LATE_LOSSES", "TRACED", "has_square_layer", "is_by_rows", "is_valid"]
 
@@ -152,7 +153,7 @@ def _clips_what_torch_clips(case: Case) -> bool:
 
 def _fails_without_a_trace(case: Case) -> bool:
     """A step that fails may have changed buffers, which no plain model has done."""
-    if "fail" not in case.edits:
+    if not {"fail", "break"} & case.edits:
         return True
     return case.door not in SPLIT_DOORS and not _COUNTING & (case.kinds | case.traits)
 
@@ -194,7 +195,7 @@ def _can_be_traced(case: Case) -> bool:
     # Where a traced model is cut is not where its parts begin.
     if LOSSES[case.loss].output == "hidden":
         return False
-    if case.edits - {"zero", "sgd", "clip", "scaled", "eval", "late", "outputs"}:
+    if case.edits - {"zero", "sgd", "clip", "scaled", "eval", "late", "outputs", *WAYS}:
         return False
     # A size of one would become a constant of the graph.
     return all(
@@ -269,6 +270,21 @@ def _has_one_notion_of_time(case: Case) -> bool:
     return len({step.length > 0 for step in case.steps}) == 1
 
 
+def _is_run_in_ways_that_fit(case: Case) -> bool:
+    if "evaluated" in case.edits:
+        # Other microbatches give the same only where each row is computed by itself.
+        if not is_by_rows(case) or case.loss not in _MEANS_OVER_ROWS:
+            return False
+        if any(step.given in ("ready", "mixed") for step in case.steps):
+            return False
+    # A lazy layer has a shape by then on one rank only, and the others refuse the stage.
+    if "rebuilt" in case.edits and "lazy" in case.kinds:
+        return False
+    return not {"rebuilt", "break"} & case.edits or case.door not in SPLIT_DOORS
+
+
+_MEANS_OVER_ROWS = frozenset({"mse", "one_element", "one_by_one", "labels", "nested"})
+
 _RULES: tuple[Callable[[Case], bool], ...] = (
     _fits_order,
     _has_edges,
@@ -290,4 +306,5 @@ _RULES: tuple[Callable[[Case], bool], ...] = (
     _has_edits_that_fit,
     _has_comparable_random_numbers,
     _has_one_notion_of_time,
+    _is_run_in_ways_that_fit,
 )

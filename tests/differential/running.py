@@ -9,6 +9,7 @@ with the share of rows.
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,7 +21,7 @@ import penstock as ps
 from penstock.loss.added import collect_losses
 from penstock.step.layer_random import LayerRandom, StageRandom
 from tests.differential.batches import Batch, make_batch
-from tests.differential.case import Case
+from tests.differential.case import Case, Edit
 from tests.differential.edits import edit
 from tests.differential.losses import LOSSES, LossFunction, count_targets, make_loss
 from tests.differential.model.building import Model, make_model
@@ -28,6 +29,7 @@ from tests.differential.model.parts import KeywordPart, PlainPart
 from tests.differential.observed import Numbers, as_tensor, look, name_by_step
 from tests.differential.pipelines import SEED, held_modules, known_warnings, make_pipeline
 from tests.differential.rules import is_by_rows
+from tests.differential.ways import in_this_way
 
 __all__ = ["Mover", "run_split", "run_unsplit"]
 
@@ -63,6 +65,9 @@ def run_unsplit(case: Case, mover: Mover | None = None) -> Numbers:
                     case "eval":
                         evaluated = _evaluate(case, model, loss, batch, number)
                         found |= name_by_step(number, evaluated)
+                    case "evaluated":
+                        evaluated = _evaluate(case, model, loss, batch, number)
+                        found |= name_by_step(number, _as_other(evaluated))
                     case "clip":
                         norm = clip_grad_norm_(model.whole.parameters(), _LARGEST_NORM)
                         found |= name_by_step(number, {"norm": norm.double()})
@@ -174,40 +179,62 @@ def run_split(case: Case, group: dist.ProcessGroup | None = None) -> Numbers:
                     case "clip":
                         norm = pipeline.clip_grad_norm_(_LARGEST_NORM)
                         found |= name_by_step(number, {"norm": as_tensor(norm)})
-                    case "fail":
-                        _fail_once(case, model, pipeline, number, change.part)
+                    case "fail" | "break":
+                        _fail_once(case, model, pipeline, number, change)
                         edit(change, model.parts, loss)
+                    case "rebuilt":
+                        pipeline.close()
+                        pipeline = make_pipeline(case, model, loss, group)
+                    case "evaluated":
+                        count = 1 + (case.seed + number) % step.rows
+                        evaluated = _evaluate_split(case, pipeline, number, microbatches=count)
+                        found |= name_by_step(number, _as_other(evaluated))
                     case _:
                         edit(change, model.parts, loss)
-            found |= name_by_step(number, _train_split(case, pipeline, number))
+            # Another pipeline, or a step that was to fail and did not, has another number.
+            pipeline.random_step = number
+            with ExitStack() as stack:
+                for change in step.edits:
+                    stack.enter_context(in_this_way(change.kind))
+                found |= name_by_step(number, _train_split(case, pipeline, number))
             found |= name_by_step(number, look(*held_modules(case, model, pipeline, loss)))
     if group is not None and case.order.family == "DualPipe":
         return {name: value for name, value in found.items() if not _is_of_one_copy(name)}
     return found
 
 
-def _fail_once(case: Case, model: Model, pipeline: ps.Pipeline, number: int, part: int) -> None:
+def _as_other(evaluated: Numbers) -> Numbers:
+    return {f"otherwise {name}": value for name, value in evaluated.items()}
+
+
+def _fail_once(case: Case, model: Model, pipeline: ps.Pipeline, number: int, change: Edit) -> None:
     """Let a step fail in one part; every rank must raise that part's error."""
-    failing = model.parts[part]
+    failing = model.parts[change.part]
     assert isinstance(failing, PlainPart | KeywordPart), "steps fail in parts of our own"
-    failing.core.is_failing = True
+    failing.core.fails = "fail" if change.kind == "fail" else "break"
     try:
         _train_split(case, pipeline, number)
     except ps.errors.PipelineError as error:
         if "ArithmeticError: planted in a part" not in str(error):
             raise
     else:
-        raise AssertionError("a step went well although one of its parts failed")
+        # Nothing goes back through a part that is frozen, or whose labels do not count.
+        if change.kind == "fail":
+            raise AssertionError("a step went well although one of its parts failed")
     finally:
-        failing.core.is_failing = False
+        failing.core.fails = ""
 
 
 def _train_split(case: Case, pipeline: ps.Pipeline, number: int) -> Numbers:
     batch = make_batch(case, number)
     args, kwargs = batch.as_given(case.steps[number].given)
-    wants_outputs = any(change.kind == "outputs" for change in case.steps[number].edits)
+    edits = {change.kind for change in case.steps[number].edits}
     result = pipeline.step(
-        *args, gradient_scale=_scale(case, number), return_outputs=wants_outputs, **kwargs
+        *args,
+        gradient_scale=_scale(case, number),
+        return_outputs="outputs" in edits,
+        record="recorded" in edits,
+        **kwargs,
     )
     assert result.loss is not None, "a training step has a loss"
     found: Numbers = {"loss": as_tensor(result.loss)}
@@ -218,9 +245,11 @@ def _train_split(case: Case, pipeline: ps.Pipeline, number: int) -> Numbers:
     return found
 
 
-def _evaluate_split(case: Case, pipeline: ps.Pipeline, number: int) -> Numbers:
+def _evaluate_split(
+    case: Case, pipeline: ps.Pipeline, number: int, microbatches: int | None = None
+) -> Numbers:
     args, kwargs = make_batch(case, number).as_given(case.steps[number].given)
-    result = pipeline.evaluate(*args, **kwargs)
+    result = pipeline.evaluate(*args, microbatches=microbatches, **kwargs)
     assert result.loss is not None, "there was a target"
     found: Numbers = {"evaluated loss": as_tensor(result.loss)}
     if result.outputs is not None and LOSSES[case.loss].output != "loss":

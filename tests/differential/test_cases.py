@@ -19,6 +19,7 @@ from tests.differential.orders import TRAINING_FAMILIES
 from tests.differential.rules import is_valid
 from tests.differential.running import run_split, run_unsplit
 from tests.differential.shrinking import shrink
+from tests.differential.ways import WAYS
 
 SMALL = Case(
     5,
@@ -57,6 +58,7 @@ def test_seeds_cover_every_feature() -> None:
     assert {edit for case in cases for edit in case.edits} == {
         *EDITS,
         *("zero", "sgd", "eval", "clip", "scaled", "fail", "late", "outputs"),
+        *WAYS,
     }
 
 

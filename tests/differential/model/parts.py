@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -33,18 +33,20 @@ class _Core(nn.Module):
         self._traits = frozenset(part.traits)
         self._output = output
         self._consumers = consumers
-        # Set where a step is to fail.
-        self.is_failing = False
+        # Set where a step is to fail, and in which half.
+        self.fails: Literal["", "fail", "break"] = ""
 
     def compute(self, given: tuple[Any, ...], scale: Any, gain: Any, labels: Any) -> Any:
         """From the model's input, or from what other parts sent, to what this part sends."""
-        if self.is_failing:
+        if self.fails == "fail":
             raise ArithmeticError("planted in a part")
         h = self._enter(given)
         if scale is not None:
             h = h * scale.view(-1, *[1] * (h.dim() - 1))
         if gain is not None:
             h = h * gain
+        if self.fails == "break":
+            h = _Broken.apply(h)  # type: ignore[no-untyped-call]  # untyped upstream
         hidden = h
         for block in self.blocks:
             h = block(h)
@@ -65,6 +67,18 @@ class _Core(nn.Module):
             h.sub_(0.1).mul_(0.9)
             h[..., 0].add_(0.2)
         return self.entry(h) if isinstance(self.entry, nn.Linear) else h
+
+
+class _Broken(torch.autograd.Function):
+    """Fails in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # autograd's form
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004  # autograd's form
+        raise ArithmeticError("planted in a part")
 
 
 class PlainPart(nn.Module):
