@@ -10,8 +10,9 @@ from torch import nn
 
 from penstock.errors import ArgumentError, PipelineError
 from penstock.integrations.calls import PipelineCalls, train_by_calls
-from penstock.integrations.layout import Layout, PipelineConfig
+from penstock.integrations.layout import Layout, PipelineConfig, find_layout
 from penstock.integrations.pretrained import load_pretrained
+from tests.processes import Processes
 from tests.splitting.zoo import ZOO
 
 WORDS = torch.arange(32).reshape(4, 8) % 60
@@ -136,3 +137,34 @@ def test_a_model_without_memory_is_loaded_by_the_ranks_and_trained(tmp_path: Pat
         step.step()
     found = calls.pipeline.full_state_dict()
     torch.testing.assert_close(found, dict(plain.state_dict()))
+
+
+def scale_by_replica(rank: int, factors: tuple[float, float]) -> str:
+    """Return what the backward raises, or where gradients differ from their mean over replicas."""
+    model = make_model()
+    plain = deepcopy(model)
+    config = PipelineConfig("1F1B", microbatches=2, ranks=1)
+    calls = train_by_calls(model, config, find_layout(config, CPU), CPU, seed=0)
+    rows = [WORDS, WORDS.flip(1)]
+    loss = model(input_ids=rows[rank], labels=rows[rank]).loss
+    try:
+        (factors[rank] * loss).backward()
+    except PipelineError as error:
+        return str(error)
+    for own, factor in zip(rows, factors, strict=True):
+        (factor / 2 * plain(input_ids=own, labels=own).loss).backward()
+    found = gradients_of(model)
+    torch.testing.assert_close(found, gradients_of(plain), rtol=1e-4, atol=1e-4)
+    calls.remove()
+    return "equal"
+
+
+def test_replicas_must_scale_their_losses_alike(two_processes: Processes) -> None:
+    # Gradients had been averaged before each replica multiplied them by its own factor, so that
+    # replicas went on with different weights.
+    assert two_processes.run(scale_by_replica, (3.0, 3.0)) == ["equal", "equal"]
+    refused = two_processes.run(scale_by_replica, (1.0, 3.0))
+    assert [text.split(";")[0] for text in refused] == [
+        "replicas must multiply their losses by the same factor, since gradients are means over "
+        "them when a backward begins (got 1.0 and 3.0)"
+    ] * 2

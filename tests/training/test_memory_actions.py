@@ -383,7 +383,10 @@ def test_what_another_stage_has_written_to_is_not_run_again_from(name: str) -> N
     # Only writes of the stage's own forward were looked at, so the second run began with others'.
     schedule = ps.build("LoopedBFS", ranks=1, microbatches=2, stages_per_rank=2)
     stages = [HandsOn(), WritesToAll(name)]
-    given = {"mask": torch.ones(len(BATCH), 1, dtype=torch.float64), "target": TARGET}
+    given: dict[str, Any] = {
+        "mask": torch.ones(len(BATCH), 1, dtype=torch.float64),
+        "target": TARGET,
+    }
     ps.Pipeline(stages, schedule, loss=mean_loss).step(BATCH.clone(), **given)
     pipeline = ps.Pipeline(stages, add_recompute(schedule, [(0, 0)]), loss=mean_loss)
     with pytest.raises(PipelineError, match=r"stage 0 must run again from what .* another stage"):

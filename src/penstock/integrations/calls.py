@@ -159,7 +159,7 @@ class PipelineCalls:
             for parameter, gradient in zip(self._own, before, strict=True):
                 parameter.grad = gradient
         value = torch.tensor(result.loss, dtype=self._dtype(), device=self.pipeline.device)
-        return CallOutput(_differentiable(value, _Aside(made)), None)
+        return CallOutput(_differentiable(value, _Aside(made, self._layout)), None)
 
     def _check_target(self, kwargs: Mapping[str, Any]) -> None:
         has_target = kwargs.get("target") is not None
@@ -223,16 +223,28 @@ def _find_twins(model: nn.Module, pipeline: Pipeline) -> list[tuple[nn.Module, n
 
 
 class _Aside:
-    """Gradients of one call that wait for the backward of its loss."""
+    """Gradients of one call that wait for the backward of its loss.
 
-    def __init__(self, made: list[tuple[nn.Parameter, torch.Tensor]]) -> None:
+    They are means over replicas already, so all of these must scale them alike.
+    """
+
+    def __init__(self, made: list[tuple[nn.Parameter, torch.Tensor]], layout: Layout) -> None:
         self._made: list[tuple[nn.Parameter, torch.Tensor]] | None = made
+        self._layout = layout
 
     def add(self, scale: float) -> None:
         """Add the gradients, times the gradient of the loss, to those of the parameters."""
         if self._made is None:
             raise PipelineError("a loss is differentiated once; call the model again")
         made, self._made = self._made, None
+        scales = self._layout.gather_replicas(scale)
+        if len(set(map(str, scales))) > 1:
+            raise PipelineError(
+                "replicas must multiply their losses by the same factor, since gradients are "
+                f"means over them when a backward begins (got {' and '.join(map(str, scales))}); "
+                "give what the loss is a mean over as reduction=, or let replicas have as much "
+                "of it each"
+            )
         with torch.no_grad():
             for parameter, gradient in made:
                 if scale != 1:

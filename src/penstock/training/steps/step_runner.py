@@ -264,9 +264,9 @@ class StepRunner:
         with torch.set_grad_enabled(request.is_training):
             if request.is_recorded:
                 return executor.record(batch, results, clock_for(self._part.device))
-            if profiler_enabled():
-                return executor.profile(batch, results)
-            return executor.run(batch, results)
+            run = executor.profile if profiler_enabled() else executor.run
+            run(batch, results)
+        return None
 
     def _watch_keywords(self, batch: Microbatches, agreed: Agreed) -> WrittenKeywords:
         """Watch what stages of other ranks get too; cut models know themselves what they write."""
