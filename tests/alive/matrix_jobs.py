@@ -6,11 +6,13 @@ import os
 import signal
 import socket
 import struct
+import tempfile
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -30,7 +32,14 @@ from penstock.training import pipeline as pipeline_module
 from penstock.training.build import assemble
 from tests.models import make_batch, make_blocks, make_stages, mean_loss
 
-__all__ = ["MISTAKE", "SILENCE_SECONDS", "MatrixCase", "cut_incoming", "fail_in_phase"]
+__all__ = [
+    "MISTAKE",
+    "SILENCE_SECONDS",
+    "TEMPORARY",
+    "MatrixCase",
+    "cut_incoming",
+    "fail_in_phase",
+]
 
 MISTAKE = "a mistake"
 SILENCE_SECONDS = 6.0
@@ -38,6 +47,10 @@ SILENCE_SECONDS = 6.0
 HANG_SECONDS = 12
 MICROBATCHES = 4
 SO_ATTACH_FILTER = 26
+# Where ranks of a case put temporary files that nobody asked for.
+TEMPORARY = "temporary"
+# Far longer than threads and connections need to end once nobody holds them.
+SETTLE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -145,14 +158,71 @@ def fail_in_phase(rank: int, case: MatrixCase, folder: Path) -> str:
         case.silence_seconds, stop_seconds=5.0, join_seconds=120.0, folder=folder
     )
     kind = case.kind if rank == case.victim else ""
-    if case.layout == "drop-in":
-        return _run_dropin(rank, case, kind, timeouts)
-    return _run_pipeline(rank, case, kind, timeouts, folder)
+    tempfile.tempdir = str(folder / TEMPORARY)
+    held = Holdings()
+    run = _run_dropin if case.layout == "drop-in" else _run_pipeline
+    try:
+        return run(rank, case, kind, timeouts, held)
+    except Exception as error:
+        # As in a program that has caught the error and lets go of its pipeline.
+        reported = without_frames(error)
+    held.check()
+    raise reported
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return an error whose frames do not keep what they held alive, with those of its causes."""
+    seen, waiting = set[int](), [error]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        traceback.clear_frames(one.__traceback__)
+        one.__traceback__ = None
+        waiting += filter(None, (one.__cause__, one.__context__))
+    return error
+
+
+class Holdings:
+    """The threads, sockets and other open files that a process has beside those of before."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def begin(self) -> None:
+        """Count from now on, since what torch has opened so far is not Penstock's."""
+        self._before = self._now()
+
+    def check(self) -> None:
+        """Raise if something is left, once it had time to end."""
+        end = monotonic() + SETTLE_SECONDS
+        gc.collect()
+        while (left := self._now().keys() - self._before.keys()) and monotonic() < end:
+            sleep(0.05)
+            gc.collect()
+        if left:
+            raise AssertionError(f"left behind: {[self._now().get(one) for one in left]}")
+
+    @staticmethod
+    def _now() -> dict[str, str]:
+        """Return what every thread and descriptor is; a thread may take its name later."""
+        found = dict[str, str]()
+        for file in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                # The number of a descriptor is used again.
+                found[f"{file.name}: {file.readlink()}"] = str(file.readlink())
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(OSError):
+                found[f"thread {task.name}"] = f"thread {(task / 'comm').read_text().strip()}"
+        return found
 
 
 def _run_pipeline(
-    rank: int, case: MatrixCase, kind: str, timeouts: ps.Timeouts, folder: Path
+    rank: int, case: MatrixCase, kind: str, timeouts: ps.Timeouts, held: Holdings
 ) -> str:
+    folder = Path(str(timeouts.folder))
+
     def armed(phase: str) -> str:
         return kind if phase == case.phase else ""
 
@@ -164,6 +234,7 @@ def _run_pipeline(
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
         group = mesh["pipeline"].get_group()
         module = DistributedDataParallel(trap, process_group=mesh["data"].get_group())
+    held.begin()
     # Replicas do not measure together, so that only this lets them know of one another by then.
     is_early = case.phase == "before" or (case.phase, case.layout) == ("measure", "replicas")
     with ps.watching(timeouts=timeouts) if is_early else nullcontext():
@@ -220,12 +291,15 @@ def _run_pipeline(
     return "finished"
 
 
-def _run_dropin(rank: int, case: MatrixCase, kind: str, timeouts: ps.Timeouts) -> str:
+def _run_dropin(
+    rank: int, case: MatrixCase, kind: str, timeouts: ps.Timeouts, held: Holdings
+) -> str:
     blocks = make_blocks(2)
     trap = Trapped(blocks[rank])
     stage = PipelineStage(trap, rank, 2, torch.device("cpu"))
     schedule = get_schedule_class("1F1B")(stage, MICROBATCHES, mean_loss)
     schedule.timeouts = timeouts
+    held.begin()
     batch, target = make_batch()
     given: tuple[Any, ...] = (batch,) if rank == 0 else ()
     target_of: dict[str, Any] = {"target": target} if rank == 1 else {}

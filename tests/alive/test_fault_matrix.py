@@ -1,7 +1,8 @@
 """The fault matrix: whatever happens to a rank, wherever it happens, all others name it.
 
 Half-open links and processes that hold Python's lock are real: the kernel drops what comes in on
-the heartbeat's connection, and native code sleeps without giving the lock back.
+the heartbeat's connection, and native code sleeps without giving the lock back. A rank that raises
+then lets go of its pipeline, and fails if a thread, a socket or another open file is left.
 """
 
 from itertools import product
@@ -11,7 +12,13 @@ import pytest
 
 import penstock as ps
 from tests.alive.fault_ranks import Fate, run_ranks
-from tests.alive.matrix_jobs import MISTAKE, SILENCE_SECONDS, MatrixCase, fail_in_phase
+from tests.alive.matrix_jobs import (
+    MISTAKE,
+    SILENCE_SECONDS,
+    TEMPORARY,
+    MatrixCase,
+    fail_in_phase,
+)
 
 KINDS = ("raise", "SIGKILL", "SIGSTOP", "exit", "half-open link", "GIL held")
 PHASES = ("before", "build", "first step", "step", "evaluate", "clip", "save", "load", "measure")
@@ -25,6 +32,8 @@ WHAT = {
     "GIL held": f"has not answered for {SILENCE_SECONDS:g} s",
     "half-open link": f"has not answered for {SILENCE_SECONDS:g} s",
 }
+# How a process fails that is there again, or still, once the others have given it up.
+STAYS = ("SIGSTOP", "half-open link", "GIL held")
 ALL_CASES = [
     MatrixCase(*values)
     for values in product(KINDS, PHASES, LAYOUTS)
@@ -41,18 +50,23 @@ FEW = [
 
 
 def check_case(case: MatrixCase, folder: Path) -> None:
+    (folder / TEMPORARY).mkdir()
     stops = case.kind == "SIGSTOP"
     fates = run_ranks(
         fail_in_phase, case.ranks, folder, case, folder, resume=case.victim if stops else None
     )
     # A process that had to be killed at the end of the test has none.
     assert None not in [fate.exit_code for fate in fates], fates
+    assert not any(isinstance(fate.reported, AssertionError) for fate in fates), fates
     others = [fate for rank, fate in enumerate(fates) if rank != case.victim]
     if case.kind == "raise":
         check_raised(case, fates)
     else:
         for rank, fate in enumerate(others):
             check_named(case, rank, fate)
+    if case.kind in STAYS:
+        check_victim(case, fates[case.victim])
+    check_files(folder, is_ended={fate.exit_code for fate in fates} & {83} != set())
 
 
 def check_named(case: MatrixCase, rank: int, fate: Fate) -> None:
@@ -71,15 +85,37 @@ def check_named(case: MatrixCase, rank: int, fate: Fate) -> None:
     assert WHAT[case.kind] in said, fate
 
 
+def check_victim(case: MatrixCase, fate: Fate) -> None:
+    """Check that a process that was given up and is still there names itself."""
+    number = 1 if case.layout != "replicas" else case.victim
+    assert fate.exit_code == 1 or (case.layout, fate.exit_code) == ("replicas", 83), fate
+    said = str(fate.reported) if fate.exit_code == 1 else fate.stderr
+    assert f"rank {number} (" in said, fate
+
+
 def check_raised(case: MatrixCase, fates: list[Fate]) -> None:
-    """Check that every rank of the pipeline has the error of the one that raised."""
-    # All processes watch, save and load together, also those of the other replica.
+    """Check that every rank has the error of the one that raised."""
+    # All processes watch, save and load together, also those of the other replica. Otherwise this
+    # learns of it once it waits for the one that raised, and may be in a collective of DDP then.
     is_of_all = case.phase in ("before", "save", "load")
-    for fate in fates if is_of_all else fates[case.victim - 1 :]:
-        assert fate.exit_code == 1, fate
-        assert MISTAKE in str(fate.reported), fate
+    own = fates if is_of_all else fates[case.victim - 1 :]
+    for fate in fates:
+        assert fate.exit_code == 1 or (fate not in own and fate.exit_code == 83), fate
+        assert MISTAKE in (str(fate.reported) if fate.exit_code == 1 else fate.stderr), fate
     number = case.victim if is_of_all else 1
     assert f"rank {number}" in str(fates[case.victim - 1].reported)
+
+
+def check_files(folder: Path, *, is_ended: bool) -> None:
+    """Check that only flight records and complete checkpoints are left, in their places."""
+    files = {file.relative_to(folder) for file in folder.rglob("*") if not file.is_dir()}
+    ours = {file for file in files if not file.name.startswith("stderr")}
+    records = {file for file in ours if file.match("penstock-*/rank*.flight")}
+    saved = {file for file in ours if file.match("saved/step-00000001/*")}
+    # A process that is ended gives nothing back; the next job takes over at once.
+    lease = {Path("saved/.penstock/lease.json")} if is_ended else set()
+    assert ours - records - saved - lease == set()
+    assert not saved or Path("saved/step-00000001/penstock.json") in saved
 
 
 @pytest.mark.parametrize("case", FEW, ids=str)

@@ -143,18 +143,19 @@ class FailureDetector:
         status = self._statuses[rank]
         for gone in self._left:
             theirs = self._statuses[gone]
-            is_cause = theirs.failure is not None and theirs.call == status.call
-            if is_cause and self._is_one_pipeline(rank, gone):
+            # Those of other pipelines make other numbers of calls.
+            is_same_call = theirs.call == status.call or not self._is_one_pipeline(rank, gone)
+            if theirs.failure is not None and is_same_call:
                 return ended(gone, theirs)
         return disconnected(rank, status.broken or "", status)
 
     def _is_missed(self, gone: int, calls: int, now: float) -> bool:
         """Return whether a rank waits for one that has left after this number of calls."""
-        left_inside = self._statuses[gone].call > calls
+        theirs = self._statuses[gone]
         return any(
             status.call > calls
             if self._is_one_pipeline(rank, gone)
-            else left_inside or self._is_held(rank, now)
+            else theirs.call > calls or _has_broken(status, theirs) or self._is_held(rank, now)
             for rank, status in enumerate(self._statuses)
             if status.is_inside
         )
@@ -204,3 +205,9 @@ class FailureDetector:
             return None
         self._next_report *= 2
         return describe_stall(self._statuses, seconds)
+
+
+def _has_broken(status: RankStatus, gone: RankStatus) -> bool:
+    """Return whether what failed with replicas did so because one of them had failed and left."""
+    has_failed = status.is_with_replicas and status.failure is not None
+    return has_failed and gone.failure is not None

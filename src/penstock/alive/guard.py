@@ -27,6 +27,8 @@ __all__ = ["Guard", "NoGuard", "RankGuard"]
 
 # How long an error that may come from a lost rank waits until that is known.
 _NEWS_SECONDS = 1.0
+# With replicas: what one of these has done comes by way of more ranks.
+_NEWS_OF_REPLICAS_SECONDS = 3.0
 # How often a rank that waits for a value looks whether another one is lost.
 _LOOK_SECONDS = 0.1
 
@@ -40,10 +42,13 @@ class Guard(Protocol):
     def log(self) -> Log:
         """Where to note what this rank is doing."""
 
-    def call(self, abort: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+    def call(
+        self, abort: Callable[[], None] = lambda: None, *, is_shared: bool = False
+    ) -> AbstractContextManager[None]:
         """Guard something that every rank does at the same time, as often as the others.
 
-        When a rank is lost, `abort` ends what else the call may wait for.
+        When a rank is lost, `abort` ends what else the call may wait for. `is_shared` says
+        that ranks of replicas do it too.
         """
 
     def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
@@ -76,9 +81,11 @@ class NoGuard:
     def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
         """Do nothing, because nothing is ever aborted."""
 
-    def call(self, abort: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
+    def call(
+        self, abort: Callable[[], None] = lambda: None, *, is_shared: bool = False
+    ) -> AbstractContextManager[None]:
         """Do nothing, because no other rank can be lost."""
-        del abort
+        del abort, is_shared
         return nullcontext()
 
     def wait(self, value: Future[Value]) -> Value:
@@ -160,9 +167,11 @@ class RankGuard:
         self._heartbeat.close()
 
     @contextmanager
-    def call(self, abort: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def call(
+        self, abort: Callable[[], None] = lambda: None, *, is_shared: bool = False
+    ) -> Iterator[None]:
         """Report how the call ends here, and raise the same error on all ranks if one is lost."""
-        self._heartbeat.enter(abort)
+        self._heartbeat.enter(abort, is_shared=is_shared)
         try:
             yield
         except Exception as error:
@@ -204,7 +213,9 @@ class RankGuard:
             # What torch reports of a collective with replicas comes as an error of the step.
             # A loss inside of this call is known here in a moment, by the numbers of these ranks.
             is_own = isinstance(error, PenstockError) and not isinstance(error, PeerLostError)
-            is_clear = is_own and not self._has_replicas
-            lost = self._heartbeat.find_lost(0.0 if is_clear else _NEWS_SECONDS)
+            seconds = 0.0 if is_own else _NEWS_SECONDS
+            if self._has_replicas:
+                seconds = _NEWS_OF_REPLICAS_SECONDS
+            lost = self._heartbeat.find_lost(seconds)
         if lost is not None:
             raise self._heartbeat.error(lost) from error

@@ -120,13 +120,13 @@ class Heartbeat:
 
     # ---- for the training thread
 
-    def enter(self, abort: Callable[[], None] = lambda: None) -> None:
+    def enter(self, abort: Callable[[], None] = lambda: None, *, is_shared: bool = False) -> None:
         """Begin a call of all ranks, unless one of them is lost already.
 
         When a rank is lost, another thread calls `abort` to end what else the call waits for.
         """
         self._abort_call = abort
-        self._progress_log.enter()
+        self._progress_log.enter(is_shared=is_shared)
         if self._lost is not None:
             self.leave()
             raise self.error(self._lost)

@@ -58,7 +58,10 @@ def ended(rank: int, status: RankStatus) -> LostRank:
 
 def left(rank: int, reason: str, status: RankStatus) -> LostRank:
     """Return a rank that said goodbye while others continue."""
-    return LostRank(rank, f"has left ({reason})", _last_seen(status), may_be_done=True)
+    what = f"has left ({reason})"
+    if status.failure is not None:
+        what = f"failed, and {what}: {status.failure}"
+    return LostRank(rank, what, _last_seen(status), may_be_done=True)
 
 
 def silent(rank: int, seconds: float, status: RankStatus) -> LostRank:

@@ -103,6 +103,7 @@ class ProgressLog:
         self._waker = waker
         self._call = 0
         self._is_inside = False
+        self._is_shared = False
         self._steps = 0
         self._done = 0
         self._note: Note | None = None
@@ -115,9 +116,10 @@ class ProgressLog:
         """Write a flight record from now on."""
         self._flight = flight
 
-    def enter(self) -> None:
-        """Note that a call of all ranks begins."""
+    def enter(self, *, is_shared: bool = False) -> None:
+        """Note that a call of all ranks begins, which may be one with ranks of other pipelines."""
         self._failure = self._broken = None
+        self._is_shared = is_shared
         self._call += 1
         self._is_inside = True
 
@@ -168,7 +170,8 @@ class ProgressLog:
         self._flight.end()
 
     def fail(self, text: str) -> None:
-        """Note that this rank's part of the step has failed."""
+        """Note that this rank's part has failed, and whether it was one with replicas."""
+        self._is_shared |= self._is_joint()
         self._failure = text[:_MOST_LETTERS]
         self._waker.wake()
 
@@ -188,6 +191,7 @@ class ProgressLog:
                 seconds=perf_counter() - self._since,
                 failure=self._failure,
                 broken=self._broken,
+                is_with_replicas=self._is_shared,
             )
         return RankStatus(
             call=self._call,
@@ -200,5 +204,14 @@ class ProgressLog:
             is_meeting=isinstance(note.doing, Phase) and note.doing.is_meeting,
             failure=self._failure,
             broken=self._broken,
-            is_with_replicas=isinstance(note.doing, Action) and note.doing.kind in _WITH_REPLICAS,
+            is_with_replicas=self._is_shared or self._is_joint(),
+        )
+
+    def _is_joint(self) -> bool:
+        """Return whether the current action is one with replicas."""
+        note = self._note
+        return (
+            note is not None
+            and isinstance(note.doing, Action)
+            and note.doing.kind in _WITH_REPLICAS
         )

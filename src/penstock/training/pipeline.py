@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.errors import PipelineError
@@ -102,6 +103,7 @@ class Pipeline:
         random = None if seed is None else seed_stages(seed, part.stages, parts, part.device)
         settings = StepSettings(loss, reduction, merge, options)
         own = tuple(self.parameters())
+        self._is_sharded = any(isinstance(parameter, DTensor) for parameter in own)
         self._can_train = loss is not None
         self._is_forward_only = part.schedule.is_forward_only
         losses = share_losses(self._group, assembly.guard)
@@ -290,7 +292,8 @@ class Pipeline:
         if self._group is None:
             return copy_state(own, self._model.shared_names)
         connections = Connections()
-        with runner.guard.call(connections.abort), runner.guard.tracking():
+        guarded = runner.guard.call(connections.abort, is_shared=self._is_sharded)
+        with guarded, runner.guard.tracking():
             return gather_state(
                 own, self._model.shared_names, runner.control, self._group, connections, ranks
             )
@@ -318,7 +321,7 @@ class Pipeline:
         """
         runner, own = self._running(), list(self.parameters())
         elsewhere = frozenset() if runner.ties is None else runner.ties.counted_elsewhere
-        with runner.guard.call():
+        with runner.guard.call(is_shared=self._is_sharded):
             norm = total_norm(own, norm_type, runner.control, counted_elsewhere=elsewhere)
         clip_gradients(own, max_norm, norm)
         return norm
@@ -333,10 +336,13 @@ class Pipeline:
         with runner.guard.call():
             unscale(scaler, optimizer, runner.control)
 
-    def guarded(self, abort: Callable[[], None]) -> AbstractContextManager[None]:
+    def guarded(
+        self, abort: Callable[[], None], *, is_shared: bool = False
+    ) -> AbstractContextManager[None]:
         """Guard something else that all ranks do at the same time, such as saving a checkpoint.
 
         If a rank is lost meanwhile, another thread calls `abort`, which must end whatever the
-        inside waits for; all ranks then raise the same `PeerLostError`.
+        inside waits for; all ranks then raise the same `PeerLostError`. `is_shared` says that
+        the ranks of replicas do it too, and wait for one another.
         """
-        return self._running().guard.call(abort)
+        return self._running().guard.call(abort, is_shared=is_shared)

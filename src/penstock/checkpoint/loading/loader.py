@@ -51,7 +51,8 @@ class Restore:
         refuse = refuse_save(self._control)
         with self._control.together(refuse):
             manifest = read_manifest(self._steps.storage, step)
-        held = self._control.gather(list(self._pipeline.state_dict()))
+            names = list(self._pipeline.state_dict())
+        held = self._control.gather(names)
         with self._control.together(refuse):
             self._model = model_targets(manifest, self._pipeline)
         with self._control.together(refuse):
