@@ -38,6 +38,8 @@ _OPERATIONS = {
     "nll_loss_nd": "nll_loss",
     "nll_loss2d": "nll_loss",
 }
+# A loss whose mean is one over rows, so that only its sum differs from what is not known.
+_BY_ROWS = "ctc_loss"
 _REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 
 
@@ -153,6 +155,13 @@ class LossCall:
         value, given = self.value.double().reshape(()), loss.detach().double()
         return bool(torch.isclose(value, given, rtol=0, atol=0, equal_nan=True))
 
+    def is_share(self, loss: torch.Tensor, items: float) -> bool:
+        """Whether a loss is this sum divided by the number of items of the whole batch."""
+        if self.reduction != "sum" or self.value.numel() != 1:
+            return False
+        accuracy = 16 * torch.finfo(self.value.dtype).eps
+        return math.isclose(float(self.value), float(loss) * items, rel_tol=accuracy)
+
     def is_divided(self, loss: torch.Tensor) -> bool:
         """Whether a loss is the sum of the results divided by what counts, and by nothing else."""
         count, size = self.count(), self.target.numel()
@@ -226,8 +235,10 @@ _SUMMING = frozenset({torch.sum, torch.Tensor.sum, torch.ops.aten.sum.default})
 def _describe(
     func: Callable[..., Any], given: Mapping[str, Any], result: torch.Tensor
 ) -> LossCall | None:
-    target, reduction = given.get("target"), given["reduction"]
+    target, reduction = given.get("target", given.get("targets")), given["reduction"]
     reduction = _REDUCTIONS.get(reduction, reduction)
+    if func.__name__ == _BY_ROWS and reduction == "mean":
+        return None
     if not isinstance(target, torch.Tensor) or not isinstance(reduction, str):
         return None
     mean: Mean = Elementwise()
@@ -289,7 +300,7 @@ def _names_of_losses() -> frozenset[str]:
     for name, value in vars(functional).items():
         if inspect.isfunction(value) and not name.startswith("_"):
             parameters = inspect.signature(value).parameters
-            if {"target", "reduction"} <= parameters.keys():
+            if "reduction" in parameters and parameters.keys() & {"target", "targets"}:
                 names.add(name)
     return frozenset(names)
 

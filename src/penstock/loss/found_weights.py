@@ -221,7 +221,7 @@ class FoundWeights:
         if calls and not is_shown and not self._given.makes_own and call is not None:
             again = call.repeat_with_graph(loss)
             loss, calls = (loss, calls) if again is None else (again.loss, again.calls)
-        form = self._memory.find_form(self._given.names, loss, calls)
+        form = self._memory.find_form(self._given.names, loss, calls, self._given.items)
         if not form.used and any(loss is one for observer in observers for one in observer.sums):
             raise BatchError(
                 "a loss that ends in .sum() must say whether it adds up over the microbatches "
@@ -342,7 +342,5 @@ class FoundWeights:
             return Share(base)
         return Share(
             base,
-            make_parts(
-                self._memory, self._given.names, loss, used, [weight - base for weight in weights]
-            ),
+            make_parts(self._memory, self._given, loss, used, [weight - base for weight in weights]),
         )

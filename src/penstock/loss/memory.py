@@ -118,12 +118,16 @@ class Habit:
 
 @dataclass(frozen=True, slots=True)
 class KnownForm:
-    """The form of a loss as seen in training, and the factor of each of its calls."""
+    """The form of a loss as seen in training, and the factor of each of its calls.
+
+    `items` is the count that the model was given for the whole batch, if it was.
+    """
 
     num_calls: int
     form: LossForm
     factors: tuple[float, ...] = ()
     has_trained_factor: bool = False
+    items: float | None = None
 
 
 @dataclass(slots=True)
@@ -151,11 +155,15 @@ class LossMemory:
         return habit
 
     def find_form(
-        self, names: Hashable, loss: torch.Tensor, calls: Sequence[LossCall]
+        self,
+        names: Hashable,
+        loss: torch.Tensor,
+        calls: Sequence[LossCall],
+        items: float | None = None,
     ) -> LossForm:
         """Find which calls a loss consists of: by its graph, or by its value and past training.
 
-        `names` are the arguments of the step.
+        `names` are the arguments of the step. `items` is the count that the model was given.
         """
         known = self.forms.get(names)
         if loss.requires_grad:
@@ -173,5 +181,8 @@ class LossMemory:
             return known.form
         if same:
             return LossForm((same[-1],), has_rest=False, is_linear=True, is_scaled=False)
+        shares = [n for n, call in enumerate(calls) if items and call.is_share(loss, items)]
+        if shares:
+            return LossForm((shares[-1],), has_rest=False, is_linear=True, is_scaled=True)
         used = tuple(number for number, call in enumerate(calls) if call.value.numel() == 1)
         return LossForm(used, has_rest=True, is_linear=True, is_scaled=True)

@@ -47,8 +47,8 @@ class Given:
 
     `remote_counts` has the counts of labels that only another rank has, by their relation to the
     target. `doubt` says why the loss may not be a mean over rows. `adds_up` says that the model
-    was given the count of the whole batch, so that its losses are parts of a sum. `makes_own` says
-    that the model computes its loss itself.
+    was given the count of the whole batch, so that its losses are parts of a sum; `items` is that
+    count, if this rank has it. `makes_own` says that the model computes its loss itself.
     """
 
     rows: Sequence[int]
@@ -59,6 +59,7 @@ class Given:
     makes_own: bool
     is_training: bool
     names: Hashable
+    items: float | None = None
 
     def pick(self, microbatches: Sequence[int], targets: Sequence[Any]) -> "Given":
         """Return the arguments of a step with some of the microbatches, and with these targets."""

@@ -1,7 +1,7 @@
 """How much each microbatch's loss, and each part of it, counts in the loss of the batch."""
 
 import math
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from penstock.errors import BatchError
 from penstock.loss.calls import LossCall
 from penstock.loss.memory import KnownForm, LossMemory
-from penstock.loss.term_weights import ADVICE
+from penstock.loss.term_weights import ADVICE, Given
 
 __all__ = ["KnownWeights", "LossPart", "Share", "Weigher", "make_parts"]
 
@@ -93,17 +93,17 @@ class KnownWeights:
 
 def make_parts(
     memory: LossMemory,
-    names: Hashable,
+    given: Given,
     loss: torch.Tensor,
     used: Sequence[LossCall],
     extra: Sequence[float],
 ) -> list[LossPart]:
     """Return the parts of a loss with their weights beyond that of the whole loss.
 
-    `extra` has a weight for each call. `names` are the arguments of the step, which are the keys
-    of the memory.
+    `extra` has a weight for each call. The names of the given arguments are the keys of the
+    memory.
     """
-    known = memory.forms.get(names)
+    known = memory.forms.get(given.names)
     trained: list[torch.Tensor | None] = [None] * len(used)
     if loss.requires_grad and known is not None:
         edges = [call.edge for call in used if call.edge is not None]
@@ -111,9 +111,9 @@ def make_parts(
         trained = [factor if factor.requires_grad else None for factor in found]
         factors = tuple(factor.item() for factor in found)
         is_trained = any(factor is not None for factor in trained)
-        known = KnownForm(known.num_calls, known.form, factors, is_trained)
-        memory.forms[names] = known
-    elif known is None or not _still_holds(known, loss, used):
+        known = KnownForm(known.num_calls, known.form, factors, is_trained, given.items)
+        memory.forms[given.names] = known
+    elif known is None or not _still_holds(known, loss, used, given.items):
         raise BatchError(
             "the factors of a loss's parts must be known if the parts have different weights, "
             "but a loss without a graph does not show them (got an evaluation of a model that "
@@ -121,7 +121,8 @@ def make_parts(
             f"or {ADVICE}"
         )
     parts = []
-    for call, factor, graph, weight in zip(used, known.factors, trained, extra, strict=True):
+    factors = _factors_now(known, used, given.items)
+    for call, factor, graph, weight in zip(used, factors, trained, extra, strict=True):
         if weight:
             parts.append(LossPart(call.value, call.edge, factor * weight))
         if weight and graph is not None:
@@ -133,11 +134,27 @@ def make_parts(
     return parts
 
 
-def _still_holds(known: KnownForm, loss: torch.Tensor, used: Sequence[LossCall]) -> bool:
+def _factors_now(
+    known: KnownForm, used: Sequence[LossCall], items: float | None
+) -> Sequence[float]:
+    """Return the factors of the last step with a graph; sums are divided by another count now."""
+    if not items or known.items is None:
+        return known.factors
+    change = known.items / items
+    return [
+        factor * change if call.reduction == "sum" else factor
+        for factor, call in zip(known.factors, used, strict=True)
+    ]
+
+
+def _still_holds(
+    known: KnownForm, loss: torch.Tensor, used: Sequence[LossCall], items: float | None
+) -> bool:
     """Whether a loss without a graph may have the factors of the last step."""
     if len(known.factors) != len(used):
         return False
     if known.form.has_rest:
         return not known.has_trained_factor
-    found = sum(factor * float(c.value) for factor, c in zip(known.factors, used, strict=True))
+    factors = _factors_now(known, used, items)
+    found = sum(factor * float(c.value) for factor, c in zip(factors, used, strict=True))
     return math.isclose(found, float(loss), rel_tol=256 * torch.finfo(loss.dtype).eps)

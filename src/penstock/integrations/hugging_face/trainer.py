@@ -72,8 +72,7 @@ class PipelineTrainer(Trainer):
         if self._wrapped is None or self._whole is not whole:
             if self._wrapped is not None:
                 self._wrapped.pipeline.close()
-            # The number of labels in the whole batch divides the loss of each microbatch.
-            reduction = "sum" if self.model_accepts_loss_kwargs else "auto"
+            reduction = "auto"
             self._whole = whole
             pipeline = build_pipeline(
                 whole,

@@ -135,6 +135,7 @@ class Weighing:
                     makes_own=self._makes_own,
                     is_training=is_training,
                     names=tuple(sorted(agreed.keywords)),
+                    items=_count_items(columns),
                 )
                 careful = ComparedWeights(self._memory, given, dims=dims, merge=self._merge)
                 return weigh_steadily(careful)
@@ -145,6 +146,15 @@ class Weighing:
                 if told is not None:
                     return KnownWeights(share_counts(told[Relation.SAME]))
                 return _MissingCounts()
+
+
+def _count_items(columns: Mapping[str, Sequence[Any]]) -> float | None:
+    """Return the count of the whole batch that the model is given, if it is on this rank."""
+    given = columns.get(_NUM_ITEMS, ())
+    found = given[0] if given else None
+    if isinstance(found, torch.Tensor):
+        return float(found) if found.numel() == 1 and found.is_cpu else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 @lru_cache(maxsize=16)
