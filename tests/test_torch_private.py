@@ -193,6 +193,14 @@ def modes_of_operations_are_put_in_place() -> bool:
     return mode in inside and mode not in torch_private.dispatch_modes()
 
 
+def modes_are_switched_off_for_a_while() -> bool:
+    with FunctionCalls() as seen, Operations():
+        with torch_private.DisableTorchFunction(), torch_private.disable_current_modes():
+            torch.ones(2).add(1)
+            inside = torch_private.dispatch_modes()
+        return not seen.called and not inside and len(torch_private.dispatch_modes()) == 1
+
+
 def transforms_are_noticed() -> bool:
     found: list[bool] = []
 
@@ -395,6 +403,7 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
         "pop_dispatch_mode",
         "push_dispatch_mode",
     ),
+    modes_are_switched_off_for_a_while: ("DisableTorchFunction", "disable_current_modes"),
     transforms_are_noticed: (
         "peek_interpreter_stack",
         "is_functorch_wrapped_tensor",

@@ -36,9 +36,10 @@ from torch.overrides import _push_mode as push_function_mode
 # Trees of tuples, lists, dicts and what users register; `torch.utils` has no public form of it.
 from torch.utils import _pytree as pytree
 
-# A mode that sees every operation below autograd; and whether a subclass is made of tensors. The
-# modes of this thread, outermost first, and how to add one to another thread's.
+# A mode that sees every operation below autograd; and whether a subclass is made of tensors. A
+# context without any; the modes of this thread, outermost first; how to add one to another's.
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._python_dispatch import _pop_mode as pop_dispatch_mode
 from torch.utils._python_dispatch import _push_mode as push_dispatch_mode
@@ -90,6 +91,7 @@ __all__ = [
     "CompileContext",
     "DataDependentOutputException",
     "DebugLevel",
+    "DisableTorchFunction",
     "DisableTorchFunctionSubclass",
     "DynamicOutputShapeException",
     "FunctionBase",
@@ -114,6 +116,7 @@ __all__ = [
     "compile_fx",
     "compile_fx_inner",
     "current_graph_task_id",
+    "disable_current_modes",
     "dispatch_modes",
     "end_allocate_to_pool",
     "engine_run_backward",
@@ -191,6 +194,8 @@ profiler_enabled = torch._C._autograd._profiler_enabled
 set_grad_enabled = torch._C._set_grad_enabled
 # A context in which subclasses of Tensor are handled as plain tensors.
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+# A context in which neither subclasses of Tensor nor modes see functions of torch.
+DisableTorchFunction = torch._C.DisableTorchFunction
 # The class of backward nodes that come from a Python `autograd.Function`.
 FunctionBase = torch._C._FunctionBase
 # Makes a tensor of a subclass that has a shape and a device, but no memory.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["same_attributes", "same_random_numbers", "untouched"]
+__all__ = ["same_attributes", "same_random_numbers", "torch_random_states", "untouched"]
 
 
 @contextmanager
@@ -96,6 +96,12 @@ def same_random_numbers() -> Iterator[None]:
                 generator.set_state(before[number])
             else:
                 generator.manual_seed(generator.initial_seed())
+
+
+def torch_random_states() -> tuple[torch.Tensor, ...]:
+    """Return the states of the generators of torch, of the host and of devices in use."""
+    devices = (generator.get_state() for generator in _device_generators())
+    return torch.get_rng_state(), *devices
 
 
 def _device_generators() -> tuple[torch.Generator, ...]:

@@ -3,6 +3,7 @@
 python -m tests.splitting.families --part 0/5 >> families.jsonl
 python -m tests.splitting.families --only llama timm/MlpMixer >> families.jsonl
 python -m tests.splitting.families --table families.jsonl > docs/families.md
+python -m tests.splitting.families --again some.jsonl    changes these rows of the page
 """
 
 import argparse
@@ -13,13 +14,20 @@ import time
 import warnings
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from tests.splitting.families.building import families
 from tests.splitting.families.measuring import COLUMNS, measure
 from tests.splitting.families.optional import prepare_torchvision
-from tests.splitting.families.table import write_table
+from tests.splitting.families.table import read_page, write_table
+
+PAGE = Path(__file__).parents[3] / "docs" / "families.md"
+
+
+def _read(lines: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.read_text().splitlines()]
 
 
 def main() -> None:
@@ -30,10 +38,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=560)
     parser.add_argument("--columns", nargs="*", default=COLUMNS, choices=COLUMNS)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--again", type=Path)
     chosen = parser.parse_args()
     if chosen.table is not None:
-        rows = [json.loads(line) for line in chosen.table.read_text().splitlines()]
-        sys.stdout.write(write_table(rows))
+        sys.stdout.write(write_table(_read(chosen.table)))
+        return
+    if chosen.again is not None:
+        PAGE.write_text(write_table(read_page(PAGE.read_text()) + _read(chosen.again)))
         return
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)

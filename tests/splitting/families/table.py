@@ -9,7 +9,7 @@ from tests.splitting.families.building import families
 from tests.splitting.families.libraries import LIBRARIES
 from tests.splitting.families.measuring import COLUMNS, EXACT, LATE, REFUSED
 
-__all__ = ["NOT_MEASURED", "merge", "row_of", "write_table"]
+__all__ = ["NOT_MEASURED", "merge", "read_page", "row_of", "write_table"]
 
 _HEADER = """\
 # Model families, measured
@@ -19,10 +19,11 @@ base model, in a random order that is always the same; {tried} of them were trie
 models of diffusers, timm and torchvision. Each is a small model with random weights in
 float64, split by the lists of layers that `ps.split` finds. It trains one step of 4 microbatches
 in one process, in 4 stages under 1F1B and under ZBV: with an example of its inputs, and without.
-Traced, it is 2 stages under 1F1B. "exact" says that every gradient is that of the unsplit model on
-the same microbatches, to 1e-7 of its size (1e-5 where a row says float32); anything else is the
-error that the user gets, and where. `python -m tests.splitting.families` writes this page, and a
-slow test measures some of its rows again.
+Traced, with one microbatch as the example, it is 2 stages under 1F1B. "exact" says that every
+gradient is that of the unsplit model on the same microbatches, to 1e-7 of its size (1e-5 where a
+row says float32); anything else is the error that the user gets, and where.
+`python -m tests.splitting.families` writes this page, and a slow test measures some of its rows
+again.
 
 Settings: sizes as small as `tests/splitting/families/configs.py` makes them, 4 layers (2 and 2
 with two towers), no dropout or layer drop, no cache, experts as batched products, parameters that
@@ -76,6 +77,31 @@ def merge(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def read_page(page: str) -> list[dict[str, Any]]:
+    """Return the rows of a page that was written before, to measure only some of them again."""
+    table, _, left_out = page.partition("\n## Left out\n")
+    rows = [
+        _read_row(line) for line in table.splitlines() if line.count(" | ") == 5 and "`" in line
+    ]
+    for title, kinds in re.findall(r"^- (.*) \(\d+\): (.*)\.$", left_out, re.MULTILINE):
+        rows += [{"kind": kind, "not built": title} for kind in kinds.split(", ")]
+    return rows
+
+
+def _read_row(line: str) -> dict[str, Any]:
+    kind, name, inputs, *cells = line.strip("| ").split(" | ")
+    names, _, notes = inputs.rstrip(")").partition(" (")
+    shown = zip(COLUMNS, cells, strict=True)
+    return {
+        "kind": kind,
+        "class": name.strip("`"),
+        "inputs": names.split(", "),
+        "type": "float32" if "float32" in notes else "float64",
+        "mode": "evaluation" if "evaluation" in notes else "training",
+        **{column: cell for column, cell in shown if cell != NOT_MEASURED},
+    }
+
+
 def write_table(given: Sequence[dict[str, Any]]) -> str:
     """Return the page."""
     rows = merge(given)
@@ -118,13 +144,18 @@ def _count(name: str, found: Sequence[str]) -> str:
 def _group(rows: Sequence[Mapping[str, Any]]) -> str:
     groups: dict[str, list[str]] = defaultdict(list)
     for row in rows:
-        text = "no list" if "no list" in row else row["not built"]
-        title = next(title for pattern, title in _REASONS if re.search(pattern, text))
-        groups[title].append(row["kind"])
+        groups[_title("no list" if "no list" in row else row["not built"])].append(row["kind"])
     titles = [title for _, title in _REASONS if title in groups]
     return "\n".join(
         f"- {title} ({len(groups[title])}): {', '.join(groups[title])}." for title in titles
     )
+
+
+def _title(reason: str) -> str:
+    """Return what a reason is called; one that was read from a page has its name already."""
+    if any(reason == title for _, title in _REASONS):
+        return reason
+    return next(title for pattern, title in _REASONS if re.search(pattern, reason))
 
 
 def row_of(row: Mapping[str, Any]) -> str:

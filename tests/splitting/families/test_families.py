@@ -7,13 +7,17 @@ import pytest
 from tests.splitting.families.libraries import is_installed
 from tests.splitting.families.measuring import COLUMNS, measure
 from tests.splitting.families.optional import prepare_torchvision
-from tests.splitting.families.table import NOT_MEASURED, row_of
+from tests.splitting.families.table import NOT_MEASURED, read_page, row_of, write_table
 
 # Traced stages have no plain linear layers, and a pipeline warns about that.
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 PAGE = Path(__file__).parents[3] / "docs" / "families.md"
 LINES = PAGE.read_text().split("\n## Left out", maxsplit=1)[0].splitlines()
 ROWS = [line for line in LINES if line.count(" | ") == 5 and " `" in line]
+
+
+def test_a_page_that_is_read_is_written_again() -> None:
+    assert write_table(read_page(PAGE.read_text())) == PAGE.read_text()
 
 
 @pytest.mark.parametrize("row", ROWS[::16], ids=lambda row: row.split(" | ")[0].strip("| "))

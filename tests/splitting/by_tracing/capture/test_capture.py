@@ -154,6 +154,12 @@ def test_a_rule_with_roots_of_sizes_is_checked() -> None:
         entry.take((X.repeat(3, 1),), {})
 
 
+def test_a_model_that_takes_only_numbers_as_sizes_is_traced_with_those_of_the_example() -> None:
+    # Segformer was refused because torch could not solve a condition on its sizes.
+    entry = trace(lambda x: x * {4: 2.0}[len(x)], X).entry
+    assert entry.inputs == (TracedInput("args[0]", (4, SIZE), (4, SIZE)),)
+
+
 def test_sizes_that_must_agree_are_checked() -> None:
     entry = trace(lambda x, y: x + y, X, X.clone()).entry
     assert len(entry.take((X[:3], X[:3]), {})) == 2

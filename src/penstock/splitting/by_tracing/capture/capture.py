@@ -7,20 +7,25 @@ each tensor however many names it has.
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from io import StringIO
+from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
 from torch.export import Dim, ExportedProgram
 
 from penstock.errors import ModelError
 from penstock.modules.untouched import same_attributes, untouched
+from penstock.splitting.by_tracing.capture.conversions import leave_out_conversions
 from penstock.splitting.by_tracing.capture.entry import Entry, bind_arguments, flatten_arguments
-from penstock.splitting.by_tracing.capture.failure import explain_failure
+from penstock.splitting.by_tracing.capture.failure import explain_failure, suggest_layers
+from penstock.splitting.by_tracing.capture.known_values import KnownInput, KnownValues, Reads
 from penstock.splitting.by_tracing.capture.own_backwards import refuse_own_backwards
 from penstock.splitting.by_tracing.capture.regions import GradModeMarks
 from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_rules
@@ -33,6 +38,9 @@ __all__ = ["Capture", "capture"]
 
 # Loggers that describe at length what our error says in the user's own terms.
 _VERBOSE = ("torch.fx.experimental.symbolic_shapes", "torch.export._trace")
+
+# Whether sizes may vary, and whether nothing is assumed about those of 0 and 1; the best first.
+_ATTEMPTS = ((True, True), (True, False), (False, False))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +61,29 @@ class _Flat(nn.Module):
         self,
         model: nn.Module,
         leaves: list[Any],
+        known: Sequence[tuple[str, torch.Tensor | None]],
         spec: pytree.TreeSpec,
         report_output: Callable[[pytree.TreeSpec], object],
     ) -> None:
         super().__init__()
         self.model = model
         self.leaves = leaves
+        self.known = known
         self.spec = spec
         self.report_output = report_output
+        self.reads = Reads()
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         given = iter(tensors)
+        inputs = [
+            KnownInput(traced, name, value)
+            for traced, (name, value) in zip(tensors, self.known, strict=True)
+            if value is not None
+        ]
         leaves = [next(given) if isinstance(x, torch.Tensor) else x for x in self.leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         buffers = dict(self.model.named_buffers())
-        with GradModeMarks():
+        with GradModeMarks(), KnownValues(inputs, self.reads):
             output = self.model(*args, **kwargs)
         _write_back(self.model, buffers)
         named, spec = pytree.tree_flatten_with_path(output)
@@ -115,7 +131,7 @@ def capture(
     named, spec = flatten_arguments(signature, bound.args, bound.kwargs)
     leaves = _make_distinct([value for _, value in named], device)
     output_specs: list[pytree.TreeSpec] = []
-    flat = _Flat(model, leaves, spec, output_specs.append)
+    flat = _Flat(model, leaves, _readable_values(named), spec, output_specs.append)
     configs = find_configs(model)
     refuse_cache(configs, kwargs)
     log_ignored_cache(model)
@@ -129,6 +145,7 @@ def capture(
             _quiet(),
         ):
             stack.enter_context(context)
+        leave_out_conversions(model)
         program, is_oblivious = _export(flat, dynamic=dynamic)
     tensors = user_inputs(program)
     inputs = describe_inputs(
@@ -142,6 +159,17 @@ def capture(
         output_specs[-1],
         device,
     )
+
+
+def _readable_values(
+    named: Sequence[tuple[str, Any]],
+) -> list[tuple[str, torch.Tensor | None]]:
+    """Return each tensor's name and, where it is of integers, its values."""
+    return [
+        (name, None if x.is_floating_point() or x.is_complex() or x.is_meta else x)
+        for name, x in named
+        if isinstance(x, torch.Tensor)
+    ]
 
 
 def _device_of(model: nn.Module, example: Any) -> torch.device:
@@ -171,24 +199,53 @@ def _export(flat: _Flat, *, dynamic: bool) -> tuple[ExportedProgram, bool]:
     """Trace, and return also whether nothing was assumed about sizes of 0 and 1.
 
     Tracing without that assumption is stricter about broadcasting. If it fails, the assumption is
-    made.
+    made, and if that fails too, the sizes are those of the example. Where the model reads values
+    of its inputs, it is traced for those of the example.
     """
-    tensors = tuple(leaf for leaf in flat.leaves if isinstance(leaf, torch.Tensor))
-    attempts = (True, False) if dynamic else (False,)
-    for is_oblivious in attempts:
-        shapes = tuple(_free_sizes(tensor) if dynamic else None for tensor in tensors)
+    failure: Exception | None = None
+    for reads_inputs, (is_dynamic, is_oblivious) in product((False, True), _ATTEMPTS):
+        if (reads_inputs and not flat.reads.has_missed) or (is_dynamic and not dynamic):
+            continue
+        flat.reads.are_answered = reads_inputs
         try:
-            with symbolic_shape_config.patch(backed_size_oblivious=is_oblivious):  # type: ignore[attr-defined]  # made on import
-                program = torch.export.export(
-                    flat, tensors, dynamic_shapes=(shapes,), strict=False
-                )
-            return program, is_oblivious or not dynamic
+            program = _export_once(flat, is_dynamic=is_dynamic, is_oblivious=is_oblivious)
+            return program, is_oblivious or not is_dynamic
         except ModelError:
             raise
-        except Exception as error:
-            if is_oblivious == attempts[-1]:
-                raise ModelError(explain_failure(flat.model, error)) from error
-    raise AssertionError("there is at least one attempt")
+        except Exception as error:  # whatever the model or torch raises
+            failure = error
+    assert failure is not None, "there is at least one attempt"
+    raise ModelError(explain_failure(flat.model, failure)) from failure
+
+
+def _export_once(flat: _Flat, *, is_dynamic: bool, is_oblivious: bool) -> ExportedProgram:
+    tensors = tuple(leaf for leaf in flat.leaves if isinstance(leaf, torch.Tensor))
+    shapes = tuple(_free_sizes(tensor) if is_dynamic else None for tensor in tensors)
+    with (
+        _refusing_other_draws(flat.model),
+        symbolic_shape_config.patch(  # type: ignore[attr-defined]  # made on import
+            backed_size_oblivious=is_oblivious
+        ),
+    ):
+        return torch.export.export(flat, tensors, dynamic_shapes=(shapes,), strict=False)
+
+
+@contextmanager
+def _refusing_other_draws(model: nn.Module) -> Iterator[None]:
+    """Raise if random numbers are drawn that would be the same in every run of the graph."""
+    before = _other_random_states()
+    yield
+    if _other_random_states() != before:
+        raise ModelError(
+            "a model that is traced must draw its random numbers with torch (it draws some with "
+            "Python's random or with NumPy, which would be the same in every step); "
+            f"switch off what draws them, or {suggest_layers(model)}"
+        )
+
+
+def _other_random_states() -> tuple[Any, ...]:
+    _, keys, *others = np.random.get_state()
+    return random.getstate(), keys.tobytes(), others
 
 
 def _free_sizes(tensor: torch.Tensor) -> tuple[Any, ...]:

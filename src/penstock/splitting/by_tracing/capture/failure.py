@@ -2,13 +2,13 @@
 
 import traceback
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from penstock.splitting.by_tracing.capture.user_code import is_user_code
+from penstock.splitting.by_tracing.capture.known_values import RandomPathError
+from penstock.splitting.by_tracing.capture.user_code import user_line
 from penstock.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -27,10 +27,14 @@ def explain_failure(model: nn.Module, error: BaseException) -> str:
     )
     module = model.get_submodule(place)
     where = f"{place!r} ({type(module).__name__})" if place else type(module).__name__
-    line = _user_line(frames)
+    advice = suggest_layers(model)
+    line = user_line(reversed(frames))
+    if isinstance(error, RandomPathError):
+        # The comparison names the setting; its result may be used on a later line.
+        line, advice = error.place, f"use 0 instead of {error.number} there, or {advice}"
     return (
         f"the model cannot be traced: {_reason(error)}, in {where}"
-        f"{f' at {line}' if line else ''}; {suggest_layers(model)}"
+        f"{f' at {line}' if line else ''}; {advice}"
     )
 
 
@@ -60,23 +64,14 @@ def _is_module(frame: FrameType, paths: dict[int, str]) -> bool:
     return id(frame.f_locals.get("self")) in paths
 
 
-def _user_line(frames: list[tuple[FrameType, int]]) -> str:
-    """Return the innermost line that is not in torch itself, as file, number and text."""
-    for frame, number in reversed(frames):
-        file = Path(frame.f_code.co_filename)
-        if is_user_code(file):
-            summary = traceback.FrameSummary(str(file), number, frame.f_code.co_name)
-            text = (summary.line or "").strip()
-            return f"{file.name}:{number}" + (f" `{text}`" if text else "")
-    return ""
-
-
 def _reason(error: BaseException) -> str:
     match error:
         case GuardOnDataDependentSymNode() | DataDependentOutputException():
             return "its path depends on the values of a tensor"
         case DynamicOutputShapeException():
             return "the size of a tensor depends on the values of another"
+        case RandomPathError():
+            return f"its path depends on a random number, which it compares with {error.number}"
         case UnsupportedOperatorException():
             return f"{error.func} does not define the shape of its result"
         case _:

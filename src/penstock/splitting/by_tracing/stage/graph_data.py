@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+# Registers an operation that graphs may have, also where a stage was only unpickled.
+from penstock.splitting.by_tracing.capture import conditions as _conditions  # noqa: F401
 from penstock.torch_private import HigherOrderOperator, OpOverload
 
 __all__ = ["GraphData", "pack_graph", "unpack_graph"]
