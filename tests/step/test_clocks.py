@@ -19,7 +19,7 @@ class CountingClock:
     """A clock on which every mark is a second after the one before; messages take a minute."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now = self.began = 0.0
 
     def mark(self) -> float:
         self.now += 1.0
@@ -63,13 +63,16 @@ def test_recorder_separates_work_from_waiting_and_knows_when_messages_arrive() -
     recorder.note_sent(BACKWARD, None)
     recorder.note_sent(BACKWARD, None)
     recorder.end(8)
-    assert recorder.finish() == StepRecording(
+    found = recorder.finish()
+    assert found == StepRecording(
         row=[7, 8],
         start=[4.0, 6.0],
         end=[5.0, 7.0],
         memory=[40.0, 56.0],
         waits=[(True, 3, 1, 2.0, 3.0)],
         arrivals=[(False, 2, 0, 66.0)],
+        began=0.0,
+        machine=found.machine,
     )
 
 

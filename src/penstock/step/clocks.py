@@ -1,6 +1,8 @@
 """Recorded steps: marks that cost nothing while the step runs, seconds afterwards."""
 
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from typing import Any, Protocol
@@ -13,9 +15,17 @@ from penstock.tensors.packet import Packet
 
 __all__ = ["Clock", "CudaClock", "HostClock", "StepRecorder", "clock_for"]
 
+# A number for each start of a Linux machine, and what processes share if they share its clocks.
+_BOOT, _CLOCKS = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/time")
+
 
 class Clock(Protocol):
-    """A source of marks, which it later converts to seconds since its start."""
+    """A source of marks, which it later converts to seconds since its start.
+
+    `began` is its start on the host's clock, which processes of one machine have in common.
+    """
+
+    began: float
 
     def mark(self) -> Any:
         """Mark the current moment."""
@@ -34,7 +44,7 @@ class HostClock:
     """The host's clock, which is right where work is finished when a call returns."""
 
     def __init__(self) -> None:
-        self._zero = perf_counter()
+        self.began = perf_counter()
 
     def mark(self) -> float:
         """Return the time now."""
@@ -47,7 +57,7 @@ class HostClock:
 
     def seconds(self, mark: float) -> float:
         """Return the time since the start."""
-        return mark - self._zero
+        return mark - self.began
 
     def held_bytes(self) -> float:
         """Return 0, because host memory is not counted."""
@@ -63,6 +73,7 @@ class CudaClock:
         self._waiting: dict[tuple[int, int], torch.cuda.Stream] = {}
         torch.cuda.synchronize(device)
         self._zero = self.mark()
+        self.began = perf_counter()
 
     def mark(self) -> torch.cuda.Event:
         """Record an event after what is in the stream so far."""
@@ -150,7 +161,18 @@ class StepRecorder:
             self._memory,
             [(*_name(m), seconds(begin), seconds(end)) for m, (begin, end) in self._waits.items()],
             [(*_name(message), seconds(mark)) for message, mark in self._arrivals.items()],
+            began=self._clock.began,
+            machine=_find_machine(),
         )
+
+
+@cache
+def _find_machine() -> str:
+    """Return a name for what has one clock for all its processes; empty if it is not known."""
+    try:
+        return _BOOT.read_text().strip() + str(_CLOCKS.readlink())
+    except OSError:
+        return ""
 
 
 def _name(message: Message) -> tuple[bool, int, int]:

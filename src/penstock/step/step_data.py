@@ -49,7 +49,8 @@ class StepRecording:
 
     A message has a direction (forward or not), an edge of the dataflow and a microbatch. `waits`
     has those that were waited for, from when to when, and `arrivals` those sent, and when they
-    reached their rank, as far as the sender can say.
+    reached their rank, as far as the sender can say. All seconds count from `began`, which is on
+    the clock of the `machine`, if that has a name.
     """
 
     row: list[int]
@@ -58,3 +59,5 @@ class StepRecording:
     memory: list[float]
     waits: list[tuple[bool, int, int, float, float]] = field(default_factory=list)
     arrivals: list[tuple[bool, int, int, float]] = field(default_factory=list)
+    began: float = 0.0
+    machine: str = ""

@@ -49,6 +49,32 @@ def test_every_rank_joins_the_same_timeline(two_processes: Processes) -> None:
     assert two_processes.run(join_two) == [expected, expected]
 
 
+def join_late(rank: int) -> list[list[list[float]]]:
+    group = dist.group.WORLD
+    assert group is not None
+    control = GroupControl(group)
+    found = []
+    for machine in ("one", f"number {rank}", ""):
+        mine = StepRecording(
+            row=[2 * rank, 2 * rank + 1],
+            start=[4.0, 8.0],
+            end=[5.0, 9.0],
+            memory=[0.0, 0.0],
+            began=100.0 + 3 * rank,
+            machine=machine,
+        )
+        found.append(columns_of(join_recordings(control, SCHEDULE, mine)))
+    return found
+
+
+# Each rank's seconds counted from when it had split its batch, so that what took one rank longer
+# to prepare looked like messages that came late, or before they were sent.
+def test_ranks_of_one_machine_have_one_clock(two_processes: Processes) -> None:
+    apart = [[0.0, 4.0, 0.0, 4.0], [1.0, 5.0, 1.0, 5.0], [0.0] * 4]
+    together = [[0.0, 4.0, 3.0, 7.0], [1.0, 5.0, 4.0, 8.0], [0.0] * 4]
+    assert two_processes.run(join_late) == [[together, apart, apart]] * 2
+
+
 # Edge 0 joins stage 0 of rank 0 with stage 1 of rank 1.
 LOWERED = ps.lower(SCHEDULE)
 
@@ -142,6 +168,12 @@ def test_processes_record_when_messages_are_there(two_processes: Processes) -> N
     assert [t.end.tolist() for t in first] == [t.end.tolist() for t in second]
     for timeline in first:
         assert_received_in_time(timeline)
+        # No message arrives before it was sent.
+        ends = {str(span.action): span.end for rank in range(2) for span in timeline.spans(rank)}
+        for name, end in ends.items():
+            if "RECV_F" in name:
+                stage, microbatch = map(int, name.split("RECV_F"))
+                assert ends[f"{stage - 1}F{microbatch}"] <= end
         # Rank 1 can do nothing until the first forward of rank 0 has come.
         receive = next(s for s in timeline.spans(1) if s.action.kind is ps.Kind.RECV_F)
         assert receive.end > receive.start

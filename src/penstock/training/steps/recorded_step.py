@@ -1,6 +1,8 @@
 """One timeline from what each rank recorded, the same on every rank."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,25 +15,40 @@ from penstock.step.step_data import StepRecording
 
 __all__ = ["join_recordings"]
 
+_Wait: TypeAlias = tuple[bool, int, int, float, float]
+
 
 def join_recordings(control: Control, schedule: Schedule, mine: StepRecording) -> Timeline:
-    """Return the timeline of a recorded step; the ranks' clocks started when they agreed on it."""
-    everyone = control.gather(
-        [mine.row, mine.start, mine.end, mine.memory, mine.waits, mine.arrivals]
-    )
+    """Return the timeline of a recorded step.
+
+    Processes of one machine have the same clock. Those of different machines began to count when
+    they had agreed on the step.
+    """
+    everyone = [StepRecording(*columns) for columns in control.gather(astuple(mine))]
     start, end, memory = (np.zeros(len(schedule.rows)) for _ in range(3))
-    for rows, starts, ends, held, _, _ in everyone:
-        start[rows], end[rows], memory[rows] = starts, ends, held
-    waits = [tuple(wait) for recorded in everyone for wait in recorded[4]]
-    arrivals = {tuple(name): at for recorded in everyone for *name, at in recorded[5]}
+    waits: list[_Wait] = []
+    arrivals: dict[tuple[bool, int, int], float] = {}
+    for one, late in zip(everyone, _find_lateness(everyone), strict=True):
+        start[one.row], end[one.row] = late + np.array(one.start), late + np.array(one.end)
+        memory[one.row] = one.memory
+        waits += [(*name, late + begin, late + there) for *name, begin, there in one.waits]
+        arrivals |= {tuple(name): late + at for *name, at in one.arrivals}
     _end_receives(schedule, waits, arrivals, start, end)
     begin = start.min()
     return Timeline(schedule, start - begin, end - begin, memory)
 
 
+def _find_lateness(everyone: Sequence[StepRecording]) -> list[float]:
+    """Return how much later each process began to count than the first one of its machine."""
+    first: dict[str, float] = {}
+    for one in everyone:
+        first[one.machine] = min(first.get(one.machine, one.began), one.began)
+    return [one.began - first[one.machine] if one.machine else 0.0 for one in everyone]
+
+
 def _end_receives(
     schedule: Schedule,
-    waits: Sequence[tuple[bool, int, int, float, float]],
+    waits: Sequence[_Wait],
     arrivals: Mapping[tuple[bool, int, int], float],
     start: Floats,
     end: Floats,
