@@ -81,7 +81,11 @@ def test_sums_over_sequences_add_up(reduction: str) -> None:
     rows, labels = torch.randn(8, 5, 4, dtype=torch.float64), torch.randint(1, 4, (8, 2))
     expected = model(rows, labels)["loss"].item()
     pipe = ps.split(
-        model, layers="layers", stages=2, example=(), example_kwargs={"rows": rows, "labels": labels}
+        model,
+        layers="layers",
+        stages=2,
+        example=(),
+        example_kwargs={"rows": rows, "labels": labels},
     )
     pipeline = ps.Pipeline(pipe, "1F1B", ranks=2, microbatches=4, loss=ps.find_loss)
     for run in (pipeline.step, pipeline.evaluate):

@@ -342,5 +342,7 @@ class FoundWeights:
             return Share(base)
         return Share(
             base,
-            make_parts(self._memory, self._given, loss, used, [weight - base for weight in weights]),
+            make_parts(
+                self._memory, self._given, loss, used, [weight - base for weight in weights]
+            ),
         )
