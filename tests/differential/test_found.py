@@ -134,6 +134,14 @@ FOUND_OVER_PROCESSES = {
         Order("DualPipe", 2, 2, 2),
         steps=(Step(1, 0, edits=(Edit("reweigh"),)),),
     ),
+    # Parameters that were declared to be shared were not asked for their shapes.
+    "lazy layer of both directions, by stage": Case(
+        5000243,
+        (Part(), *with_block("lazy")),
+        Order("DualPipe", 2, 2, 2),
+        steps=(Step(2, 0),),
+        door="mapping",
+    ),
     # Each direction saw one microbatch, and one of them took the labels for those of the loss
     # before they were shifted: the weights of the two losses did not add up to one.
     "shifted labels that look like others to one rank": Case(

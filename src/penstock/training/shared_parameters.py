@@ -47,11 +47,7 @@ def find_ties(stages: Sequence[nn.Module], placement: Placement) -> list[SharedP
         for parameter in module.parameters():
             holders.setdefault(parameter, set()).add(placement.rank_of_stage[stage])
     shared = {parameter: ranks for parameter, ranks in holders.items() if len(ranks) > 1}
-    if any(map(is_lazy, shared)):
-        raise ModelError(
-            "a parameter that several ranks share must have a shape before the pipeline is built "
-            "(it is lazy and has not run yet); call the model once"
-        )
+    _require_shapes(shared)
     return [
         SharedParameter(parameter, tuple(sorted(ranks))) for parameter, ranks in shared.items()
     ]
@@ -87,7 +83,16 @@ def declared_ties(
             )
         if others or len(ranks) > 1:
             ties.append(SharedParameter(first, ranks, tuple(others)))
+    _require_shapes(tie.parameter for tie in ties)
     return ties
+
+
+def _require_shapes(shared: Iterable[nn.Parameter]) -> None:
+    if any(map(is_lazy, shared)):
+        raise ModelError(
+            "a parameter that several ranks share must have a shape before the pipeline is built "
+            "(it is lazy and has not run yet); call the model once"
+        )
 
 
 def find_shared_names(stages: Sequence[nn.Module]) -> list[list[str]]:

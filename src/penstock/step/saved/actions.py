@@ -56,8 +56,8 @@ class SavedActions:
         self._engines: dict[torch.device, CopyEngine] = {}
         self._kept: dict[_Place, tuple[Microbatches, Inputs]] = {}
         self._away: dict[_Place, _Offloaded] = {}
-        # The piece of the batch that the running forward uses.
-        self._batch: tuple[Any, ...] = ()
+        # The pieces of the batch that running forwards use; overlapped ones run by turns.
+        self._batches: dict[_Place, tuple[Any, ...]] = {}
 
     @property
     def host_bytes(self) -> int:
@@ -114,6 +114,7 @@ class SavedActions:
     def clear(self) -> None:
         """Forget everything after a step; host memory stays for the next one."""
         self._kept.clear()
+        self._batches.clear()
         for place in list(self._away):
             # After a failure a copy may still be running.
             self._await_reload(place)
@@ -145,7 +146,8 @@ class SavedActions:
     ) -> Any:
         """Remember which memory belongs to the batch, and stays where it is."""
         targets = batch.targets[microbatch] if batch.targets else None
-        self._batch = batch.args[microbatch], batch.kwargs[stage.index][microbatch], targets
+        given = batch.args[microbatch], batch.kwargs[stage.index][microbatch], targets
+        self._batches[stage.index, microbatch] = given
         return run(batch, stage, microbatch, received, args)
 
     def _recompute(self, place: _Place) -> None:
@@ -173,10 +175,10 @@ class SavedActions:
         flight = stage.flight(place[1])
         roots = [edge.node for edge in chain.from_iterable(flight.edges)]
         roots += [edge.node for edge, _ in flight.roots]
-        batch = (leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, torch.Tensor))
+        given = tree_leaves(self._batches.pop(place))
+        batch = (leaf for leaf in given if isinstance(leaf, torch.Tensor))
         own = chain(stage.module.parameters(), stage.module.buffers(), batch)
         stays = {tensor.untyped_storage().data_ptr() for tensor in own}
-        self._batch = ()
         graph = pack_graph(roots, chain.from_iterable(flight.inputs), stays)
         if pieces := graph.bytes:
             device = pieces[0].device
