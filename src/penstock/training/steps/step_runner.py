@@ -24,7 +24,7 @@ from penstock.step.microbatches import find_dims, merge_outputs
 from penstock.step.step_data import LossFunction, Microbatches, Results, StepRecording
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.agreement import Agreed, BatchAgreement
-from penstock.training.batch.batch import BatchFacts, accepted_arguments
+from penstock.training.batch.batch import BatchFacts, accepted_arguments, unwrap
 from penstock.training.batch.capture import find_capture
 from penstock.training.batch.request import StepRequest
 from penstock.training.batch.written_keywords import WrittenKeywords
@@ -95,7 +95,7 @@ class StepRunner:
             index: accepted_arguments(stage.module) for index, stage in self._part.stages.items()
         }
         stages = self._part.stages.items()
-        self._by_hand = [i for i, stage in stages if not isinstance(stage.module, KnowsLayers)]
+        self._by_hand = [i for i, s in stages if not isinstance(unwrap(s.module), KnowsLayers)]
         self._agreement = BatchAgreement(
             self.control,
             self._part.schedule,
