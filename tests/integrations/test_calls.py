@@ -57,7 +57,7 @@ def test_a_loss_is_differentiated_once() -> None:
         loss.backward()
 
 
-def test_a_step_that_fails_leaves_gradients_as_they_were() -> None:
+def test_a_step_that_fails_leaves_gradients_unchanged() -> None:
     model = make_model()
     make_calls(model)
     model(input_ids=WORDS, labels=WORDS).loss.backward()
@@ -161,7 +161,7 @@ def scale_by_replica(rank: int, factors: tuple[float, float]) -> str:
 
 def test_replicas_must_scale_their_losses_alike(two_processes: Processes) -> None:
     # Gradients had been averaged before each replica multiplied them by its own factor, so that
-    # replicas went on with different weights.
+    # replicas continued with different weights.
     assert two_processes.run(scale_by_replica, (3.0, 3.0)) == ["equal", "equal"]
     refused = two_processes.run(scale_by_replica, (1.0, 3.0))
     assert [text.split(";")[0] for text in refused] == [
