@@ -14,7 +14,7 @@ ROWS, LENGTH = 4, 32
 
 
 def mask_of(lengths: torch.Tensor) -> BlockMask:
-    """Return whether a position is within the length of its row."""
+    """Return a mask in which each row sees as many positions as its length says."""
 
     def sees(b: torch.Tensor, _h: torch.Tensor, _q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         return k < lengths[b]
