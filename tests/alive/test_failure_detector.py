@@ -133,6 +133,37 @@ def test_rank_that_failed_is_blamed_for_a_replica_that_waits_for_it() -> None:
     assert detector.find_lost(10) == LostRank(1, what, None)
 
 
+# The collective broke when the process of the other replica ended, well after its error and its
+# goodbye: ranks raised what gloo says of that, and nobody was named.
+def test_replica_that_failed_and_left_is_blamed_for_a_collective_that_broke() -> None:
+    failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
+    detector = make_replicas(replace(REDUCING, failure="RuntimeError: closed"), failed)
+    detector.leave(1, 9, "its pipeline was closed")
+    lost = detector.find_lost(0)
+    assert lost is not None
+    what = "failed, and has left (its pipeline was closed): ValueError: no"
+    assert (lost.rank, lost.what) == (1, what)
+
+
+def test_replica_that_left_well_is_not_blamed_for_an_error_of_another() -> None:
+    detector = make_replicas(replace(REDUCING, failure="ValueError: no"), INSIDE)
+    detector.leave(1, 9, "its pipeline was closed")
+    assert detector.find_lost(9) is None
+
+
+def test_broken_connection_is_blamed_on_a_replica_that_failed_and_left() -> None:
+    # All processes save together; each rank that waited for the one that failed blamed itself.
+    failed = replace(INSIDE, is_inside=False, failure="ValueError: no")
+    detector = make_replicas(replace(INSIDE, call=7, broken="closed"), failed)
+    detector.leave(1, 1, "its pipeline was closed")
+    lost = detector.find_lost(1)
+    assert lost is not None
+    assert (lost.rank, lost.what) == (
+        1,
+        "failed, and ended before all ranks knew: ValueError: no",
+    )
+
+
 def test_rank_that_said_goodbye_is_lost_once_another_rank_continues() -> None:
     detector = make_detector(INSIDE, INSIDE)
     detector.leave(1, 1, "its pipeline was closed")
