@@ -26,7 +26,8 @@ def test_soak_without_a_failure_exits_with_zero() -> None:
 
 def printed(summary: Summary) -> list[str]:
     file = io.StringIO()
-    console = Console(file=file, width=160, soft_wrap=True, highlight=False)
+    # As wide as a terminal usually is: numbers side by side lost their names there.
+    console = Console(file=file, width=80, soft_wrap=True, highlight=False)
     show_summary(console, SoakRequest(seed=9, seconds=60.0), summary)
     return file.getvalue().splitlines()
 
@@ -39,18 +40,18 @@ PROGRESS = SoakProgress(
 def test_failure_is_printed_with_the_command_that_repeats_it() -> None:
     command = "penstock soak --seed 9 --ranks 4 --faults --case 12"
     lines = printed(Summary(PROGRESS, "case 12: [the loss] is off by 1.0e-03", command))
-    assert lines[3].split("│")[1:-1] == [
-        "    12 ",
-        "    60 ",
-        "     2.0 ",
-        "               2 ",
-        "             3 ",
-        "        5 ",
-        "        7 ",
-        "                4 ",
-        "              1.0e-15 ",
-        "         250 MiB ",
-        " 30 s ",
+    assert [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines[1:12]] == [
+        ["cases", "12"],
+        ["steps", "60"],
+        ["steps/s", "2.0"],
+        ["faults survived", "2"],
+        ["with replicas", "3"],
+        ["by order", "5"],
+        ["restored", "7"],
+        ["elastic restarts", "4"],
+        ["worst gradient error", "1.0e-15"],
+        ["largest process", "250 MiB"],
+        ["time", "30 s"],
     ]
     assert lines[-3:] == [
         "failed: case 12: [the loss] is off by 1.0e-03",

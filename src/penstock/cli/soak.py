@@ -9,9 +9,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli import options
 from penstock.cli.inputs import require_torch
@@ -115,9 +116,8 @@ def _show_cases(
     with Live(console=console, refresh_per_second=4, transient=True) as live:
 
         def show(case: AnyCase, progress: SoakProgress) -> None:
-            table = _table(progress)
-            table.title = f"{request.command}\n{case}"
-            live.update(table)
+            what = Text(f"{request.command}\n{case}")
+            live.update(Group(what, _table(progress)))
 
         yield show
 
@@ -136,11 +136,12 @@ def _line_printer(console: Console) -> Callable[[AnyCase, SoakProgress], None]:
 
 
 def _table(progress: SoakProgress) -> Table:
-    table = Table(title_justify="left")
-    numbers = _numbers(progress)
-    for name in numbers:
-        table.add_column(name, justify="right")
-    table.add_row(*numbers.values())
+    # One number per line: side by side they are wider than a terminal, and lose their names.
+    table = Table(show_header=False)
+    table.add_column(justify="left")
+    table.add_column(justify="right")
+    for name, value in _numbers(progress).items():
+        table.add_row(name, value)
     return table
 
 
