@@ -128,7 +128,7 @@ _ROWS = (
 
 def measured_table(results: Mapping[str, Result]) -> str:
     """Return the table as Markdown; the ratio is of the two numbers as they are shown."""
-    lines = ["| | Penstock | beside it | ratio | by |", "|---|---|---|---|---|"]
+    lines = ["| | Penstock | beside it | ratio | file |", "|---|---|---|---|---|"]
     for row in _ROWS:
         result = results[row.file]
         text = result.sections[row.section] if row.section else result.text
