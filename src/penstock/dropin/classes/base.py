@@ -1,7 +1,7 @@
 """What all schedules do around their actions: split a batch, prepare stages, losses, outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeAlias
 
@@ -198,7 +198,13 @@ class _PipelineSchedule(ABC):
     ) -> tuple[list[Any], list[Any]]:
         count = self._n_microbatches
         given = {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
-        _check_counts(given, losses, count)
+        for name, items in {**given, "losses": losses}.items():
+            if items is not None and not isinstance(items, list):
+                raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
+        for name, items in given.items():
+            if items is not None and len(items) != count:
+                text = f"Expecting {count} {name} but got {len(items)}"
+                raise BatchError(f"{text}; a batch has at least one row per microbatch")
         return arg_mbs or [()] * count, kwarg_mbs or [{}] * count
 
     def _compute_loss(self, output: Any, target: Any, loss_kwargs: Named = None) -> torch.Tensor:
@@ -279,17 +285,6 @@ class _PipelineSchedule(ABC):
         """Do nothing but note it: the ranks are connected before their first step."""
         del stages, has_backward, p2p_done
         self._p2p_done = True
-
-
-def _check_counts(given: Mapping[str, Any], losses: Any, microbatches: int) -> None:
-    """Refuse what is not one item per microbatch, in a list."""
-    for name, items in {**given, "losses": losses}.items():
-        if items is not None and not isinstance(items, list):
-            raise LossesTypeError(f"{name} must be a list (got {type(items).__name__})")
-    for name, items in given.items():
-        if items is not None and len(items) != microbatches:
-            text = f"Expecting {microbatches} {name} but got {len(items)}"
-            raise BatchError(f"{text}; a batch has at least one row per microbatch")
 
 
 def _count_rows(arg_mbs: Sequence[Any], spec: tuple[Any, ...] | None) -> int | None:

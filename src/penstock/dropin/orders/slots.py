@@ -22,7 +22,7 @@ from penstock.dropin.names.lists import (
 from penstock.errors import DeadlockError, ScheduleError
 from penstock.ir.actions import Kind
 from penstock.ir.clock import find_cycle, run_in_order
-from penstock.ir.graph import NeedList, build_graph, join_needs
+from penstock.ir.graph import Graph, NeedList, build_graph, join_needs
 from penstock.ir.lookup import find_rows
 from penstock.ir.rows import ABSENT, Floats
 from penstock.ir.schedule import Schedule
@@ -37,6 +37,7 @@ __all__ = [
     "action_type_to_color_mapping",
     "fill_slots",
     "read_timeline",
+    "run_slots",
     "space",
 ]
 
@@ -74,6 +75,21 @@ def _width(entry: _Action | None) -> int:
     return sum(action_type_to_color_mapping[kind].width for kind in kinds)
 
 
+def run_slots(
+    schedule: Schedule, graph: Graph, *, width: Floats | None = None, lag: Floats | None = None
+) -> Floats:
+    """Return the slot in which each row starts; rows are one slot wide unless widths are given."""
+    rows = schedule.rows
+    slots = np.ones(len(rows)) if width is None else width
+    lags = np.zeros(len(graph.need)) if lag is None else lag
+    run = run_in_order(rows, graph, duration=slots, busy=slots, lag=lags)
+    if not run.is_finished:
+        pairs = [(run.stuck_at[rank], run.waits_for[rank]) for rank in find_cycle(rows, run)]
+        waits = [f"{rows.action(int(a))} waits for {rows.action(int(b))}" for a, b in pairs]
+        raise SlotsDeadlockError(f"the order never finishes; {', '.join(waits)}")
+    return run.start
+
+
 def _take_slots(schedule: Schedule, rank: int, start: Floats, is_wide: bool) -> Slots:
     """Return one rank's actions where they start, with `None` for every idle slot before them."""
     rows = schedule.rows
@@ -105,12 +121,9 @@ def space(schedule: Schedule) -> list[Slots]:
     opening = rows.opening_row()
     # Each member of an overlap takes the slots of all.
     width = np.bincount(opening, np.array(widths)[rows.kind])[opening].astype(np.float64)
-    run = run_in_order(rows, graph, duration=width, busy=width, lag=np.zeros(len(graph.need)))
-    if not run.is_finished:
-        ranks = ", ".join(map(str, find_cycle(rows, run)))
-        raise SlotsDeadlockError(f"deadlock: ranks {ranks} wait for one another; check the order")
-    end = int((run.start + width).max())
-    spaced = [_take_slots(schedule, rank, run.start, True) for rank in range(rows.num_ranks)]
+    start = run_slots(schedule, graph, width=width)
+    end = int((start + width).max())
+    spaced = [_take_slots(schedule, rank, start, True) for rank in range(rows.num_ranks)]
     return [slots + [None] * (end - sum(map(_width, slots))) for slots in spaced]
 
 
@@ -134,16 +147,11 @@ def _simulate_comms_compute(
     """Run an order in slots of one action each; a message comes in the slot of its send."""
     order = {rank: [a for a in slots if a is not None] for rank, slots in pipeline_order.items()}
     schedule = to_schedule(order, stage_to_rank, num_stages)
-    rows = schedule.rows
-    graph = join_needs(len(rows), _receives_wait(schedule), build_graph(schedule))
+    graph = join_needs(len(schedule.rows), _receives_wait(schedule), build_graph(schedule))
     crosses = (graph.link >= 0) & schedule.has_communication
-    ones, lag = np.ones(len(rows)), np.where(crosses, -1.0, 0.0)
-    run = run_in_order(rows, graph, duration=ones, busy=ones, lag=lag)
-    if not run.is_finished:
-        pairs = [(run.stuck_at[rank], run.waits_for[rank]) for rank in find_cycle(rows, run)]
-        waits = [f"{rows.action(int(a))} waits for {rows.action(int(b))}" for a, b in pairs]
-        raise DeadlockError(f"the order never finishes; {', '.join(waits)}")
-    return fill_slots(schedule, run.start, order)
+    return fill_slots(
+        schedule, run_slots(schedule, graph, lag=np.where(crosses, -1.0, 0.0)), order
+    )
 
 
 def _receives_wait(schedule: Schedule) -> list[NeedList]:

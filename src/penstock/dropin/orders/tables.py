@@ -21,10 +21,9 @@ from penstock.dropin.names.lists import (
     to_actions,
     to_schedule,
 )
-from penstock.dropin.orders.slots import fill_slots
-from penstock.errors import DeadlockError, SizeError
+from penstock.dropin.orders.slots import fill_slots, run_slots
+from penstock.errors import SizeError
 from penstock.ir.actions import Kind
-from penstock.ir.clock import run_in_order
 from penstock.ir.graph import Graph, build_graph
 from penstock.ir.rows import Rows
 from penstock.ir.schedule import Schedule
@@ -99,11 +98,7 @@ def add_bubbles(order: AnyOrder, num_stages: int) -> Order:
     kept = np.repeat(waits, np.diff(graph.first))
     first = np.concatenate(([0], np.cumsum(kept, dtype=np.int64)))[graph.first]
     graph = Graph(first, graph.need[kept], graph.link[kept])
-    ones, lag = np.ones(len(rows)), np.zeros(len(graph.need))
-    run = run_in_order(rows, graph, duration=ones, busy=ones, lag=lag)
-    if not run.is_finished:
-        raise DeadlockError("the order never finishes, so no idle slots help; check it first")
-    return fill_slots(schedule, run.start, order)
+    return fill_slots(schedule, run_slots(schedule, graph), order)
 
 
 def _get_warmup_ops(
