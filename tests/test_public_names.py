@@ -225,16 +225,37 @@ def test_programs_import_public_names_only(program: Path) -> None:
     assert imports_of(program.read_text()) - OPEN == set()
 
 
-# ---- what is not a schedule
+# ---- what is not a schedule, and what is not stages
+
+
+class Model(nn.Module):
+    """A model that nobody has split."""
+
+
+# These were a TypeError: object of type 'Model' has no len().
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (Model(), r"\(got Model\); split it first, as in penstock\.split\(model, stages=4\)"),
+        (3, r"or one module per stage \(got int\)"),
+        ([nn.Linear(2, 2), 2], r"\(got int among them\); give modules only"),
+        ({0: nn.Linear(2, 2), 1: "1"}, r"\(got str among them\); give modules only"),
+    ],
+)
+def test_what_is_not_stages_is_refused_in_words(stages: Any, message: str) -> None:
+    with pytest.raises(ps.errors.ArgumentError, match=message):
+        ps.Pipeline(stages, "1F1B", microbatches=2)
+    with pytest.raises(ps.errors.ArgumentError, match=message):
+        ps.measure(stages, example=(), loss=lambda output: output)
 
 
 # These were an AttributeError: 'Timeline' object has no attribute 'num_ranks'.
 @pytest.mark.parametrize("verb", [ps.check, ps.explain, ps.lower, ps.simulate])
 def test_verbs_of_schedules_say_where_to_get_one(verb: Callable[[Any], object]) -> None:
     timeline = ps.simulate(ps.build("1F1B", ranks=2, microbatches=2))
-    with pytest.raises(ValueError, match=r"\(got a Timeline\); give its \.schedule$"):
+    with pytest.raises(ValueError, match=r"\(got Timeline\); give its \.schedule$"):
         verb(timeline)
-    with pytest.raises(ValueError, match=r'\(got a str\); make one, as in build\("1F1B", '):
+    with pytest.raises(ValueError, match=r'\(got str\); make one, as in build\("1F1B", '):
         verb("1F1B")
 
 

@@ -198,4 +198,4 @@ def require_schedule(value: object) -> None:
         if has_one
         else 'make one, as in build("1F1B", ranks=2, microbatches=4)'
     )
-    raise ArgumentError(f"schedule must be a Schedule (got a {type(value).__name__}); {way}")
+    raise ArgumentError(f"schedule must be a Schedule (got {type(value).__name__}); {way}")

@@ -26,7 +26,7 @@ from penstock.measuring.stage_bytes import ActionBytes
 from penstock.modules.untouched import untouched
 from penstock.sim.timeline import Timeline
 from penstock.splitting.by_layers.layer_stage import FirstLayerStage, LayerStage
-from penstock.splitting.pipe import Pipe
+from penstock.splitting.pipe import Pipe, require_stages
 from penstock.step.microbatches import Ready, count_rows
 from penstock.training.build.device import find_device
 from penstock.training.options import RunOptions
@@ -139,6 +139,7 @@ def measure_closely(
     """Measure as `measure` does, and return the spread of the seconds instead of a warning."""
     if repeats < 1:
         raise ArgumentError(f"repeats must be at least 1 (got {repeats})")
+    require_stages(stages)
     modules = stages.stages if isinstance(stages, Pipe) else tuple(stages)
     place = find_device(device, dict(enumerate(modules)))
     sample = _Sample(tuple(example), example_kwargs or {}, target, loss, repeats, place)

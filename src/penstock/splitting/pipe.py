@@ -15,7 +15,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import nn
 
-from penstock.errors import ModelError
+from penstock.errors import ArgumentError, ModelError
 from penstock.ir.dataflow import Dataflow, Routed
 from penstock.ir.schedule import Schedule
 from penstock.splitting.materialize import compute_buffers, expect_filled, give_memory
@@ -25,7 +25,7 @@ from penstock.splitting.signature import Signature, sign
 from penstock.tensors.packet import as_arguments
 from penstock.torch_private import tree_map_only
 
-__all__ = ["Pipe", "Tie", "check_complete"]
+__all__ = ["Pipe", "Tie", "check_complete", "require_stages"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,3 +233,18 @@ def check_complete(model: nn.Module, stages: Iterable[nn.Module]) -> None:
 def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from ((name, value) for name, value in module.state_dict().items())
+
+
+def require_stages(stages: object) -> None:
+    """Refuse what is neither a pipe nor modules, and say how a model becomes stages."""
+    if isinstance(stages, Pipe):
+        return
+    wanted = "stages must be a Pipe, or one module per stage"
+    if not isinstance(stages, Iterable):
+        is_model = isinstance(stages, nn.Module)
+        way = "split it first, as in penstock.split(model, stages=4)" if is_model else "give these"
+        raise ArgumentError(f"{wanted} (got {type(stages).__name__}); {way}")
+    held = stages.values() if isinstance(stages, Mapping) else stages
+    wrong = [type(one).__name__ for one in held if not isinstance(one, nn.Module)]
+    if wrong:
+        raise ArgumentError(f"{wanted} (got {wrong[0]} among them); give modules only")

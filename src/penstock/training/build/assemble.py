@@ -26,7 +26,7 @@ from penstock.ranks.fault_injection import FaultInjectingTransport, FaultInjecti
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport, Transport
 from penstock.sim.in_flight import messages_in_flight
-from penstock.splitting.pipe import Pipe
+from penstock.splitting.pipe import Pipe, require_stages
 from penstock.splitting.placed_routes import place_values
 from penstock.splitting.signature import Signature, sign
 from penstock.step.lanes.overlaps import Overlaps
@@ -115,6 +115,7 @@ def assemble(
     request: BuildRequest, *, fault_injection: FaultInjection | None, timeouts: Timeouts
 ) -> Assembly:
     """Build this process's part; fail on every rank if one cannot, or if ranks differ."""
+    require_stages(request.stages)
     group = request.group
     if group is None:
         part = _build(request)
