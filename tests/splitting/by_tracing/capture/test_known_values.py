@@ -103,8 +103,15 @@ def written_under_another_name(x: torch.Tensor) -> torch.Tensor:
     return x if flags[0] else x * 2
 
 
+def replaced(x: torch.Tensor) -> torch.Tensor:
+    flags = torch.zeros(())
+    flags.data = x.detach().sum()
+    return x if flags else x * 2
+
+
 @pytest.mark.parametrize(
-    "function", [written_draw, bernoulli, unfilled, written, written_under_another_name]
+    "function",
+    [written_draw, bernoulli, unfilled, written, written_under_another_name, replaced],
 )
 def test_what_is_not_known_is_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     with pytest.raises(ModelError, match="its path depends on the values of a tensor"):

@@ -42,8 +42,9 @@ __all__ = ["KnownInput", "KnownValues", "RandomPathError", "Reads"]
 
 # Tensors with more values than this are not followed.
 _MOST = 1 << 20
-# Gives another tensor of the same memory, writes to which are not seen.
-_LEAK = torch.Tensor.data.__get__  # type: ignore[attr-defined]  # a descriptor
+# Writes to `data`, or to what it gives, are not seen at the tensor.
+_DATA: Any = torch.Tensor.data
+_LEAKS = frozenset((_DATA.__get__, _DATA.__set__))
 
 
 class RandomPathError(Exception):
@@ -123,7 +124,7 @@ class KnownValues(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in READS:
             return self._read(func, args, kwargs)
-        if func == _LEAK:
+        if func in _LEAKS:
             self._known.pop(args[0], None)
         if not is_followed(func):
             return func(*args, **kwargs)
