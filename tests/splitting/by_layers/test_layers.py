@@ -108,7 +108,9 @@ ADVICE = "split with example=, an example of such a call, so that each stage is 
         ),
         (
             small.Views,
-            "aten.add_.Tensor writes what 'layers.0' returned, which another stage has; " + ADVICE,
+            "aten.add_.Tensor writes what 'layers.0' returned, which another stage has; "
+            + ADVICE
+            + ", or, if there was one, write to a new tensor there or split the model by tracing",
         ),
         (
             small.Norms,

@@ -94,6 +94,7 @@ def test_a_real_tensor_is_not_written_to() -> None:
         real.add_(make(2))
     assert str(caught.value) == (
         f"aten.add_.Tensor writes what 'layers.0' returned, which another stage has; {ADVICE}"
+        ", or, if there was one, write to a new tensor there or split the model by tracing"
     )
     assert torch.equal(real, torch.zeros(2))
 

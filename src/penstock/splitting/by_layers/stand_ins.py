@@ -128,6 +128,7 @@ def _refuse_writing(func: Any, args: tuple[Any, ...], sources: frozenset[str]) -
         if is_written and isinstance(value, torch.Tensor) and not isinstance(value, StandIn):
             raise ModelError(
                 f"{func} writes what {_list(sources)} returned, which another stage has; {ADVICE}"
+                ", or, if there was one, write to a new tensor there or split the model by tracing"
             )
 
 
