@@ -19,9 +19,9 @@ base model, in a random order that is always the same; {tried} of them were trie
 models of diffusers, timm and torchvision. Each is a small model with random weights in
 float64, split by the lists of layers that `ps.split` finds. It trains one step of 4 microbatches
 in one process, in 4 stages under 1F1B and under ZBV: with an example of its inputs, and without.
-Traced, with one microbatch as the example, it is 2 stages under 1F1B. "exact" says that every
-gradient is that of the unsplit model on the same microbatches, to 1e-7 of its size (1e-5 where a
-row says float32); anything else is the error that the user gets, and where.
+Traced, it is 2 stages under 1F1B; where the batch as the example is refused, one microbatch is.
+"exact" says that every gradient is that of the unsplit model on the same microbatches, to 1e-7 of
+its size (1e-5 where a row says float32); anything else is the error that the user gets, and where.
 `python -m tests.splitting.families` writes this page, and a slow test measures some of its rows
 again.
 
