@@ -29,11 +29,11 @@ def _check(found: torch.Tensor, expected: str, inputs: str, place: str) -> None:
         )
 
 
-@torch.library.register_fake("penstock::require_values")
 def _assume(found: torch.Tensor, expected: str, inputs: str, place: str) -> None:  # noqa: ARG001  # the operation's form
     return None
 
 
+torch.library.register_fake("penstock::require_values", _assume)
 # Adds to the graph that is traced that a tensor must have these values in every run.
 require_values = torch.ops.penstock.require_values.default
 fx.node.has_side_effect(require_values)

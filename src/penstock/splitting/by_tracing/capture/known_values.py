@@ -169,7 +169,8 @@ class KnownValues(TorchFunctionMode):
             return None
         values = [known[id(leaf)].value if id(leaf) in known else leaf for leaf in leaves]
         inputs = frozenset[str]().union(*(one.inputs for one in known.values()))
-        return _Call(*pytree.tree_unflatten(values, spec), inputs)
+        real_args, real_kwargs = pytree.tree_unflatten(values, spec)
+        return _Call(real_args, real_kwargs, inputs)
 
     def _follow(
         self,

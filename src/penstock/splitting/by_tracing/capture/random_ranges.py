@@ -36,7 +36,7 @@ def find_range(
     if func in _DRAWS:
         return _UNIT
     if func is _TENSOR.uniform_:
-        given = dict(zip(("from", "to"), args[1:], strict=False)) | kwargs
+        given = dict(zip(("from", "to"), args[1:], strict=False)) | dict(kwargs)
         low, high = given.get("from", 0.0), given.get("to", 1.0)
         # Sums in few bits may be rounded up to the end of the range.
         return Range(low, high, has_high=True) if _are_numbers(low, high) else None
