@@ -169,12 +169,18 @@ def by_mask(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return x + chosen.sum(0) / len(chosen)
 
 
+def by_view(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    rows: Any = counts[0]
+    wide = x.repeat(rows, 1)
+    return wide * 2 if len(wide) > 8 else wide
+
+
 def by_branch(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     largest = torch.tensor([max(counts[0], counts[1]), 1])
     return x * 2 if largest[0] == 3 else x
 
 
-BY_VALUES = (by_lengths, by_ends, by_repeats, by_mask, by_branch)
+BY_VALUES = (by_lengths, by_ends, by_repeats, by_mask, by_view, by_branch)
 
 
 @pytest.mark.parametrize("function", BY_VALUES)

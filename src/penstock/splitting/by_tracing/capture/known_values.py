@@ -31,6 +31,7 @@ from penstock.splitting.by_tracing.capture.value_functions import (
     READS,
     REPEATS,
     SHAPED_BY_VALUES,
+    SIZED,
     compute,
     is_followed,
     is_plain,
@@ -264,11 +265,10 @@ class KnownValues(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Give numbers to a function whose result has a shape that depends on them."""
-        if func in MAKERS:
-            given: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
-                self._to_number, (args, kwargs)
-            )
-            return given
+        if func in MAKERS or func in SIZED:
+            kept = 1 if func in SIZED else 0
+            numbers, named = pytree.tree_map(self._to_number, (args[kept:], kwargs))
+            return (*args[:kept], *numbers), named
         if func is INDEXING:
             return (args[0], self._to_index(args[1])), kwargs
         if func in REPEATS and "output_size" not in kwargs:

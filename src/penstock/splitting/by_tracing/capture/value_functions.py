@@ -15,6 +15,7 @@ __all__ = [
     "READS",
     "REPEATS",
     "SHAPED_BY_VALUES",
+    "SIZED",
     "compute",
     "is_followed",
     "is_plain",
@@ -39,6 +40,11 @@ SHAPED_BY_VALUES = frozenset(
     for name in ("nonzero", "argwhere", "unique", "unique_consecutive", "bincount")
 )
 REPEATS = frozenset((torch.repeat_interleave, _TENSOR.repeat_interleave))
+# Functions of a tensor that take sizes, which may be tensors too.
+SIZED = frozenset(
+    getattr(_TENSOR, name)
+    for name in ("view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_full")
+) | {torch.reshape, torch.nn.functional.interpolate}
 INDEXING = _TENSOR.__getitem__
 _MODULES = frozenset(
     (None, "torch", "torch._tensor", "torch.functional", "torch.nn.functional", "torch._C._nn")
