@@ -16,6 +16,7 @@ from torch import nn
 
 from penstock.errors import ArgumentError, PipelineError
 from penstock.integrations.layout import Layout, PipelineConfig, build_pipeline
+from penstock.integrations.optimizers import Places, keep_own_parameters, names_of
 from penstock.integrations.outputs import share_outputs as share
 from penstock.integrations.processes import choose_seed, start_alike
 from penstock.loss.reduction import Reduction
@@ -69,7 +70,7 @@ def train_by_calls(
 
     Every process calls this. Each call of the model is inside of `around()`.
     """
-    names = _names_of(model)
+    names = names_of(model)
     start_alike()
     seed = choose_seed(seed)
     pipeline = build_pipeline(model, config, layout, device, reduction, seed, loss=loss)
@@ -113,28 +114,10 @@ class PipelineCalls:
         vars(self.model).pop("forward", None)
         self.pipeline.close()
 
-    def keep_own_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+    def keep_own_parameters(self, optimizer: torch.optim.Optimizer) -> Places:
         """Leave an optimizer of the whole model the parameters that this process trains."""
-        own = dict(self.pipeline.named_parameters())
-        shared = self.pipeline.shared_names
-        own |= {name: own[first] for name, first in shared.items() if first in own}
-        here = {id(parameter) for parameter in own.values()}
-        names = {**self._names, **_names_of(self.model)}
-        for group in optimizer.param_groups:
-            kept: list[torch.Tensor] = []
-            for parameter in group["params"]:
-                name = names.get(id(parameter))
-                if id(parameter) in here:
-                    kept.append(parameter)
-                elif name is None:
-                    raise ArgumentError(
-                        "an optimizer must have parameters of the pipeline's model only (got one "
-                        f"of shape {tuple(parameter.shape)} from elsewhere); leave it out"
-                    )
-                elif name in own:
-                    # A model without memory has got new parameters.
-                    kept.append(own[name])
-            group["params"] = kept
+        names = {**self._names, **names_of(self.model)}
+        return keep_own_parameters(optimizer, self.pipeline, names)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run a batch: what is called in the place of the model's forward."""
@@ -202,10 +185,6 @@ class PipelineCalls:
     def _dtype(self) -> torch.dtype:
         is_double = any(parameter.dtype is torch.float64 for parameter in self._own[:1])
         return torch.float64 if is_double else torch.float32
-
-
-def _names_of(model: nn.Module) -> dict[int, str]:
-    return {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
 
 
 def _find_twins(model: nn.Module, pipeline: Pipeline) -> list[tuple[nn.Module, nn.Module]]:

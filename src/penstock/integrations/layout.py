@@ -60,6 +60,11 @@ class Layout:
         dist.all_gather(found, own, group=group)
         return [float(other) for other in found]
 
+    @property
+    def rank(self) -> int:
+        """The rank of this process in its pipeline."""
+        return 0 if self.mesh is None else self.mesh.get_local_rank("pipeline")
+
 
 def find_layout(config: PipelineConfig, device: torch.device) -> Layout:
     """Arrange all processes; a single one runs all ranks of one pipeline."""

@@ -16,13 +16,19 @@ from torch import nn
 from transformers import Trainer
 from transformers.trainer_pt_utils import find_batch_size, nested_detach
 
-from penstock.errors import ArgumentError
 from penstock.integrations.hugging_face.data import gather_over_replicas, loading_by_replica
 from penstock.integrations.hugging_face.facade import PipelineModule, refuse_calls
-from penstock.integrations.layout import (
-    PipelineConfig,
-    build_pipeline,
-    find_layout,
+from penstock.integrations.hugging_face.random_states import (
+    load_random_states,
+    save_random_states,
+)
+from penstock.integrations.hugging_face.settings import require_supported
+from penstock.integrations.layout import PipelineConfig, build_pipeline, find_layout
+from penstock.integrations.optimizers import (
+    Places,
+    keep_own_parameters,
+    load_whole_optimizer,
+    names_of,
 )
 from penstock.integrations.outputs import share_outputs
 from penstock.integrations.parts import load_parts, save_parts
@@ -34,16 +40,7 @@ __all__ = ["PipelineTrainer"]
 
 _STATE = "pipeline"
 _SCHEDULER = "scheduler.pt"
-# Settings that this Trainer would not honour, with the values that are fine.
-_REFUSED: Mapping[str, Any] = {
-    "deepspeed": None,
-    "fp16": False,
-    "label_smoothing_factor": 0,
-    "torch_compile": False,
-    "auto_find_batch_size": False,
-    "use_liger_kernel": False,
-    "push_to_hub": False,
-}
+_OPTIMIZER = "optimizer.pt"
 
 
 class PipelineTrainer(Trainer):
@@ -54,11 +51,14 @@ class PipelineTrainer(Trainer):
 
     def __init__(self, *args: Any, pipeline: PipelineConfig | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._require_supported()
+        require_supported(self)
         self._config = PipelineConfig() if pipeline is None else pipeline
         self._layout = find_layout(self._config, self.args.device)
         self._wrapped: PipelineModule | None = None
         self._whole: nn.Module | None = None
+        self._names: dict[int, str] = {}
+        self._kept: torch.optim.Optimizer | None = None
+        self._places: Places = []
 
     @property
     def pipeline(self) -> Pipeline:
@@ -72,37 +72,13 @@ class PipelineTrainer(Trainer):
         if self._wrapped is None or self._whole is not whole:
             if self._wrapped is not None:
                 self._wrapped.pipeline.close()
-            reduction = "auto"
-            self._whole = whole
-            pipeline = build_pipeline(
-                whole,
-                self._config,
-                self._layout,
-                self.args.device,
-                reduction,  # type: ignore[arg-type]  # one of the two
-                self.args.seed,
-            )
+            self._whole, self._names = whole, names_of(whole)
+            device, seed = self.args.device, self.args.seed
+            pipeline = build_pipeline(whole, self._config, self._layout, device, "auto", seed)
             self._wrapped = PipelineModule(pipeline, getattr(whole, "config", None))
             if self._layout.mesh is not None and self._layout.ranks > 1:
                 refuse_calls(whole)
         return self._wrapped
-
-    def _require_supported(self) -> None:
-        for name, fine in _REFUSED.items():
-            value = getattr(self.args, name, fine)
-            if value != fine and value:
-                raise ArgumentError(
-                    f"{name} must be {fine!r} in a PipelineTrainer (got {value!r}); leave it out"
-                )
-        if self.compute_loss_func is not None or self.is_fsdp_enabled or self.args.n_gpu > 1:
-            raise ArgumentError(
-                "a PipelineTrainer takes the loss that the model computes, and one device per "
-                "process; leave out compute_loss_func and fsdp, and start one process per device"
-            )
-        if type(self).compute_loss is not Trainer.compute_loss:
-            raise ArgumentError(
-                "a PipelineTrainer does not call compute_loss; let the model compute the loss"
-            )
 
     # ---- the model and its optimizer
 
@@ -110,20 +86,26 @@ class PipelineTrainer(Trainer):
         """Leave the model where it is: every process moves its own stages only."""
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
-        del model, training, dataloader
-        return self._module
+        del model, dataloader
+        module = self._module
+        if training:
+            self._keep_own_parameters()
+        return module
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Make the optimizer of this process's parameters."""
-        del model
-        made: torch.optim.Optimizer = super().create_optimizer(self._module)
+        """Make the optimizer, once the parameters of this process are on its device."""
+        assert self._module is not None
+        made: torch.optim.Optimizer = super().create_optimizer(model)
         return made
 
-    def get_decay_parameter_names(self, model: nn.Module, *args: Any) -> Any:
-        """Return the names of parameters with weight decay, of the whole model."""
-        del model
-        whole: Any = self.model
-        return super().get_decay_parameter_names(whole, *args)
+    def _keep_own_parameters(self) -> None:
+        """Leave the optimizer, whoever has made it, the parameters of this process."""
+        made = self._raw_optimizer()
+        if made is None or made is self._kept:
+            return
+        names = {**self._names, **names_of(self.model)}
+        self._places = keep_own_parameters(made, self.pipeline, names)
+        self._kept = made
 
     # ---- data
 
@@ -142,6 +124,23 @@ class PipelineTrainer(Trainer):
         # All ranks of a pipeline have counted the same rows.
         return found // self._layout.ranks if found is not None and is_sum else found
 
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        before = self.state.num_input_tokens_seen
+        super()._track_num_input_tokens(inputs)
+        # Every rank of a pipeline has counted the same rows.
+        found = self.state.num_input_tokens_seen - before
+        self.state.num_input_tokens_seen = before + found // self._copies
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Return this process's share of the operations of a batch."""
+        whole: int = super().floating_point_ops(inputs)
+        return whole // self._copies
+
+    @property
+    def _copies(self) -> int:
+        """The processes that have the same rows."""
+        return 1 if self._layout.mesh is None else self._layout.ranks
+
     # ---- steps
 
     def training_step(
@@ -149,6 +148,9 @@ class PipelineTrainer(Trainer):
     ) -> torch.Tensor:
         """Run a batch forward and backward, and return its part of the loss of the step."""
         model.train()
+        made: Any = self.optimizer
+        if callable(getattr(made, "train", None)):
+            made.train()
         given = self._arguments(self._prepare_inputs(inputs), num_items_in_batch)
         scale = self._loss_scale(num_items_in_batch)
         with self.accelerator.autocast():
@@ -250,6 +252,13 @@ class PipelineTrainer(Trainer):
             scheduler: Any = self.lr_scheduler
             torch.save(scheduler.state_dict(), Path(output_dir) / _SCHEDULER)
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        save_random_states(Path(output_dir), self._layout)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            load_random_states(Path(checkpoint), self._layout)
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Leave the model as it is until the pipeline is there, which loads its own part."""
 
@@ -268,12 +277,20 @@ class PipelineTrainer(Trainer):
     def _load(self, folder: Path, optimizer: torch.optim.Optimizer | None) -> None:
         if (folder / _STATE).is_dir():
             load_parts(folder / _STATE, self.pipeline, optimizer)
+            return
+        if hasattr(self.model, "peft_config"):
+            whole: Any = self.model
+            whole.load_adapter(folder, whole.active_adapters[0], is_trainable=True)
         else:
             load_pretrained(self.pipeline, folder)
+        saved = folder / _OPTIMIZER
+        if optimizer is not None and saved.is_file():
+            # One process of the library has saved it.
+            load_whole_optimizer(optimizer, self._places, torch.load(saved, weights_only=True))
 
-    def _raw_optimizer(self) -> torch.optim.Optimizer:
+    def _raw_optimizer(self) -> torch.optim.Optimizer | None:
         made: Any = self.optimizer
-        found: torch.optim.Optimizer = getattr(made, "optimizer", made)
+        found: torch.optim.Optimizer | None = getattr(made, "optimizer", made)
         return found
 
 

@@ -25,12 +25,9 @@ from penstock.integrations.calls import PipelineCalls, train_by_calls
 from penstock.integrations.layout import Layout, PipelineConfig, find_layout
 from penstock.integrations.lightning import processes
 from penstock.integrations.lightning.clipping import clip_by_pipeline
-from penstock.integrations.lightning.files import (
-    find_parts,
-    load_whole_optimizer,
-    save,
-)
+from penstock.integrations.lightning.files import find_parts, save
 from penstock.integrations.lightning.module import find_model, rest_of_state, watch_metrics
+from penstock.integrations.optimizers import Places, load_whole_optimizer
 from penstock.integrations.parts import load_parts
 from penstock.integrations.processes import barrier, broadcast
 from penstock.loss.reduction import Reduction
@@ -68,7 +65,7 @@ class PipelineStrategy(ParallelStrategy):
         self._shares, self._seed = share_outputs, seed
         self._layout = Layout(self._config.ranks or 1, 1, 0, None)
         self._calls: PipelineCalls | None = None
-        self._places: list[list[int]] = []
+        self._places: Places = []
         self._parts: Path | None = None
 
     @property
@@ -235,9 +232,7 @@ class PipelineStrategy(ParallelStrategy):
                     "LBFGS computes with all parameters at once, of which each process has a "
                     "part; use another optimizer"
                 )
-            before = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
-            calls.keep_own_parameters(optimizer)
-            self._places = _places_of(optimizer, before)
+            self._places = calls.keep_own_parameters(optimizer)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's step."""
@@ -325,9 +320,3 @@ class PipelineStrategy(ParallelStrategy):
         self.precision_plugin.teardown()
         if self.accelerator is not None:
             self.accelerator.teardown()
-
-
-def _places_of(optimizer: torch.optim.Optimizer, before: list[list[int]]) -> list[list[int]]:
-    """Return, for every group, the numbers that its parameters had before others were left out."""
-    order = {name: number for number, name in enumerate(n for group in before for n in group)}
-    return [[order[id(p)] for p in group["params"]] for group in optimizer.param_groups]
