@@ -80,13 +80,8 @@ def test_sums_over_sequences_add_up(reduction: str) -> None:
     model = Spells(reduction)
     rows, labels = torch.randn(8, 5, 4, dtype=torch.float64), torch.randint(1, 4, (8, 2))
     expected = model(rows, labels)["loss"].item()
-    pipe = ps.split(
-        model,
-        layers="layers",
-        stages=2,
-        example=(),
-        example_kwargs={"rows": rows, "labels": labels},
-    )
+    example = {"rows": rows, "labels": labels}
+    pipe = ps.split(model, layers="layers", stages=2, example=(), example_kwargs=example)
     pipeline = ps.Pipeline(pipe, "1F1B", ranks=2, microbatches=4, loss=ps.find_loss)
     for run in (pipeline.step, pipeline.evaluate):
         assert run(rows=rows, labels=labels).loss == pytest.approx(expected, rel=1e-12)

@@ -1,11 +1,15 @@
 """What all processes of a run do together besides steps."""
 
+import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-__all__ = ["barrier", "broadcast", "choose_seed", "start_alike"]
+from penstock.integrations.layout import Layout
+
+__all__ = ["barrier", "broadcast", "choose_seed", "share_random_states", "start_alike"]
 
 
 def barrier() -> None:
@@ -26,6 +30,19 @@ def broadcast(value: Any, source: int = 0) -> Any:
 def start_alike() -> None:
     """Give every process the generator of the first, from which the order of data is drawn."""
     torch.set_rng_state(broadcast(torch.get_rng_state()))
+
+
+def share_random_states(layout: Layout) -> None:
+    """Give the ranks of a pipeline the generators of its first one, which data are drawn from."""
+    if layout.mesh is None:
+        return
+    own = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    box: list[Any] = [own]
+    dist.broadcast_object_list(box, group=layout.mesh.get_group("pipeline"), group_src=0)
+    python, numpy, cpu = box[0]
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
 
 
 def choose_seed(seed: int | None) -> int:

@@ -60,11 +60,16 @@ def main(what: str, folder: Path, *settings: str) -> None:
         **best,
         seed=5,
         disable_tqdm=True,
+        include_num_input_tokens_seen="all",
         bf16=chosen.pop("bf16", "") == "yes",
     )
     given: dict[str, Any] = {"train_dataset": data[:64], "eval_dataset": data[64 : 64 + held]}
     if chosen.pop("metrics", "yes") == "yes":
         given["compute_metrics"] = count_hits
+    if chosen.pop("draws", "") == "yes":
+        given["data_collator"] = hide_some
+    if chosen.pop("optimizer", "") == "own":
+        given["optimizers"] = torch.optim.AdamW(model.parameters(), lr=1e-2), None
     trainer = make_trainer(what, model, args, ranks, given)
     if stop:
         from transformers import TrainerCallback
@@ -119,6 +124,13 @@ def with_adapters(model: Any) -> Any:
 def mask_some(row: torch.Tensor) -> torch.Tensor:
     """Return labels of which each row counts another number."""
     return row.where(torch.arange(len(row)) >= row[0] % 5, -100)
+
+
+def hide_some(rows: list[Any]) -> Any:
+    """Draw the words that count, as collators for masked words do."""
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    is_hidden = torch.rand(batch["labels"].shape) < 0.3
+    return {**batch, "labels": batch["labels"].where(is_hidden, -100)}
 
 
 def count_hits(found: Any) -> dict[str, float]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from penstock.errors import ArgumentError, PipelineError
+from penstock.integrations.layout import Layout
 
 
 @pytest.fixture
@@ -89,3 +90,16 @@ def test_a_trainer_may_fit_again_and_another_module(lit: Any) -> None:
     trainer.fit_loop.max_epochs = 3
     lit.fit(trainer, lit.Fits())
     assert trainer.strategy.pipeline is not first
+
+
+@pytest.mark.parametrize("name", ["EMAWeightAveraging", "StochasticWeightAveraging"])
+def test_averages_of_a_part_are_not_saved(lit: Any, name: str) -> None:
+    # The averages of the first process were saved as if they were those of the whole model.
+    module = import_module("penstock.integrations.lightning.module")
+    callbacks = import_module("lightning.pytorch.callbacks")
+    given = {"swa_lrs": 0.1} if name.startswith("Stochastic") else {}
+    trainer = lit.make_trainer(callbacks=[getattr(callbacks, name)(**given)])
+    module.refuse_averages(trainer, Layout(2, 1, 0, None))
+    mesh: Any = "of two processes"
+    with pytest.raises(ArgumentError, match=f"{name} keeps averages on every process"):
+        module.refuse_averages(trainer, Layout(2, 1, 0, mesh))

@@ -20,6 +20,7 @@ from penstock.integrations.hugging_face.data import gather_rows, load_by_replica
 from penstock.integrations.layout import PipelineConfig, find_layout
 from penstock.integrations.parts import load_parts, save_parts
 from penstock.integrations.pretrained import save_pretrained
+from penstock.integrations.processes import share_random_states
 from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.step.step_data import LossFunction
@@ -196,6 +197,8 @@ class PipelineAccelerator(Accelerator):  # type: ignore[misc]  # untyped upstrea
         finally:
             self._give_back(optimizer)
         load_parts(self._folder / _STATE, self.pipeline, _raw(optimizer))
+        # A process that another layout did not have has found no state of its own.
+        share_random_states(self._layout)
 
     def _take(self) -> Any:
         """Keep the library from saving and loading the model and its optimizer as if whole."""

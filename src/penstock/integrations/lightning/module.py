@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import nn
 from torchmetrics import Metric
 
@@ -10,7 +11,7 @@ from penstock.errors import ArgumentError
 from penstock.integrations.layout import Layout
 from penstock.splitting.original import unguarded
 
-__all__ = ["find_model", "rest_of_state", "watch_metrics"]
+__all__ = ["find_model", "refuse_averages", "rest_of_state", "watch_metrics"]
 
 
 def find_model(module: pl.LightningModule, name: str | None) -> tuple[str, nn.Module]:
@@ -49,3 +50,16 @@ def watch_metrics(module: pl.LightningModule, model: nn.Module, layout: Layout) 
     for child in module.modules():
         if isinstance(child, Metric) and child not in inside and child.process_group is None:
             child.process_group = group
+
+
+def refuse_averages(trainer: pl.Trainer, layout: Layout) -> None:
+    """Raise if a callback would save averages of weights, of which each process has a part."""
+    if layout.mesh is None or layout.ranks == 1:
+        return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # the Trainer sets it
+        if isinstance(callback, StochasticWeightAveraging | WeightAveraging):
+            raise ArgumentError(
+                f"{type(callback).__name__} keeps averages on every process, and those of the "
+                "first one only would be in checkpoints; leave it out, or train with "
+                "enable_checkpointing=False"
+            )

@@ -26,7 +26,12 @@ from penstock.integrations.layout import Layout, PipelineConfig, find_layout
 from penstock.integrations.lightning import processes
 from penstock.integrations.lightning.clipping import clip_by_pipeline
 from penstock.integrations.lightning.files import find_parts, save
-from penstock.integrations.lightning.module import find_model, rest_of_state, watch_metrics
+from penstock.integrations.lightning.module import (
+    find_model,
+    refuse_averages,
+    rest_of_state,
+    watch_metrics,
+)
 from penstock.integrations.optimizers import Places, load_whole_optimizer
 from penstock.integrations.parts import load_parts
 from penstock.integrations.processes import barrier, broadcast
@@ -199,6 +204,8 @@ class PipelineStrategy(ParallelStrategy):
                 f"{type(module).__name__} optimizes manually, which a PipelineStrategy would not "
                 "see; set automatic_optimization to True"
             )
+        if trainer.state.fn == TrainerFn.FITTING and trainer.checkpoint_callbacks:
+            refuse_averages(trainer, self._layout)
         if getattr(self.precision_plugin, "scaler", None) is not None:
             raise ArgumentError(
                 "a PipelineStrategy does not scale gradients (got precision='16-mixed'); use "
@@ -264,6 +271,7 @@ class PipelineStrategy(ParallelStrategy):
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
         """Save a folder: what Lightning has, and the parts of all processes."""
+        refuse_averages(self._module.trainer, self._layout)
         has_optimizer = "optimizer_states" in checkpoint
         save(
             Path(filepath),
