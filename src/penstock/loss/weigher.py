@@ -121,8 +121,8 @@ def make_parts(
             f"or {ADVICE}"
         )
     parts = []
-    factors = _factors_now(known, used, given.items)
-    for call, factor, graph, weight in zip(used, factors, trained, extra, strict=True):
+    current = _factors_now(known, used, given.items)
+    for call, factor, graph, weight in zip(used, current, trained, extra, strict=True):
         if weight:
             parts.append(LossPart(call.value, call.edge, factor * weight))
         if weight and graph is not None:

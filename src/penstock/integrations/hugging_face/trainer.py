@@ -103,7 +103,8 @@ class PipelineTrainer(Trainer):
         made = self._raw_optimizer()
         if made is None or made is self._kept:
             return
-        names = {**self._names, **names_of(self.model)}
+        whole: Any = self.model
+        names = {**self._names, **names_of(whole)}
         self._places = keep_own_parameters(made, self.pipeline, names)
         self._kept = made
 
