@@ -20,6 +20,7 @@ from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.ir.rows import Floats
+from penstock.measuring.busy_messages import time_busy_messages
 from penstock.measuring.stability import is_stable, spread_of, warn_if_links_vary
 from penstock.ranks.control import GroupControl
 from penstock.ranks.group_transport import GroupTransport
@@ -41,7 +42,8 @@ class Links:
     """Latency in seconds and bandwidth in bytes per second, from every rank to every rank.
 
     `host_message` is the host's seconds for a message, on its sender and on its receiver, which
-    the latency does not include. `spread` has the interquartile range of the round trips as a
+    the latency does not include. Where ranks compute on the host, it is what a message takes from
+    their compute. `spread` has the interquartile range of the round trips as a
     share of their median, for each link that was measured, the larger one of both sizes.
 
     >>> Links(((0.0, 0.5), (0.5, 0.0)), ((1.0, 100.0), (100.0, 1.0))).transfer(200)
@@ -114,8 +116,10 @@ def _measure(
         ]
         for pair in pairs
     }
-    transport.close()
     links = _complete(ranks, found, large_bytes)
+    if device.type == "cpu" and pairs:
+        links = replace(links, host_message=time_busy_messages(transport, repeats))
+    transport.close()
     warn_if_links_vary(links.spread)
     return links
 
