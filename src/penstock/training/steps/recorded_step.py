@@ -31,8 +31,10 @@ def join_recordings(control: Control, schedule: Schedule, mine: StepRecording) -
     for one, late in zip(everyone, _find_lateness(everyone), strict=True):
         start[one.row], end[one.row] = late + np.array(one.start), late + np.array(one.end)
         memory[one.row] = one.memory
-        waits += [(*name, late + begin, late + there) for *name, begin, there in one.waits]
-        arrivals |= {tuple(name): late + at for *name, at in one.arrivals}
+        for is_forward, edge, microbatch, wait, there in one.waits:
+            waits.append((is_forward, edge, microbatch, late + wait, late + there))
+        for is_forward, edge, microbatch, arrival in one.arrivals:
+            arrivals[is_forward, edge, microbatch] = late + arrival
     _end_receives(schedule, waits, arrivals, start, end)
     begin = start.min()
     return Timeline(schedule, start - begin, end - begin, memory)
