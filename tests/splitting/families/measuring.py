@@ -66,7 +66,7 @@ def measure(kind: str, columns: Collection[str] = COLUMNS) -> dict[str, Any]:
     for name in columns:
         schedules, split = ways[name]
         row[name] = _try(built, split, schedules, expected)
-    if row.get(COLUMNS[2], EXACT).startswith((REFUSED, LATE)):
+    if str(row.get(COLUMNS[2], EXACT)).startswith((REFUSED, LATE)):
         one = rows_of(built.inputs, 0, built.shared)
         again = _try(
             built, lambda m: ps.split(m, stages=2, example_kwargs=one), ("1F1B",), expected

@@ -133,7 +133,9 @@ def counted(x: torch.Tensor) -> torch.Tensor:
     table[0] += 1
     row = table[0]
     row.mul_(2)
-    return torch.cat([part * n for part, n in zip(x.split(row.tolist()), table[1], strict=True)])
+    return torch.cat(
+        [part * n for part, n in zip(torch.split(x, row.tolist()), table[1], strict=True)]
+    )
 
 
 def test_tensors_of_plain_numbers_are_known_through_writes_to_their_views() -> None:
@@ -148,7 +150,7 @@ def test_tensors_of_plain_numbers_are_known_through_writes_to_their_views() -> N
 
 def by_lengths(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     lengths = torch.repeat_interleave(counts, torch.tensor([1, 1]))
-    return torch.cat([part.cumsum(0) * len(part) for part in x.split(lengths.tolist())])
+    return torch.cat([part.cumsum(0) * len(part) for part in torch.split(x, lengths.tolist())])
 
 
 def by_ends(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:

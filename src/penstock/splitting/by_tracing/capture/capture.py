@@ -7,6 +7,7 @@ each tensor however many names it has.
 
 import inspect
 import logging
+import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -243,9 +244,8 @@ def _refusing_other_draws(model: nn.Module) -> Iterator[None]:
         )
 
 
-def _other_random_states() -> tuple[Any, ...]:
-    _, keys, *others = np.random.get_state()
-    return random.getstate(), keys.tobytes(), others
+def _other_random_states() -> bytes:
+    return pickle.dumps((random.getstate(), np.random.get_state()))
 
 
 def _free_sizes(tensor: torch.Tensor) -> tuple[Any, ...]:
