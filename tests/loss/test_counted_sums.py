@@ -69,9 +69,10 @@ class Spells(nn.Module):
     def forward(self, rows: torch.Tensor, labels: torch.Tensor) -> Any:
         for layer in self.layers:
             rows = layer(rows)
-        lengths = [torch.full((len(rows),), part.shape[1]) for part in (rows, labels)]
+        given, wanted = (torch.full((len(rows),), part.shape[1]) for part in (rows, labels))
         spelt = rows.log_softmax(-1).transpose(0, 1)
-        return {"loss": functional.ctc_loss(spelt, labels, *lengths, reduction=self.reduction)}
+        loss = functional.ctc_loss(spelt, labels, given, wanted, reduction=self.reduction)
+        return {"loss": loss}
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
