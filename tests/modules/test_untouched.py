@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import penstock as ps
+from penstock.errors import ModelError
 from penstock.measuring.balance import balance
 from penstock.measuring.stages import measure
 from penstock.modules.untouched import same_attributes, same_random_numbers, untouched
@@ -29,8 +30,9 @@ class Restless(nn.Module):
 
     runs: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, draws_outside_torch: bool = True) -> None:
         super().__init__()
+        self.draws_outside_torch = draws_outside_torch
         self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
         self.register_buffer("runs", torch.zeros((), dtype=torch.int64))
         self.sizes: dict[int, int] = {}
@@ -43,7 +45,8 @@ class Restless(nn.Module):
         if not self.has_hook:
             self.has_hook = True
             self.layers[0].register_forward_hook(lambda *_: None)
-        x = x * random.random() + float(np.random.random())
+        if self.draws_outside_torch:
+            x = x * random.random() + float(np.random.random())
         for layer in self.layers:
             x = nn.functional.dropout(layer(x), 0.5)
         return x
@@ -77,11 +80,15 @@ def balance_layers(model: nn.Module) -> None:
     )
 
 
+# Numbers of Python's random were the same in every run of the graph, without an error.
+def trace_in_vain(model: nn.Module) -> None:
+    with pytest.raises(ModelError, match="must draw its random numbers with torch"):
+        split_by_tracing(model)
+
+
 # Only torch's own generator was reset; Python's and NumPy's had advanced by as many draws as the
 # model makes, so that data augmentation differed with and without a measurement.
-@pytest.mark.parametrize(
-    "look", [split_by_layers, split_by_tracing, measure_stages, balance_layers]
-)
+@pytest.mark.parametrize("look", [split_by_layers, trace_in_vain, measure_stages, balance_layers])
 def test_splitting_and_measuring_change_neither_generators_nor_buffers(
     look: Callable[[nn.Module], None],
 ) -> None:
@@ -92,10 +99,15 @@ def test_splitting_and_measuring_change_neither_generators_nor_buffers(
     assert model.runs == 0
 
 
-def test_tracing_changes_neither_attributes_nor_hooks() -> None:
-    model = Restless()
-    names = set(vars(model))
-    split_by_tracing(model)
+@pytest.mark.parametrize(("draws", "trace"), [(False, split_by_tracing), (True, trace_in_vain)])
+def test_tracing_changes_neither_attributes_nor_hooks(
+    draws: bool, trace: Callable[[nn.Module], None]
+) -> None:
+    model = Restless(draws_outside_torch=draws)
+    names, before = set(vars(model)), generator_states()
+    trace(model)
+    assert generator_states() == before
+    assert model.runs == 0
     assert (model.sizes, model.has_hook) == ({}, False)
     assert set(vars(model)) == names
     assert not model.layers[0]._forward_hooks

@@ -211,7 +211,7 @@ def fail_to_build(rank: int) -> list[str]:
     messages = []
     for changes in wrong:
         settings = {"stages": stages} | (changes if rank == 1 else {})
-        with pytest.raises((ps.PenstockError, TypeError)) as caught:
+        with pytest.raises(ps.PenstockError) as caught:
             build(**settings)
         messages.append(f"{type(caught.value).__name__}: {caught.value}")
     with pytest.raises(ps.PenstockError) as caught:
@@ -225,14 +225,14 @@ def fail_to_build(rank: int) -> list[str]:
 def test_a_build_that_fails_on_one_rank_fails_on_all(two_processes: Processes) -> None:
     others, failing = two_processes.run(fail_to_build, seconds=300)
     known = "PipelineError: rank 1 cannot build its part of the pipeline: "
+    # What was checked before the ranks met failed on one of them, and the others waited.
     for other, own in zip(others, failing, strict=True):
-        kind, _, message = own.partition(": ")
-        assert other == known + (own if kind == "TypeError" else message)
+        assert other == known + own.partition(": ")[2]
     assert [own.split(":")[0] for own in failing] == [
         "ScheduleNameError",
         "ArgumentError",
         "SizeError",
-        "TypeError",
+        "ArgumentError",
         "ArgumentError",
         "ModelError",
     ]

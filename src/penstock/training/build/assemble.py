@@ -115,7 +115,6 @@ def assemble(
     request: BuildRequest, *, fault_injection: FaultInjection | None, timeouts: Timeouts
 ) -> Assembly:
     """Build this process's part; fail on every rank if one cannot, or if ranks differ."""
-    require_stages(request.stages)
     group = request.group
     if group is None:
         part = _build(request)
@@ -189,6 +188,7 @@ def _nothing() -> None:
 
 def _build(request: BuildRequest) -> LocalPart:
     """Do everything that needs no other rank."""
+    require_stages(request.stages)
     require_reduction(request.facts.reduction)
     given = read_schedule(request.schedule)
     count = count_microbatches(given, request.microbatches)
