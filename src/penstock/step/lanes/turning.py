@@ -1,7 +1,7 @@
 """Turning points: where an action that waits for communication lets another one run."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -27,6 +27,7 @@ class Counter:
 
 
 _current: ContextVar[Turning | None] = ContextVar("penstock_turning", default=None)
+_NO_CONTEXT = nullcontext()
 
 
 def turning_point() -> None:
@@ -61,4 +62,4 @@ def reaching(turning: Turning | None) -> Iterator[None]:
 
 def without_turns() -> AbstractContextManager[None]:
     """Let nothing turn inside."""
-    return reaching(None)
+    return _NO_CONTEXT if _current.get() is None else reaching(None)
