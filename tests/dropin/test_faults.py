@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import penstock as ps
 from penstock.dropin.schedules import get_schedule_class
@@ -154,3 +156,51 @@ def test_a_step_works_after_one_that_failed_on_a_single_rank(tmp_path: Path) -> 
         ["well", "PipelineError", "well"],
         ["well", "ValueError", "well"],
     ]
+
+
+class FailingLayer(nn.Module):
+    """A layer that fails in one forward, counted over all steps."""
+
+    def __init__(self, kind: str, call: int | None) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.kind, self.call, self.calls = kind, call, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.calls == self.call:
+            fail_as(self.kind)
+        self.calls += 1
+        return self.layer(x)  # type: ignore[no-any-return]  # modules are untyped
+
+
+def train_replica_into_trap(rank: int, kind: str, folder: Path) -> str:
+    """Train two replicas of two stages; rank 3 fails in microbatch 2 of the second step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "pipeline"))
+    group, index = mesh.get_group("pipeline"), mesh.get_local_rank("pipeline")
+    layer = FailingLayer(kind, 4 + 2 if rank == RANKS - 1 else None)
+    module = DistributedDataParallel(layer, process_group=mesh.get_group("replica"))
+    stage = PipelineStage(module, index, 2, CPU, group=group)
+    schedule = get_schedule_class("1F1B")(stage, 4, nn.functional.mse_loss)
+    schedule.timeouts = ps.Timeouts(stop_seconds=1.0, folder=folder)
+    x = torch.ones(8, 8)
+    for _ in range(3):
+        schedule.step(*([] if index else [x]), target=x if index else None)
+    return "came through"
+
+
+# The reduction of DDP waits in another pipeline, whose ranks have lost nobody of their own.
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "SIGKILL",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("sys.exit", "raise in F")),
+    ],
+)
+def test_all_replicas_of_a_program_name_the_rank(kind: str, tmp_path: Path) -> None:
+    fates = run_ranks(train_replica_into_trap, RANKS, tmp_path, kind, tmp_path)
+    others = fates if kind in RAISING else fates[:-1]
+    assert [type(fate.reported) for fate in others] == [ps.errors.PeerLostError] * len(others)
+    for fate in others:
+        said = str(fate.reported)
+        assert said.startswith(f"rank {RANKS - 1} (rank 1 of its pipeline, process ")
+        assert WHAT.get(kind, MISTAKE) in said
