@@ -281,3 +281,20 @@ def test_conditions_are_checked_in_compiled_stages(backend: str) -> None:
 def test_examples_without_values_answer_nothing() -> None:
     with pytest.raises(ModelError, match="the model cannot be traced"):
         split(by_branch, X, COUNTS.to("meta"))
+
+
+def of_small_numbers(x: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    made = torch.as_tensor(counts[0])
+    return x * 2 if counts[0] == 3 and made.dtype == torch.int32 else x
+
+
+def test_numbers_keep_the_type_of_their_tensors() -> None:
+    # Python's numbers, which a trace gave in the place of tensors, made 64 bits of 32.
+    model, pipe = split(of_small_numbers, X, COUNTS.int())
+    torch.testing.assert_close(pipe(X, COUNTS.int()), model(X, COUNTS.int()))
+
+
+def test_a_mask_without_dimensions_adds_one() -> None:
+    # It became the position 0, so that the first row took the place of all.
+    model, pipe = split(lambda x: x[torch.tensor(True)].sum(0), X)
+    torch.testing.assert_close(pipe(X), model(X))

@@ -26,6 +26,7 @@ from penstock.splitting.by_tracing.capture.random_ranges import (
 )
 from penstock.splitting.by_tracing.capture.user_code import calling_line
 from penstock.splitting.by_tracing.capture.value_functions import (
+    COPIES,
     INDEXING,
     MAKERS,
     READS,
@@ -268,12 +269,23 @@ class KnownValues(TorchFunctionMode):
         if func in MAKERS or func in SIZED:
             kept = 1 if func in SIZED else 0
             numbers, named = pytree.tree_map(self._to_number, (args[kept:], kwargs))
-            return (*args[:kept], *numbers), named
+            return (*args[:kept], *numbers), self._find_type(func, args, kwargs) | named
         if func is INDEXING:
             return (args[0], self._to_index(args[1])), kwargs
         if func in REPEATS and "output_size" not in kwargs:
             return args, kwargs | self._output_size(*args, **kwargs)
         return args, kwargs
+
+    def _find_type(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the type of what a function makes of tensors, which numbers do not show."""
+        is_copy = func in COPIES and any(
+            isinstance(x, torch.Tensor) for x in pytree.tree_leaves(args)
+        )
+        call = self._find_call(func, args, kwargs) if is_copy else None
+        found = None if call is None else compute(func, call.args, call.kwargs)
+        return {} if found is None else {"dtype": found[0].dtype}
 
     def _to_number(self, leaf: Any) -> Any:
         is_number = isinstance(leaf, torch.Tensor) and leaf.dim() == 0
@@ -289,7 +301,7 @@ class KnownValues(TorchFunctionMode):
         for item in index if isinstance(index, tuple) else (index,):
             if isinstance(item, slice):
                 found.append(slice(*map(self._to_number, (item.start, item.stop, item.step))))
-            elif isinstance(item, torch.Tensor) and item.dtype == torch.bool:
+            elif isinstance(item, torch.Tensor) and item.dtype == torch.bool and item.dim():
                 found += self._to_positions(item)
             else:
                 found.append(item)

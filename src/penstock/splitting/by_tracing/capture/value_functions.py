@@ -10,6 +10,7 @@ from penstock.modules.untouched import same_random_numbers, torch_random_states
 from penstock.torch_private import DisableTorchFunction, disable_current_modes
 
 __all__ = [
+    "COPIES",
     "INDEXING",
     "MAKERS",
     "READS",
@@ -33,6 +34,8 @@ MAKERS = frozenset(
     getattr(torch, name)
     for name in ("tensor", "as_tensor", "arange", "linspace", "zeros", "ones", "full", "eye")
 )
+# Those of them that keep the type of the tensors among their numbers.
+COPIES = frozenset((torch.tensor, torch.as_tensor))
 # Functions whose result has as many elements as the values of an argument say.
 SHAPED_BY_VALUES = frozenset(
     getattr(owner, name)
