@@ -169,7 +169,7 @@ class FoundWeights:
 
     def find_used(self) -> Collection[Sequence[float]]:
         """Return the weights of all microbatches, for each part of the losses here."""
-        return self._weights.used
+        return self._weights.find_used()
 
     def check(self) -> None:
         """Raise if a loss counted something else than the labels of the step."""

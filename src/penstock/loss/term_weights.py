@@ -20,19 +20,11 @@ from penstock.loss.labels import BatchLabels, Relation, Source, fetch_numbers
 from penstock.loss.memory import Reading, Term
 from penstock.loss.reduction import round_weights, share_counts, weigh_rows
 
-__all__ = [
-    "ADVICE",
-    "Given",
-    "TermWeights",
-    "is_close",
-    "read_call",
-    "round_weights",
-    "uneven_error",
-]
+__all__ = ["ADVICE", "Given", "TermWeights", "is_close", "read_call", "uneven_error"]
 
 # The allowed relative difference between sums of class weights; less where they are doubles.
 _ACCURACY, _DOUBLE_ACCURACY = 1e-4, 1e-10
-# The argument of a source whose labels are on another rank, which has sent their counts.
+# The argument of a source whose labels are on another rank.
 _REMOTE = "labels on another rank"
 ADVICE = (
     "say what it is with Pipeline(reduction=...): 'mean' for a mean over rows, 'sum' for losses "
@@ -124,13 +116,21 @@ class TermWeights:
 
     def __init__(self, given: Given) -> None:
         self._given = given
-        self._rows = weigh_rows(given.rows)
+        self._rows: Sequence[float] = weigh_rows(given.rows)
+        self._ones: Sequence[float] = [1.0] * len(given.rows)
         self._known: list[_Counted] = []
         self._checks: list[_Check] = []
         self._first: list[_First] = []
         self._weighed: list[int] = []
         self._uneven: tuple[str | None] | None = None
-        self.used: set[tuple[float, ...]] = set()
+        self._used: dict[int, Sequence[float]] = {}  # by identity, since comparing takes long
+
+    def _note(self, weights: Sequence[float]) -> None:
+        self._used[id(weights)] = weights
+
+    def find_used(self) -> set[tuple[float, ...]]:
+        """Return the weights of all microbatches, for each part of the losses so far."""
+        return set(map(round_weights, self._used.values()))
 
     def is_even(self, weights: Sequence[float]) -> bool:
         """Whether these weights of all microbatches are their shares of the rows."""
@@ -148,7 +148,7 @@ class TermWeights:
             )
         if not is_known and (uneven := self.find_uneven()) is not None:
             raise uneven_error(uneven)
-        self.used.add(round_weights(self._rows))
+        self._note(self._rows)
         return self._rows[microbatch]
 
     def find_uneven(self) -> str | None:
@@ -157,10 +157,10 @@ class TermWeights:
             self._uneven = (self._given.labels.find_uneven(),)
         return self._uneven[0]
 
-    def of_all(self, term: Term) -> list[float] | None:
+    def of_all(self, term: Term) -> Sequence[float] | None:
         """Return the weights of a term in all microbatches, if what it counts is known."""
         if term.reading == "sum":
-            return [1.0] * len(self._rows)
+            return self._ones
         if term.reading == "rest":
             return self._rows
         if term.source is None:
@@ -231,16 +231,16 @@ class TermWeights:
         if weights is not None:
             self.expect(first.term, {microbatch: call.mean.count(call.target)})
             first.given.append(weights[microbatch])
-            self.used.add(round_weights(weights))
+            self._note(weights)
             return weights[microbatch]
-        self.used.add(round_weights(self._rows))
+        self._note(self._rows)
         first.seen.append((self._rows[microbatch], call.count()))
         self._require_steady(first)
         return self._rows[microbatch]
 
     def repeat(self, term: Term, weight: float) -> None:
         """Note the weight of a term that was not observed again."""
-        self.used.add(round_weights(self.of_all(term) or self._rows))
+        self._note(self.of_all(term) or self._rows)
         for first in self._first:
             if first.term.source == term.source and first.term.mean.is_like(term.mean):
                 first.given.append(weight)
