@@ -599,6 +599,11 @@ def test_a_loss_keeps_its_reduction_and_what_it_counted() -> None:
     assert difference._saved_target.numel() == 9
 
 
+def test_a_quotient_keeps_its_divisor() -> None:
+    quotient: Any = (torch.ones(3, requires_grad=True) / 8).grad_fn
+    assert (quotient.name(), float(quotient._saved_other)) == ("DivBackward0", 8)
+
+
 def test_nodes_are_numbered_in_the_order_of_the_forward() -> None:
     x = torch.ones((), requires_grad=True)
     first = 2 * x

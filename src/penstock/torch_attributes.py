@@ -53,6 +53,7 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_saved_reduction": "0 for no reduction, 1 for a mean, 2 for a sum",
         "_saved_target": "the target of the loss",
     },
+    "DivBackward0": {"_saved_other": "the divisor"},
     "torch.ops": {"_c10d_functional": "functional collectives, and the wait for them"},
     "torch.ops.aten": {
         "_grouped_mm": "products of many pairs of matrices",

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import penstock as ps
+from penstock.ranks.faults import StepFailedError
 
 torch.manual_seed(0)
 ROWS = torch.randn(8, 4, dtype=torch.float64)
@@ -86,3 +87,50 @@ def test_sums_over_sequences_add_up(reduction: str) -> None:
     pipeline = ps.Pipeline(pipe, "1F1B", ranks=2, microbatches=4, loss=ps.find_loss)
     for run in (pipeline.step, pipeline.evaluate):
         assert run(rows=rows, labels=labels).loss == pytest.approx(expected, rel=1e-12)
+
+
+class ByHand(nn.Module):
+    """Divides a sum, which none of torch's losses makes, by the count that it is given."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))
+        self.way = way
+
+    def forward(self, rows: torch.Tensor, labels: torch.Tensor, num_items_in_batch: int) -> Any:
+        for layer in self.layers:
+            rows = torch.tanh(layer(rows))
+        each = -rows.log_softmax(-1).gather(1, labels[:, None])
+        if self.way == "unreduced":
+            each = functional.cross_entropy(rows, labels, reduction="none")
+        loss = each.sum() / num_items_in_batch
+        if self.way == "mean":
+            loss = each.mean()
+        if self.way == "mixed":
+            loss = loss + rows.square().mean()
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("way", ["gathered", "unreduced", "mean"])
+def test_shares_of_a_batch_add_up_if_the_graph_alone_shows_them(way: str) -> None:
+    # No call of torch's losses said that they are sums, so that they counted as means over rows:
+    # loss and gradients were too small by the number of microbatches.
+    model = ByHand(way)
+    labels = torch.arange(8) % 4
+    expected = model(ROWS, labels, 8)["loss"]
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    pipeline = make_pipeline(model)
+    for _ in range(3):
+        pipeline.zero_grad()
+        found = pipeline.step(ROWS, labels=labels, num_items_in_batch=8).loss
+        assert found == pytest.approx(expected.item(), rel=1e-12)
+        torch.testing.assert_close([p.grad for p in model.parameters()], list(gradients))
+    found = pipeline.evaluate(ROWS, labels=labels, num_items_in_batch=8).loss
+    assert found == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_shares_beside_means_are_refused() -> None:
+    # They have weights of their own, but nothing shows the value of either.
+    with pytest.raises(StepFailedError, match="a loss must be a sum of what is averaged"):
+        make_pipeline(ByHand("mixed")).step(ROWS, labels=torch.arange(8) % 4, num_items_in_batch=8)

@@ -12,7 +12,15 @@ from torch.autograd.graph import GradientEdge, Node
 from penstock.errors import PipelineError
 from penstock.torch_private import tree_leaves
 
-__all__ = ["COUNTING", "LossForm", "find_form", "name_top", "read_count", "sign_graph"]
+__all__ = [
+    "COUNTING",
+    "LossForm",
+    "find_form",
+    "find_shares",
+    "name_top",
+    "read_count",
+    "sign_graph",
+]
 
 # Operations that save what they counted, or the target whose elements they average.
 _COUNTERS = {"NllLossBackward0", "NllLoss2DBackward0"}
@@ -56,6 +64,8 @@ _LINEAR = {
 # Operations that are linear in one input, if no other input depends on a call.
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
+_SUMS = {"SumBackward0", "SumBackward1"}
+_MEANS = {"MeanBackward0", "MeanBackward1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,24 @@ def find_form(loss: torch.Tensor, edges: Sequence[GradientEdge | None]) -> LossF
     else:
         walk.descend(loss.grad_fn)
     return LossForm(tuple(sorted(walk.used)), walk.has_rest, walk.is_linear, walk.is_scaled)
+
+
+def find_shares(loss: torch.Tensor, items: float) -> set[bool]:
+    """Return whether the terms of a loss are sums that are divided by the items of a batch."""
+    found, nodes = set[bool](), [(loss.grad_fn, False)]
+    while nodes:
+        node, is_divided = nodes.pop()
+        if node is None:
+            continue
+        name = node.name()
+        if name in _SUMS or name in _MEANS or name not in _LINEAR | _QUOTIENTS:
+            found.add(is_divided and name in _SUMS)
+            continue
+        if name in _QUOTIENTS:
+            other = torch.as_tensor(node._saved_other)  # type: ignore[attr-defined]  # it has that
+            is_divided |= other.is_cpu and other.numel() == 1 and float(other) == items
+        nodes += [(inner, is_divided) for inner, _ in node.next_functions]
+    return found
 
 
 def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:

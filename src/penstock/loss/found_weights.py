@@ -253,7 +253,7 @@ class FoundWeights:
         habit, top = self.habit, name_top(loss)
         is_same = top == habit.top or habit.is_opaque or top.startswith(_OPAQUE)
         if habit.single is None and is_same:
-            return self._by_rows(microbatch, is_known=False)
+            return 1.0 if habit.is_counted else self._by_rows(microbatch, is_known=False)
         weights = None if habit.single is None else self._weights.of_all(habit.single)
         if weights is None or not (is_same or self._weights.is_even(weights)):
             before = habit.top if habit.single is None else f"{habit.top} of {habit.single.source}"
@@ -333,6 +333,8 @@ class FoundWeights:
                 "a loss must be a sum of what is averaged over the batch, each by a factor (got "
                 f"another function of one of torch's losses, such as its root); {ADVICE}"
             )
+        if not form.used and not form.has_rest:
+            return Share(1.0)
         is_rest = [term is not None and term.reading == "rest" for term in terms]
         if not all(is_rest) and not form.has_rest and len(set(weights)) == 1:
             return Share(weights[0])

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from penstock.loss.calls import LossCall, Mean
-from penstock.loss.form import COUNTING, LossForm, find_form
+from penstock.loss.form import COUNTING, LossForm, find_form, find_shares
 from penstock.loss.labels import Source
 
 __all__ = ["Habit", "KnownForm", "LossMemory", "Reading", "Term"]
@@ -171,6 +171,8 @@ class LossMemory:
             if not form.is_linear and all(calls[n].reduction == "none" for n in form.used):
                 # A function of unreduced results, such as a focal loss, belongs to the rest.
                 form = LossForm((), has_rest=True, is_linear=True, is_scaled=True)
+            if items and all(calls[n].reduction == "none" for n in form.used):
+                form = _find_hidden_sums(loss, items) or form
             if known is None or known.form != form or known.num_calls != len(calls):
                 self.forms[names] = KnownForm(len(calls), form)
             return form
@@ -186,3 +188,11 @@ class LossMemory:
             return LossForm((shares[-1],), has_rest=False, is_linear=True, is_scaled=True)
         used = tuple(number for number, call in enumerate(calls) if call.value.numel() == 1)
         return LossForm(used, has_rest=True, is_linear=True, is_scaled=True)
+
+
+def _find_hidden_sums(loss: torch.Tensor, items: float) -> LossForm | None:
+    """Find sums, divided by the items of the batch, that none of torch's losses has made."""
+    shares = find_shares(loss, items)
+    if True not in shares:
+        return None
+    return LossForm((), has_rest=False, is_linear=len(shares) == 1, is_scaled=True)
