@@ -238,6 +238,8 @@ class Model(nn.Module):
     [
         (Model(), r"\(got Model\); split it first, as in penstock\.split\(model, stages=4\)"),
         (3, r"or one module per stage \(got int\)"),
+        # The check used it up, and nothing was left to measure or to run.
+        (iter([nn.Linear(2, 2)]), r"\(got list_iterator\); give a list"),
         ([nn.Linear(2, 2), 2], r"\(got int among them\); give modules only"),
         ({0: nn.Linear(2, 2), 1: "1"}, r"\(got str among them\); give modules only"),
     ],

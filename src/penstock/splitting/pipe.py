@@ -240,9 +240,12 @@ def require_stages(stages: object) -> None:
     if isinstance(stages, Pipe):
         return
     wanted = "stages must be a Pipe, or one module per stage"
-    if not isinstance(stages, Iterable):
+    # An iterator gives its modules once, and stages are looked at several times.
+    if not isinstance(stages, Iterable) or isinstance(stages, Iterator):
         is_model = isinstance(stages, nn.Module)
-        way = "split it first, as in penstock.split(model, stages=4)" if is_model else "give these"
+        way = (
+            "split it first, as in penstock.split(model, stages=4)" if is_model else "give a list"
+        )
         raise ArgumentError(f"{wanted} (got {type(stages).__name__}); {way}")
     held = stages.values() if isinstance(stages, Mapping) else stages
     wrong = [type(one).__name__ for one in held if not isinstance(one, nn.Module)]
