@@ -375,8 +375,9 @@ def left_for_the_collector() -> Iterator[list[object]]:
     """Collect, after the block, what only the garbage collector can free."""
     found: list[object] = []
     gc.collect()
-    # What earlier tests have left in caches may become garbage at any time.
-    _before = [item for item in gc.get_objects() if isinstance(item, torch.Tensor)]
+    # What earlier tests have left in caches may become garbage at any time. Asking an object for
+    # its class makes one of torch's warn, which other tests may have brought back into sight.
+    _before = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
