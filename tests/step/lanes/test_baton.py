@@ -10,6 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from penstock.ranks.peer.driver import current_context
 from penstock.step.lanes.baton import LaneError, run_by_turns
 from penstock.step.lanes.generators import LaneGenerators
 from penstock.step.lanes.turning import turning_point, without_turns
@@ -232,3 +233,18 @@ def test_a_checkpoint_draws_again_what_its_forward_drew(pool: ThreadPoolExecutor
         return [*gradient, *output.tolist()]
 
     assert run([draw([], 3)]) == run([])
+
+
+@pytest.mark.gpu
+def test_a_lane_has_the_context_of_its_device_before_it_does_anything() -> None:
+    # A lane whose first call is a matrix product began with a warning of torch.
+    found = []
+
+    def lane() -> None:
+        found.append(current_context())
+
+    torch.cuda.current_stream().synchronize()
+    with ThreadPoolExecutor(2) as fresh:
+        run_by_turns([lane] * 3, fresh, generators(3))
+    assert found == [current_context()] * 3
+    assert found[0] != 0

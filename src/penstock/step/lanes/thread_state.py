@@ -62,6 +62,10 @@ class ThreadState:
                 # Both lanes use one stream: see `docs/design.md`.
                 stack.enter_context(torch.cuda.device(self.stream.device))
                 stack.enter_context(torch.cuda.stream(self.stream))
+                # A new thread has no context of the device until it asks something of it, and
+                # torch warns if the first one to ask is cuBLAS. This is cheap, and allowed while
+                # a graph is captured.
+                torch.cuda.is_current_stream_capturing()
             if self.is_inference:
                 stack.enter_context(torch.inference_mode())
             stack.enter_context(torch.set_grad_enabled(self.is_grad_enabled))
