@@ -102,6 +102,16 @@ def test_bytes_and_seconds_on_a_device_are_measured_there() -> None:
         assert ((extra >= 0) & (extra <= 4 * 512)).all(), extra
     for name in ("forward", "backward_input", "backward_weight", "full_backward"):
         assert (costs.per_stage(name, 3) > 0).all()
+    # Slower than any memory of a device, faster than any network: a plan may offload.
+    assert costs.host_link is not None
+    assert 1e8 < costs.host_link < 1e12
+
+
+def test_a_processor_has_no_link_to_its_host() -> None:
+    # A copy there takes the time of compute, so that plans from these costs do not offload.
+    _, pipe, x = make_pipe()
+    costs = measure(pipe, example=(x,), loss=nn.functional.mse_loss, target=torch.zeros_like(x))
+    assert costs.host_link is None
 
 
 def test_activations_grow_with_the_width_and_shrink_after_i() -> None:

@@ -20,6 +20,7 @@ from penstock.ir.actions import Kind
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.measuring.collectives import collective_seconds, has_collectives
+from penstock.measuring.host_link import measure_host_link
 from penstock.measuring.optimizer_state import MakeOptimizer, count_optimizer_bytes
 from penstock.measuring.stability import is_stable, spread_of, warn_if_unstable
 from penstock.measuring.stage_bytes import ActionBytes
@@ -105,10 +106,11 @@ def measure(
     `repeats` runs of it, after some that do not count, and over up to four times as many where
     they vary. If they vary too much even so, a `MeasurementWarning` says which; see
     `penstock.measuring.measure_closely` for the spread of all. `host_action` is what passes
-    between two actions. Activations are what a forward leaves in use on its rank, and
-    the weight stash what is left of it after I. `optimizer` is a class such as `torch.optim.AdamW`
-    or a function that makes one for a list of parameters; its state is counted from one step on
-    a copy. The stages run where their parameters are; `device` is needed only for stages without
+    between two actions, and `host_link` how fast a GPU copies to its host and back. Activations
+    are what a forward leaves in use on its rank, and the weight stash what is left of it after I.
+    `optimizer` is a class such as `torch.optim.AdamW` or a function that makes one for a list of
+    parameters; its state is counted from one step on a copy. The stages run where their
+    parameters are; `device` is needed only for stages without
     parameters. Parameters, gradients, buffers and random numbers are not changed.
     """
     found = measure_closely(
@@ -163,6 +165,7 @@ def measure_closely(
             "optimizer_bytes": state,
             "host_action": _seconds_between(split.timelines),
         }
+        | ({} if (link := measure_host_link(place)) is None else {"host_link": link})
         | _collectives(split.timelines, modules)
     )
     spread = {name: tuple(map(spread_of, found)) for name, found in samples.items()}
