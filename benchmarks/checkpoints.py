@@ -1,6 +1,7 @@
 """Saving and loading beside torch.distributed.checkpoint, in one process and in turns.
 
     python benchmarks/checkpoints.py
+    python benchmarks/checkpoints.py --device cuda    into checkpoints_cuda.md
 
 Two models with AdamW: many small tensors, and a gigabyte or less in large ones. Each round saves
 with Penstock, `dcp.save` and `dcp.async_save`, and loads with Penstock and with `dcp.load`;
@@ -50,9 +51,10 @@ class Times:
 class Subject:
     """A model, its pipeline and its optimizer, with state."""
 
-    def __init__(self, widths: tuple[int, int], layers: int) -> None:
-        self.widths, self.layers = widths, layers
-        self.model = nn.Sequential(*[nn.Linear(*widths, bias=False) for _ in range(layers)])
+    def __init__(self, widths: tuple[int, int], layers: int, device: str) -> None:
+        self.widths, self.layers, self.device = widths, layers, device
+        made = [nn.Linear(*widths, bias=False, device=device) for _ in range(layers)]
+        self.model = nn.Sequential(*made)
         stages = [self.model]
         self.pipeline = ps.Pipeline(stages, "GPipe", microbatches=1, loss=nn.MSELoss(), ranks=1)
         self.optimizer = torch.optim.AdamW(self.pipeline.parameters())
@@ -67,7 +69,7 @@ class Subject:
 
     def new(self) -> "Subject":
         """Return the same without state, as after a restart."""
-        return Subject(self.widths, self.layers)
+        return Subject(self.widths, self.layers, self.device)
 
     @property
     def num_bytes(self) -> int:
@@ -78,12 +80,19 @@ class Subject:
         return {"model": model, "optim": optimizer}
 
 
+def _wait_for_device() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # untyped upstream
+        torch.cuda.synchronize()
+
+
 def timed(start: Callable[[], Callable[[], object]]) -> Times:
     """Time something that returns how to wait for its end."""
+    _wait_for_device()
     begin, busy = time.perf_counter(), time.process_time()
     wait = start()
     blocked = time.perf_counter() - begin
     wait()
+    _wait_for_device()
     return Times(time.perf_counter() - begin, time.process_time() - busy, blocked)
 
 
@@ -210,13 +219,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="runs of each way that count")
     parser.add_argument("--small", type=int, default=1000, help="number of small tensors")
     parser.add_argument("--mebibytes", type=int, default=1024, help="size of the large state")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args()
     rounds = options.rounds
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]  # missing in torch's stubs
-    small = Subject((16, 16), options.small).train()
+    small = Subject((16, 16), options.small, options.device).train()
     # Parameters of 2048 x 2048 with two averages: 48 MiB each.
-    large = Subject((2048, 2048), max(1, round(options.mebibytes / 48))).train()
+    large = Subject((2048, 2048), max(1, round(options.mebibytes / 48)), options.device).train()
     sections = [
         table(title, f"{what}: {subject.num_bytes / 2**20:.0f} MiB", measure(subject, rounds))
         for title, what, subject in (
@@ -225,7 +235,14 @@ def main() -> None:
         )
     ]
     spread = f"medians of {rounds} runs in turns, with the least and the most"
-    print(write_result("checkpoints", "Checkpoints", sections, spread=spread))
+    on_gpu = options.device == "cuda"
+    name, title = (
+        ("checkpoints_cuda", "Checkpoints from a GPU")
+        if on_gpu
+        else ("checkpoints", "Checkpoints")
+    )
+    device = torch.cuda.get_device_name() if on_gpu else ""
+    print(write_result(name, title, sections, spread=spread, device=device))
     dist.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 import penstock as ps
 from llama_model import LAYERS, Runner, Shape, loss_of, train_ours, train_theirs
+from penstock.measuring.host_link import measure_host_link
 from rank_jobs import Say
 from ranks_on_one_gpu import Meter, describe_device, is_device_shared, spread_of, take_turns
 
@@ -108,6 +109,13 @@ def measure_costs(
             **row,
         )
         found[name] = sizes, _mean(_gather(costs, meter), (*SECONDS, "full_backward"))
+        # Each rank has found its link free; here all use theirs at once.
+        meter.meet()
+        links = _gather(measure_host_link(device), meter)
+        found[name] = (
+            sizes,
+            replace(found[name][1], host_link=None if None in links else min(links)),
+        )
         del pipe
         _free()
     if rank == 0:

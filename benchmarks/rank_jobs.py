@@ -1,6 +1,7 @@
 """Jobs of several ranks that may fail or hang without ending the benchmark that runs them."""
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from queue import Empty
 from time import monotonic
@@ -24,16 +25,28 @@ class JobError(Exception):
     """A rank has failed, or all have been silent for too long."""
 
 
-def run_job(job: Job, ranks: int, *, on_cpu: bool, silence: float) -> Iterator[tuple[str, Any]]:
+def run_job(
+    job: Job,
+    ranks: int,
+    *,
+    on_cpu: bool,
+    silence: float,
+    shares: Sequence[int] | None = None,
+) -> Iterator[tuple[str, Any]]:
     """Run a job on every rank, in new processes, and yield what the ranks say.
 
+    With `shares`, each rank has its own percentage of the GPU under MPS.
     Raises a `JobError` if a rank fails or none says anything for `silence` seconds. No process is
     left behind.
     """
     context = get_context("spawn")
     said, port = context.Queue(), free_port()
     processes = [
-        context.Process(target=_run_rank, args=(job, rank, port, ranks, on_cpu, said), daemon=True)
+        context.Process(
+            target=_run_rank,
+            args=(job, rank, port, ranks, on_cpu, said, shares and shares[rank]),
+            daemon=True,
+        )
         for rank in range(ranks)
     ]
     for process in processes:
@@ -62,8 +75,12 @@ def run_job(job: Job, ranks: int, *, on_cpu: bool, silence: float) -> Iterator[t
             process.join(_SECONDS_TO_END)
 
 
-def _run_rank(job: Job, rank: int, port: int, ranks: int, on_cpu: bool, said: Any) -> None:
+def _run_rank(
+    job: Job, rank: int, port: int, ranks: int, on_cpu: bool, said: Any, share: int | None
+) -> None:
     try:
+        if share is not None:
+            os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(share)
         device = (join_on_cpu if on_cpu else join)(rank, port, ranks)
         job(rank, device, lambda kind, value: said.put((kind, value)))
         dist.barrier()

@@ -2,13 +2,14 @@
 
     git worktree add ../first 538cc9b
     OMP_NUM_THREADS=1 python benchmarks/versions.py ../first
-    python benchmarks/versions.py ../first --only "split backward"    on CUDA if there is one
+    python benchmarks/versions.py ../first --only split plain    on CUDA if there is one
 
 Work of the host counts in seconds of processor time, since other processes disturb these least;
 the split backward in seconds of a loop without pauses. Repeats take turns: this, the other, the
 other, this. Values are medians; ratios, with quartiles, are of repeats right after each other.
 What the other checkout cannot do gets a row that says so.
-Prints its table and writes it to benchmarks/results/versions.md.
+Prints its table and writes it to benchmarks/results/versions.md; where there is a GPU, to
+versions_cuda.md.
 """
 
 import argparse
@@ -49,7 +50,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkout", type=Path, help="the root of the other checkout")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--only", default="", help="work whose name begins like this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="work whose name begins like one of these"
+    )
+    parser.add_argument("--name", help="the other version, where git does not know it")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
@@ -60,7 +64,8 @@ def main() -> None:
     lines = ["| work | other ms | this ms | this over other |", "|---|---|---|---|"]
     print("\n".join(lines), flush=True)
     try:
-        for name in find_work(workers["this"], options.only):
+        device = ask(workers["this"], "device")
+        for name in find_work(workers["this"], tuple(options.only)):
             lines.append(compare(name, workers, roots, options.repeats))
             print(lines[-1], flush=True)
     finally:
@@ -73,8 +78,9 @@ def main() -> None:
         check=False,
     ).stdout.strip()
     spread = f"medians of {options.repeats} repeats in turns, with quartiles of their ratios"
-    title = f"This version beside that of {commit or 'another checkout'}"
-    write_result("versions", title, ["\n".join(lines)], spread=spread)
+    title = f"This version beside that of {options.name or commit or 'another checkout'}"
+    name = "versions_cuda" if device else "versions"
+    write_result(name, title, ["\n".join(lines)], spread=spread, device=device)
 
 
 def start(root: Path) -> "subprocess.Popen[str]":
@@ -92,7 +98,7 @@ def ask(worker: "subprocess.Popen[str]", request: str) -> Any:
     return json.loads(worker.stdout.readline())
 
 
-def find_work(worker: "subprocess.Popen[str]", only: str) -> list[str]:
+def find_work(worker: "subprocess.Popen[str]", only: tuple[str, ...]) -> list[str]:
     names = ["lower and check ZBV, 64 x 512", "simulate ZBV, 64 x 1024", *STEPS, *COMMANDS]
     names += [f"{kind}, {shape}" for shape in ask(worker, "shapes") for kind in SPLIT]
     return [name for name in names if name.startswith(only)]
@@ -157,6 +163,8 @@ def serve(root: Path) -> None:
         try:
             if name == "shapes":
                 answer = list(shapes)
+            elif name == "device":
+                answer = torch.cuda.get_device_name() if is_cuda else ""
             else:
                 if name not in ready:
                     ready[name] = prepare(name, penstock, blocks, shapes)
