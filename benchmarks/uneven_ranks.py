@@ -51,7 +51,7 @@ ROOM = 1.3
 # The families that are predicted to be fastest run, these many for each way to cut.
 MOST_RIVALS = 2
 RECORDED_STEPS = 7
-SEARCH_SECONDS, REVISE_SECONDS = 8.0, 3.0
+SEARCH_SECONDS, REVISE_SECONDS = 6.0, 3.0
 # Ranks whose layers take nearly the same are equally fast.
 LEVEL = 1.08
 # Seconds without any progress after which a job counts as hanging.
@@ -69,7 +69,7 @@ class Size:
     repeats: int
 
 
-FULL = Size(4096, 2048, 65536, torch.bfloat16, 13)
+FULL = Size(4096, 2048, 65536, torch.bfloat16, 9)
 TINY = Size(16, 32, 64, torch.float32, 3)
 
 
@@ -173,6 +173,12 @@ class Rank:
         ]
         return pieces, factors.tolist()
 
+    def share(self, make: Callable[[], Any]) -> Any:
+        """Return what rank 0 makes."""
+        box = [make() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(box, src=0, group=self.meter.host)
+        return box[0]
+
     def pipeline(self, one: Runner) -> ps.Pipeline:
         ends = (0, *accumulate(one.sizes))
         made = ps.Pipeline(
@@ -217,12 +223,12 @@ def run_case(case: Case, size: Size, rank: int, device: torch.device, say: Say) 
     own = Rank(case, size, device)
     pieces, factors = own.measure()
     note("factors", factors)
-    found = _shared(partial(_choose, pieces, factors))
+    found = own.share(partial(_choose, pieces, factors))
     planned, *rivals = found
     pipelines = {planned: own.pipeline(planned)}
     note("progress", "recording the plan")
     recorded = own.record(pipelines[planned])
-    again = _shared(lambda: revise(planned.order, *recorded, seconds=REVISE_SECONDS).new)
+    again = own.share(lambda: revise(planned.order, *recorded, seconds=REVISE_SECONDS).new)
     others = [_runner("planned again", again, planned.sizes), *rivals]
     pipelines |= {one: own.pipeline(one) for one in others}
     for pipeline in pipelines.values():
@@ -240,13 +246,6 @@ def run_case(case: Case, size: Size, rank: int, device: torch.device, say: Say) 
     note("bound", again.lower_bound)
     own.meter.meet()
     own.close()
-
-
-def _shared(make: Callable[[], Any]) -> Any:
-    """Return what rank 0 makes."""
-    box = [make() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 def _choose(pieces: Sequence[Piece], factors: Sequence[float]) -> list[Runner]:
