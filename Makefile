@@ -89,6 +89,7 @@ bench: $(READY)
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' \
 	    && $(BIN)/python benchmarks/gpu_ranks.py && $(BIN)/python benchmarks/message_cost.py \
 	    && $(BIN)/python benchmarks/llama_ranks.py && $(BIN)/python benchmarks/overlap.py \
+	    && $(BIN)/python benchmarks/uneven_ranks.py && $(BIN)/python benchmarks/memory_ranks.py \
 	    || echo 'the benchmarks of GPU ranks need a CUDA device'
 	PYTHONPATH=. $(BIN)/python benchmarks/solving.py
 	$(BIN)/python benchmarks/memory_limits.py

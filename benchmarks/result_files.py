@@ -75,7 +75,10 @@ def _versions() -> str:
         # torch's metadata lack what was built: 2.13.0+cpu.
         module: Any = sys.modules.get(library)
         try:
-            found.append(f"{library} {getattr(module, '__version__', None) or version(library)}")
+            name = getattr(module, "__version__", None) or version(library)
         except PackageNotFoundError:
             continue
+        # Penstock has none where it runs from its source.
+        if name[:1].isdigit():
+            found.append(f"{library} {name}")
     return ", ".join(found)
