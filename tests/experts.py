@@ -10,7 +10,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.utils.checkpoint import checkpoint
 
 import penstock as ps
-from penstock.step.lanes.communication import Waitable
+from penstock.step.overlap.communication import Waitable
 
 __all__ = ["EXCHANGES", "Block", "Experts", "Unsplit"]
 

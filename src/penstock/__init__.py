@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from penstock.splitting.output_loss import find_loss
     from penstock.splitting.pipe import Pipe
     from penstock.splitting.splitter import split
-    from penstock.step.lanes.communication import communicate
-    from penstock.step.lanes.turning import turning_point
     from penstock.step.microbatches import Along, Ready, Shared
+    from penstock.step.overlap.communication import communicate
+    from penstock.step.overlap.turning import turning_point
     from penstock.training.options import RunOptions
     from penstock.training.pipeline import Pipeline
     from penstock.training.step_result import StepResult
@@ -90,7 +90,7 @@ _HOMES = {
     "Timeouts": "penstock.alive.timeouts",
     "add_loss": "penstock.loss.added",
     "balance": "penstock.measuring.balance",
-    "communicate": "penstock.step.lanes.communication",
+    "communicate": "penstock.step.overlap.communication",
     "find_loss": "penstock.splitting.output_loss",
     "here_only": "penstock.splitting.by_layers.hooks.hooks",
     "measure": "penstock.measuring.stages",
@@ -105,7 +105,7 @@ _HOMES = {
     "search": "penstock.planner.search.search",
     "split": "penstock.splitting.splitter",
     "train_elastically": "penstock.elastic",
-    "turning_point": "penstock.step.lanes.turning",
+    "turning_point": "penstock.step.overlap.turning",
     "watching": "penstock.alive.watching",
     "write_timeline": "penstock.files.timeline",
 }

@@ -16,8 +16,8 @@ from penstock.ranks.faults import StepFailedError
 from penstock.ranks.transport import LocalTransport
 from penstock.step.clocks import HostClock
 from penstock.step.executor import Executor
-from penstock.step.lanes.overlaps import Overlaps
 from penstock.step.model_end import keep_loss
+from penstock.step.overlap.overlaps import Overlaps
 from penstock.step.program.entries import order_for_one_process
 from penstock.step.stage import Stage
 from penstock.step.step_data import Around, Microbatches, Results

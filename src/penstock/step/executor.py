@@ -15,10 +15,10 @@ from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import LinkLostError, StepFailedError
 from penstock.ranks.transport import Message, Transport
 from penstock.step.clocks import Clock, StepRecorder
-from penstock.step.lanes.baton import LaneError
-from penstock.step.lanes.overlaps import Overlaps
-from penstock.step.lanes.turning import without_turns
 from penstock.step.model_end import ModelEnd, keep_loss
+from penstock.step.overlap.by_turns import MemberError
+from penstock.step.overlap.overlaps import Overlaps
+from penstock.step.overlap.turning import without_turns
 from penstock.step.program.draining import drain
 from penstock.step.program.entries import BoundRow, join_overlapped
 from penstock.step.program.messages import StepMessages
@@ -151,7 +151,7 @@ class Executor:
 
     def _fail(self, entry: BoundRow, error: Exception) -> NoReturn:
         """Let the other ranks finish the step, and raise where this one failed."""
-        if isinstance(error, LaneError):
+        if isinstance(error, MemberError):
             entry, error = entry.members[error.number], error.error
         if isinstance(error, LinkLostError):
             raise error

@@ -12,7 +12,7 @@ from penstock.measuring.live_memory import LiveMemory
 from penstock.parallel.replica import replica_of
 from penstock.ranks.transport import LocalTransport
 from penstock.step.executor import Executor
-from penstock.step.lanes.overlaps import Overlaps
+from penstock.step.overlap.overlaps import Overlaps
 from penstock.step.program.entries import order_for_one_process
 from penstock.step.stage import Stage
 from penstock.step.step_data import Microbatches, Results

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from penstock.deferred.calls import DeferredCalls, current_recording
 from penstock.deferred.linear import DeferredLinear, held_by
-from penstock.step.lanes.collectives import CollectiveTurns
+from penstock.step.overlap.collectives import CollectiveTurns
 from penstock.step.saved import graph
 from penstock.step.saved.graph import PackedGraph, pack_graph
 

@@ -14,7 +14,7 @@ from penstock.ir.actions import Kind
 from penstock.loss.weigher import KnownWeights
 from penstock.ranks.faults import StepFailedError
 from penstock.step.executor import Executor
-from penstock.step.lanes.overlaps import Overlaps
+from penstock.step.overlap.overlaps import Overlaps
 from penstock.step.step_data import Microbatches, Results
 from penstock.torch_private import profiler_enabled
 from penstock.training.batch.batch import describe_value

@@ -29,7 +29,7 @@ from penstock.sim.in_flight import messages_in_flight
 from penstock.splitting.pipe import Pipe, require_stages
 from penstock.splitting.placed_routes import place_values
 from penstock.splitting.signature import Signature, sign
-from penstock.step.lanes.overlaps import Overlaps
+from penstock.step.overlap.overlaps import Overlaps
 from penstock.step.stage import Stage
 from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap

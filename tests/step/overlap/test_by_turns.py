@@ -11,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from penstock.ranks.peer.driver import current_context
-from penstock.step.lanes.baton import LaneError, run_by_turns
-from penstock.step.lanes.generators import LaneGenerators
-from penstock.step.lanes.turning import turning_point, without_turns
+from penstock.step.overlap.by_turns import MemberError, run_by_turns
+from penstock.step.overlap.generators import MemberGenerators
+from penstock.step.overlap.turning import turning_point, without_turns
 from penstock.torch_private import TorchDispatchMode, dispatch_modes
 
 
@@ -23,15 +23,15 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
-def generators(lanes: int, main: int = 0) -> LaneGenerators:
-    return LaneGenerators([torch.default_generator], lanes=lanes, main=main)
+def generators(members: int, main: int = 0) -> MemberGenerators:
+    return MemberGenerators([torch.default_generator], members=members, main=main)
 
 
-def notes_of(lanes: list[tuple[str, int]], pool: ThreadPoolExecutor) -> str:
-    """Run lanes that turn this often; return the order of what they do."""
+def notes_of(members: list[tuple[str, int]], pool: ThreadPoolExecutor) -> str:
+    """Run members that turn this often; return the order of what they do."""
     notes: list[str] = []
 
-    def lane(name: str, turns: int) -> Callable[[], None]:
+    def member(name: str, turns: int) -> Callable[[], None]:
         def run() -> None:
             for number in range(turns):
                 notes.append(f"{name}{number}")
@@ -40,25 +40,27 @@ def notes_of(lanes: list[tuple[str, int]], pool: ThreadPoolExecutor) -> str:
 
         return run
 
-    turned = run_by_turns([lane(*each) for each in lanes], pool, generators(len(lanes)))
-    assert turned == [turns for _, turns in lanes]
+    turned = run_by_turns([member(*each) for each in members], pool, generators(len(members)))
+    assert turned == [turns for _, turns in members]
     return " ".join(notes)
 
 
-def test_two_lanes_alternate_from_turning_point_to_turning_point(pool: ThreadPoolExecutor) -> None:
+def test_two_members_alternate_at_their_turning_points(
+    pool: ThreadPoolExecutor,
+) -> None:
     assert notes_of([("F", 2), ("B", 2)], pool) == "F0 B0 F1 B1 F2 B2"
 
 
-def test_a_lane_continues_alone_when_the_other_is_done(pool: ThreadPoolExecutor) -> None:
+def test_a_member_continues_alone_when_the_other_is_done(pool: ThreadPoolExecutor) -> None:
     assert notes_of([("F", 3), ("W", 0)], pool) == "F0 W0 F1 F2 F3"
     assert notes_of([("W", 0), ("F", 2)], pool) == "W0 F0 F1 F2"
 
 
-def test_three_lanes_go_round(pool: ThreadPoolExecutor) -> None:
+def test_three_members_go_round(pool: ThreadPoolExecutor) -> None:
     assert notes_of([("F", 1), ("B", 2), ("W", 0)], pool) == "F0 B0 W0 F1 B1 B2"
 
 
-def test_the_first_lane_runs_in_the_callers_thread(pool: ThreadPoolExecutor) -> None:
+def test_the_first_member_runs_in_the_callers_thread(pool: ThreadPoolExecutor) -> None:
     found: list[int] = []
     run_by_turns([lambda: found.append(get_ident())] * 2, pool, generators(2))
     assert found[0] == get_ident() != found[1]
@@ -77,12 +79,12 @@ def test_nothing_turns_where_turns_are_off(pool: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_an_error_in_one_lane_ends_the_other_at_its_turning_point(
+def test_an_error_in_one_member_ends_the_other_at_its_turning_point(
     pool: ThreadPoolExecutor, failing: int
 ) -> None:
     ended: list[int] = []
 
-    def lane(number: int) -> Callable[[], None]:
+    def member(number: int) -> Callable[[], None]:
         def run() -> None:
             try:
                 turning_point()
@@ -98,24 +100,24 @@ def test_an_error_in_one_lane_ends_the_other_at_its_turning_point(
 
         return run
 
-    with pytest.raises(LaneError) as caught:
-        run_by_turns([lane(0), lane(1)], pool, generators(2))
+    with pytest.raises(MemberError) as caught:
+        run_by_turns([member(0), member(1)], pool, generators(2))
     assert caught.value.number == failing
     assert repr(caught.value.error) == "ValueError('broken')"
     assert ended == [failing, failing, 1 - failing]
 
 
-def test_an_error_before_the_other_lane_has_begun_keeps_it_from_beginning(
+def test_an_error_before_the_other_member_has_begun_keeps_it_from_beginning(
     pool: ThreadPoolExecutor,
 ) -> None:
     def fail() -> None:
         raise ValueError
 
-    with pytest.raises(LaneError):
+    with pytest.raises(MemberError):
         run_by_turns([fail, lambda: pytest.fail("it has begun")], pool, generators(2))
 
 
-def test_an_interrupt_in_a_lane_is_raised_unchanged(pool: ThreadPoolExecutor) -> None:
+def test_an_interrupt_in_a_member_is_raised_unchanged(pool: ThreadPoolExecutor) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
 
@@ -154,7 +156,7 @@ def settings() -> list[Any]:
     ]
 
 
-def test_other_lanes_have_the_settings_of_the_callers_thread(pool: ThreadPoolExecutor) -> None:
+def test_other_members_have_the_settings_of_the_callers_thread(pool: ThreadPoolExecutor) -> None:
     def compare() -> None:
         found: list[list[Any]] = []
         run_by_turns([lambda: found.append(settings())] * 2, pool, generators(2))
@@ -169,7 +171,7 @@ def test_other_lanes_have_the_settings_of_the_callers_thread(pool: ThreadPoolExe
         compare()
     with _Functions(), _Operations():  # type: ignore[no-untyped-call]  # untyped upstream
         compare()
-    # What a lane is given stays in it.
+    # What a member is given stays in it.
     compare()
 
 
@@ -200,7 +202,7 @@ def draw(found: list[float], count: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("main", [0, 1])
-def test_the_main_lane_draws_what_it_would_alone(pool: ThreadPoolExecutor, main: int) -> None:
+def test_the_main_member_draws_what_it_would_alone(pool: ThreadPoolExecutor, main: int) -> None:
     torch.manual_seed(3)
     alone: list[float] = []
     draw(alone, 4)()
@@ -236,15 +238,15 @@ def test_a_checkpoint_draws_again_what_its_forward_drew(pool: ThreadPoolExecutor
 
 
 @pytest.mark.gpu
-def test_a_lane_has_the_context_of_its_device_before_it_does_anything() -> None:
-    # A lane whose first call is a matrix product began with a warning of torch.
+def test_a_member_has_the_context_of_its_device_before_it_does_anything() -> None:
+    # A member whose first call is a matrix product began with a warning of torch.
     found = []
 
-    def lane() -> None:
+    def member() -> None:
         found.append(current_context())
 
     torch.cuda.current_stream().synchronize()
     with ThreadPoolExecutor(2) as fresh:
-        run_by_turns([lane] * 3, fresh, generators(3))
+        run_by_turns([member] * 3, fresh, generators(3))
     assert found == [current_context()] * 3
     assert found[0] != 0

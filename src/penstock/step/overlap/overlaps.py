@@ -18,11 +18,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from penstock.ir.actions import Action, Kind
-from penstock.step.lanes.baton import LaneError, run_by_turns
-from penstock.step.lanes.collectives import CollectiveTurns
-from penstock.step.lanes.generators import LaneGenerators
-from penstock.step.lanes.turning import Counter, reaching
 from penstock.step.layer_random import find_generators
+from penstock.step.overlap.by_turns import MemberError, run_by_turns
+from penstock.step.overlap.collectives import CollectiveTurns
+from penstock.step.overlap.generators import MemberGenerators
+from penstock.step.overlap.turning import Counter, reaching
 from penstock.step.stage import Stage
 from penstock.torch_private import peek_interpreter_stack
 
@@ -66,7 +66,7 @@ class Overlaps:
         stages: Sequence[Stage],
         calls: Sequence[Callable[[], None]],
     ) -> None:
-        """Run the calls of one group of actions; the error of one comes as a `LaneError`."""
+        """Run the calls of one group of actions; the error of one comes as a `MemberError`."""
         if self._may_turn(actions, stages):
             found = [self._finding((action.stage, action.kind)) for action in actions]
             self._run_by_turns(
@@ -81,7 +81,7 @@ class Overlaps:
                 with reaching(counter), watching, self._finding(key):
                     call()
             except Exception as error:
-                raise LaneError(number, error) from error
+                raise MemberError(number, error) from error
             self._turns[key] = counter.reached
 
     def close(self) -> None:
@@ -179,7 +179,9 @@ class Overlaps:
         pool = self._find_pool(len(actions) - 1)
         kinds = [action.kind for action in actions]
         main = kinds.index(Kind.FORWARD) if Kind.FORWARD in kinds else 0
-        generators = LaneGenerators(find_generators(self._device), lanes=len(actions), main=main)
+        generators = MemberGenerators(
+            find_generators(self._device), members=len(actions), main=main
+        )
         turned = run_by_turns(calls, pool, generators)
         for action, count in zip(actions, turned, strict=True):
             self._turns[action.stage, action.kind] = count
@@ -188,6 +190,6 @@ class Overlaps:
         """Return at least as many threads; they stay, because each keeps threads of its own."""
         if self._pool is None or self._num_threads < threads:
             self.close()
-            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-lane")
+            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-overlap")
             self._num_threads = threads
         return self._pool

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from penstock.errors import ArgumentError
-from penstock.step.lanes.turning import turning_point, without_turns
+from penstock.step.overlap.turning import turning_point, without_turns
 
 __all__ = ["Begin", "Waitable", "communicate"]
 

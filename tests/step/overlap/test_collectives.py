@@ -10,10 +10,10 @@ from torch import nn
 from torch.distributed._functional_collectives import all_reduce, all_to_all_single_autograd
 
 import penstock as ps
-from penstock.step.lanes.baton import run_by_turns
-from penstock.step.lanes.collectives import CollectiveTurns
-from penstock.step.lanes.generators import LaneGenerators
-from penstock.step.lanes.turning import Counter, reaching
+from penstock.step.overlap.by_turns import run_by_turns
+from penstock.step.overlap.collectives import CollectiveTurns
+from penstock.step.overlap.generators import MemberGenerators
+from penstock.step.overlap.turning import Counter, reaching
 from penstock.torch_private import dispatch_modes
 
 
@@ -116,10 +116,10 @@ def test_compiled_code_is_neither_compiled_again_nor_left(group: dist.ProcessGro
     assert len(graphs) == 1
 
 
-def test_two_lanes_run_beside_each_others_collectives(group: dist.ProcessGroup) -> None:
+def test_two_members_run_beside_each_others_collectives(group: dist.ProcessGroup) -> None:
     notes: list[str] = []
 
-    def lane(name: str) -> Callable[[], None]:
+    def member(name: str) -> Callable[[], None]:
         def run() -> None:
             with CollectiveTurns().watching():
                 for number in range(2):
@@ -130,7 +130,7 @@ def test_two_lanes_run_beside_each_others_collectives(group: dist.ProcessGroup) 
 
         return run
 
-    generators = LaneGenerators([torch.default_generator], lanes=2, main=0)
+    generators = MemberGenerators([torch.default_generator], members=2, main=0)
     with ThreadPoolExecutor(1) as pool:
-        assert run_by_turns([lane("F"), lane("B")], pool, generators) == [2, 2]
+        assert run_by_turns([member("F"), member("B")], pool, generators) == [2, 2]
     assert " ".join(notes) == "F0 B0 F1 B1 F2 B2"

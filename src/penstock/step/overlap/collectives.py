@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from penstock.step.lanes.turning import turning_point
+from penstock.step.overlap.turning import turning_point
 from penstock.torch_private import (
     AsyncCollectiveTensor,
     OpOverload,
@@ -73,7 +73,7 @@ class CollectiveTurns(TorchDispatchMode):  # type: ignore[no-untyped-call]  # un
         """Find what is run inside, in this thread.
 
         The mode is pushed and not entered: what torch keeps about entered modes is one for all
-        threads, and lanes do not end in the order in which they began.
+        threads, and members do not end in the order in which they began.
         """
         push_dispatch_mode(self)
         try:

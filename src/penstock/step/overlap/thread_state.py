@@ -59,7 +59,7 @@ class ThreadState:
         """Give this thread, which has torch's defaults, the same settings meanwhile."""
         with ExitStack() as stack:
             if self.stream is not None:
-                # Both lanes use one stream: see `docs/design.md`.
+                # All members use one stream: see `docs/design.md`.
                 stack.enter_context(torch.cuda.device(self.stream.device))
                 stack.enter_context(torch.cuda.stream(self.stream))
                 # A new thread has no context of the device until it asks something of it, and
