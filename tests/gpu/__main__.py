@@ -18,8 +18,8 @@ from itertools import groupby
 from pathlib import Path
 from time import monotonic
 
-LANES = 5
-# Tests of one file share their processes, and long files are cut so that lanes end together.
+RUNS_AT_ONCE = 5
+# Tests of one file share their processes, and long files are cut so that the runs end together.
 MOST_TESTS = 8
 # Without an answer for this time a test is said to hang, with the stack of every thread.
 HANG_SECONDS = "240"
@@ -94,8 +94,8 @@ def main() -> None:
     together = sorted(cut(collect("gpu and not alone")), key=len, reverse=True)
     alone = collect("gpu and alone")
     outcomes = []
-    with ThreadPoolExecutor(LANES) as lanes:
-        for outcome in lanes.map(run_pytest, together):
+    with ThreadPoolExecutor(RUNS_AT_ONCE) as runs:
+        for outcome in runs.map(run_pytest, together):
             outcome.show()
             outcomes.append(outcome)
     outcomes.append(run_pytest(tuple(alone)))

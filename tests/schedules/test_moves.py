@@ -43,13 +43,13 @@ def test_part_of_a_stretch_is_a_stretch() -> None:
     assert texts(sweep(Kind.FORWARD, 0, range(4))[1:3]) == "0F1 0F2"
 
 
-def test_alternate_takes_turns_and_lets_short_lanes_stop() -> None:
-    lanes = [
+def test_alternate_takes_turns_and_lets_short_sequences_stop() -> None:
+    sequences = [
         sweep(Kind.FORWARD, 0, range(3)),
         sweep(Kind.BACKWARD_INPUT, 0, range(2)),
         sweep(Kind.BACKWARD_WEIGHT, 0, range(1)),
     ]
-    assert texts(alternate(*lanes)) == "0F0 0I0 0W0 0F1 0I1 0F2"
+    assert texts(alternate(*sequences)) == "0F0 0I0 0W0 0F1 0I1 0F2"
 
 
 def test_phases_repeat_patterns_and_count_microbatches() -> None:

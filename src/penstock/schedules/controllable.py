@@ -31,8 +31,8 @@ from penstock.schedules.sizes import require_stages_per_rank
 
 __all__ = ["v_half", "v_min"]
 
-# A rank's work lies in six lanes, each in the order of the microbatches: F0 F1 I1 I0 W1 W0.
-_F0, _F1, _I1, _I0, _W1, _W0 = _LANES = range(6)
+# A rank's work lies in six queues, each in the order of the microbatches: F0 F1 I1 I0 W1 W0.
+_F0, _F1, _I1, _I0, _W1, _W0 = _QUEUES = range(6)
 _KINDS = (Kind.FORWARD,) * 2 + (Kind.BACKWARD_INPUT,) * 2 + (Kind.BACKWARD_WEIGHT,) * 2
 _LOCAL_STAGES = (0, 1, 1, 0, 1, 0)
 _HELD_CHANGE: tuple[int, ...] = tuple(HELD_CHANGE[list(_KINDS)].tolist())
@@ -81,15 +81,15 @@ def _pull_forward(
 
 
 def _planned(path: _Path, ranks: int, rank: int, microbatches: int) -> list[int]:
-    """Return the lanes of one rank's moves in the order of the repeated path."""
+    """Return the queues of one rank's moves in the order of the repeated path."""
     slots = _slots(path, ranks, rank)
     slot = np.add.outer(_INTERVAL * np.arange(microbatches), slots).ravel()
-    lanes: list[int] = (np.argsort(slot) % _INTERVAL).tolist()
-    return lanes
+    queues: list[int] = (np.argsort(slot) % _INTERVAL).tolist()
+    return queues
 
 
 def _slots(path: _Path, ranks: int, rank: int) -> list[int]:
-    """Return when the first microbatch has its move in each lane of a rank."""
+    """Return when the first microbatch has its move in each queue of a rank."""
     above, below = rank, ranks - 1 - rank
     turns = [1 + wait for wait in path.waits]
     forward_0 = path.down * above
@@ -107,24 +107,24 @@ def _slots(path: _Path, ranks: int, rank: int) -> list[int]:
 
 @dataclass(slots=True)
 class _RankState:
-    """The state of one rank: its planned lanes, what it has done, the activations it holds."""
+    """The state of one rank: its planned queues, what it has done, the activations it holds."""
 
     planned: list[int]
     microbatches: int
     limit: int
     order: list[int] = field(default_factory=list)
-    done: list[int] = field(default_factory=lambda: [0] * len(_LANES))
+    done: list[int] = field(default_factory=lambda: [0] * len(_QUEUES))
     held: int = 0
     head: int = 0
     places: list[list[int]] = field(init=False)
     counts: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = [[] for _ in _LANES]
+        self.places = [[] for _ in _QUEUES]
         self.counts = []
-        for place, lane in enumerate(self.planned):
-            self.counts.append(len(self.places[lane]))
-            self.places[lane].append(place)
+        for place, queue in enumerate(self.planned):
+            self.counts.append(len(self.places[queue]))
+            self.places[queue].append(place)
 
     @property
     def is_finished(self) -> bool:
@@ -132,31 +132,31 @@ class _RankState:
         return self.head == len(self.planned)
 
     def move(self, supply: Sequence[int]) -> None:
-        """Make one move, if the inputs of one are there; `supply` counts them per lane."""
+        """Make one move, if the inputs of one are there; `supply` counts them per queue."""
         if self.is_finished:
             return
-        lane = self.planned[self.head]
+        queue = self.planned[self.head]
         # With no new microbatch left to make room for, weight work can wait.
-        can_wait = lane >= _W1 and self.done[_F0] == self.microbatches
-        if supply[lane] == self.done[lane] or can_wait:
-            ready = [lane for lane in _LANES if self.done[lane] < supply[lane]]
+        can_wait = queue >= _W1 and self.done[_F0] == self.microbatches
+        if supply[queue] == self.done[queue] or can_wait:
+            ready = [queue for queue in _QUEUES if self.done[queue] < supply[queue]]
             choices = [
-                (lane >= _W1, self._place(lane), lane) for lane in ready if self._fits(lane)
+                (queue >= _W1, self._place(queue), queue) for queue in ready if self._fits(queue)
             ]
             if not choices:
                 return
-            lane = min(choices)[-1]
-        self._do(lane)
+            queue = min(choices)[-1]
+        self._do(queue)
 
-    def _place(self, lane: int) -> int:
-        return self.places[lane][self.done[lane]]
+    def _place(self, queue: int) -> int:
+        return self.places[queue][self.done[queue]]
 
-    def _fits(self, lane: int) -> bool:
+    def _fits(self, queue: int) -> bool:
         """Return whether this move, and then all that it overtakes, stays within the limit."""
-        if _HELD_CHANGE[lane] <= 0:
+        if _HELD_CHANGE[queue] <= 0:
             return True
         held = self.held + 1
-        for place in range(self.head, self._place(lane)):
+        for place in range(self.head, self._place(queue)):
             if held > self.limit:
                 return False
             other = self.planned[place]
@@ -164,16 +164,16 @@ class _RankState:
                 held += _HELD_CHANGE[other]
         return held <= self.limit
 
-    def _do(self, lane: int) -> None:
-        self.order.append(lane)
-        self.done[lane] += 1
-        self.held += _HELD_CHANGE[lane]
+    def _do(self, queue: int) -> None:
+        self.order.append(queue)
+        self.done[queue] += 1
+        self.held += _HELD_CHANGE[queue]
         while not self.is_finished and self.counts[self.head] < self.done[self.planned[self.head]]:
             self.head += 1
 
 
 def _supplies(states: Sequence[_RankState], microbatches: int) -> list[tuple[int, ...]]:
-    """Return, per rank and lane, the number of microbatches whose inputs are there."""
+    """Return, per rank and queue, the number of microbatches whose inputs are there."""
     done = [state.done for state in states]
     supplies: list[tuple[int, ...]] = []
     for rank, own in enumerate(done):
@@ -184,8 +184,8 @@ def _supplies(states: Sequence[_RankState], microbatches: int) -> list[tuple[int
 
 
 def _moves(order: Sequence[int], stages: Sequence[int]) -> Moves:
-    """Return one rank's lanes as moves, with the microbatches counted."""
-    lanes = np.array(order)
-    kind, local = np.array(_KINDS)[lanes], np.array(_LOCAL_STAGES)[lanes]
+    """Return one rank's queues as moves, with the microbatches counted."""
+    queues = np.array(order)
+    kind, local = np.array(_KINDS)[queues], np.array(_LOCAL_STAGES)[queues]
     microbatch = count_microbatches(kind, local, len(stages))
-    return Moves(kind, np.array(stages)[local], microbatch, np.zeros(len(lanes), np.bool_))
+    return Moves(kind, np.array(stages)[local], microbatch, np.zeros(len(queues), np.bool_))

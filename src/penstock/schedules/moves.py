@@ -62,12 +62,12 @@ def join(parts: Iterable[Moves]) -> Moves:
     )
 
 
-def alternate(*lanes: Moves) -> Moves:
-    """Return one move of each lane in turn, the shorter lanes stopping where they end."""
-    turn = np.concatenate([np.arange(len(lane)) for lane in lanes])
-    number = np.repeat(np.arange(len(lanes)), [len(lane) for lane in lanes])
+def alternate(*sequences: Moves) -> Moves:
+    """Return one move of each sequence in turn, the shorter ones stopping where they end."""
+    turn = np.concatenate([np.arange(len(moves)) for moves in sequences])
+    number = np.repeat(np.arange(len(sequences)), [len(moves) for moves in sequences])
     order = np.lexsort((number, turn))
-    moves = join(lanes)
+    moves = join(sequences)
     return Moves(
         moves.kind[order], moves.stage[order], moves.microbatch[order], moves.joined[order]
     )

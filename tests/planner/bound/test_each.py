@@ -13,7 +13,7 @@ from penstock.planner.exact.prove import prove
 from penstock.planner.order.anneal import anneal
 from penstock.planner.order.builder import Builder, Policy
 from penstock.planner.order.guesses import urgency_of
-from penstock.planner.order.lanes import Lanes, Longs
+from penstock.planner.order.queues import Longs, Queues
 from penstock.planner.order.solver import solve
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
@@ -140,13 +140,13 @@ def test_loops_of_the_planner_agree_with_the_simulator(is_compiled: bool) -> Non
         pytest.importorskip("numba")
     for seed, placement in enumerate((Placement.loop(2), Placement.v(2))):
         problem = draw(seed, placement, 3, None, "everything")
-        lanes = Lanes(problem)
+        queues = Queues(problem)
         name = "ZBV" if placement == Placement.v(2) else "ZB-H1"
         known = build(name, ranks=2, microbatches=3)
         policy = Policy(1.0, 0.0, float("inf"), is_late=False)
-        built = Builder(lanes, is_compiled).build(urgency_of(known, problem.costs), policy)
+        built = Builder(queues, is_compiled).build(urgency_of(known, problem.costs), policy)
         assert built is not None
-        timeline = simulate(lanes.to_schedule(built.order, "built"), problem.costs)
+        timeline = simulate(queues.to_schedule(built.order, "built"), problem.costs)
         assert built.seconds == pytest.approx(timeline.end_time)
         seen: list[float] = []
         shares = iter((0.0, 0.5, 1.0))
@@ -157,6 +157,6 @@ def test_loops_of_the_planner_agree_with_the_simulator(is_compiled: bool) -> Non
             seen.append(best)
             return next(shares)  # type: ignore[call-overload, no-any-return]  # an iterator
 
-        order = anneal(lanes, built.order, is_compiled=is_compiled, progress=progress)
-        timeline = simulate(lanes.to_schedule(order, "annealed"), problem.costs)
+        order = anneal(queues, built.order, is_compiled=is_compiled, progress=progress)
+        timeline = simulate(queues.to_schedule(order, "annealed"), problem.costs)
         assert seen[-1] == pytest.approx(timeline.end_time)

@@ -9,7 +9,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.order.anneal import anneal
 from penstock.planner.order.builder import Builder
 from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.lanes import Lanes, Longs
+from penstock.planner.order.queues import Longs, Queues
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.every_order import least_seconds
@@ -17,9 +17,9 @@ from tests.planner.problems import draw_problem
 
 
 def first_order(problem: SchedulingProblem) -> Longs:
-    lanes = Lanes(problem)
-    guess = Guesser(lanes, Random(0), 0.0).one_at_a_time()
-    built = Builder(lanes, is_compiled=False).build(guess.urgency, guess.policy)
+    queues = Queues(problem)
+    guess = Guesser(queues, Random(0), 0.0).one_at_a_time()
+    built = Builder(queues, is_compiled=False).build(guess.urgency, guess.policy)
     assert built is not None
     return built.order
 
@@ -28,7 +28,7 @@ def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = Fal
     """Return the order after this number of rounds of moves."""
     parts = iter(np.linspace(0, 1, rounds + 1))
     return anneal(
-        Lanes(problem),
+        Queues(problem),
         first_order(problem),
         is_compiled=is_compiled,
         progress=lambda _step, _order: float(next(parts)),
@@ -36,7 +36,7 @@ def annealed(problem: SchedulingProblem, *, rounds: int, is_compiled: bool = Fal
 
 
 def seconds_of(problem: SchedulingProblem, order: Longs) -> float:
-    return simulate(Lanes(problem).to_schedule(order, ""), problem.costs).end_time
+    return simulate(Queues(problem).to_schedule(order, ""), problem.costs).end_time
 
 
 @pytest.mark.parametrize("room", [None, 1.0, 2.0])
@@ -47,7 +47,7 @@ def test_the_best_order_on_the_way_is_allowed_and_no_slower(
     for seed in range(3):
         problem = draw_problem(Random(seed), placement, 4, room=room)
         order = annealed(problem, rounds=1)
-        schedule = Lanes(problem).to_schedule(order, "")
+        schedule = Queues(problem).to_schedule(order, "")
         check(schedule)
         timeline = simulate(schedule, problem.costs)
         assert all(np.array(timeline.rank_peak_bytes) <= problem.memory)
@@ -63,7 +63,7 @@ def test_annealing_times_orders_as_the_simulator_does() -> None:
             seen.append(step)
             return len(seen) / 3
 
-        order = anneal(Lanes(problem), first_order(problem), is_compiled=False, progress=progress)
+        order = anneal(Queues(problem), first_order(problem), is_compiled=False, progress=progress)
         assert seconds_of(problem, order) == pytest.approx(seen[-1])
 
 

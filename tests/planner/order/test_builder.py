@@ -10,7 +10,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.builder import Builder, Policy
 from penstock.planner.order.guesses import Guess, Guesser
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.queues import Queues
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
@@ -27,17 +27,17 @@ EAGER = Policy(patience=0.0, overrun=1.0, allowance=0.0, is_late=True)
 
 
 def guesses(problem: SchedulingProblem, seed: int, number: int) -> list[Guess]:
-    guesser = Guesser(Lanes(problem), Random(seed), lower_bound(problem))
+    guesser = Guesser(Queues(problem), Random(seed), lower_bound(problem))
     return [guesser.one_at_a_time(), *(guesser.guess() for _ in range(number))]
 
 
 def build_text(problem: SchedulingProblem, offsets: list[float], policy: Policy) -> list[str]:
-    """Build an order in which the urgency of work is its lane's offset plus its microbatch."""
-    lanes = Lanes(problem)
+    """Build an order in which the urgency of work is its queue's offset plus its microbatch."""
+    queues = Queues(problem)
     urgency = np.add.outer(offsets, np.arange(problem.microbatches, dtype=np.float64))
-    built = Builder(lanes, is_compiled=False).build(urgency, policy)
+    built = Builder(queues, is_compiled=False).build(urgency, policy)
     assert built is not None
-    return [" ".join(map(str, works)) for works in lanes.to_schedule(built.order, "").orders]
+    return [" ".join(map(str, works)) for works in queues.to_schedule(built.order, "").orders]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -47,12 +47,12 @@ def test_whatever_is_built_is_complete_and_keeps_the_limit(
 ) -> None:
     for seed in range(5):
         problem = draw_problem(Random(seed), placement, 5, room=room)
-        lanes = Lanes(problem)
+        queues = Queues(problem)
         for guess in guesses(problem, seed, 8):
-            built = Builder(lanes, is_compiled=False).build(guess.urgency, guess.policy)
+            built = Builder(queues, is_compiled=False).build(guess.urgency, guess.policy)
             if built is None:
                 continue
-            schedule = lanes.to_schedule(built.order, "built")
+            schedule = queues.to_schedule(built.order, "built")
             check(schedule)
             timeline = simulate(schedule, problem.costs)
             assert all(np.array(timeline.rank_peak_bytes) <= problem.memory)
@@ -68,14 +68,14 @@ def test_one_microbatch_at_a_time_fits_into_the_least_room(placement: Placement)
         least = np.bincount(placement.rank_of_stage, problem.activation)
         tight = SchedulingProblem.of(problem.costs, placement, 4, least.tolist())
         guess = guesses(tight, seed, 0)[0]
-        assert Builder(Lanes(tight), is_compiled=False).build(guess.urgency, guess.policy)
+        assert Builder(Queues(tight), is_compiled=False).build(guess.urgency, guess.policy)
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba compiles the loops")
 def test_compiled_loops_build_the_same() -> None:
     for seed, placement in enumerate(PLACEMENTS):
         problem = draw_problem(Random(seed), placement, 6, room=2.5)
-        plain, compiled = (Builder(Lanes(problem), is_compiled=flag) for flag in (False, True))
+        plain, compiled = (Builder(Queues(problem), is_compiled=flag) for flag in (False, True))
         for guess in guesses(problem, seed, 10):
             one = plain.build(guess.urgency, guess.policy)
             other = compiled.build(guess.urgency, guess.policy)
@@ -124,4 +124,4 @@ def test_order_that_cannot_fit_is_not_built() -> None:
     costs = Costs(activation_bytes=1)
     problem = SchedulingProblem(costs, Placement.loop(1), 3, (0.5,))
     urgency = np.zeros((3, 3))
-    assert Builder(Lanes(problem), is_compiled=False).build(urgency, EAGER) is None
+    assert Builder(Queues(problem), is_compiled=False).build(urgency, EAGER) is None

@@ -8,7 +8,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.builder import Builder
 from penstock.planner.order.climb import ImprovedOrder, climb, try_out
 from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.queues import Queues
 from tests.planner.problems import draw_problem
 
 
@@ -27,9 +27,9 @@ def for_orders(number: int) -> Callable[[ImprovedOrder], bool]:
 def improve(placement: Placement, seed: int, orders: int) -> tuple[float, ImprovedOrder]:
     """Return the step of the best guess, and the best after this number of further orders."""
     problem = draw_problem(Random(seed), placement, 6, room=2)
-    lanes, random = Lanes(problem), Random(0)
-    guesser = Guesser(lanes, random, lower_bound(problem))
-    builder = Builder(lanes, is_compiled=False)
+    queues, random = Queues(problem), Random(0)
+    guesser = Guesser(queues, random, lower_bound(problem))
+    builder = Builder(queues, is_compiled=False)
     guesses = [guesser.one_at_a_time(), *(guesser.guess() for _ in range(10))]
     candidates = try_out(builder, guesses, for_orders(100))
     least = min(candidate.built.seconds for candidate in candidates)
@@ -53,8 +53,8 @@ def test_the_same_number_of_orders_gives_the_same_order() -> None:
 
 def test_no_more_guesses_are_tried_once_it_is_enough() -> None:
     problem = draw_problem(Random(0), Placement.loop(3), 4)
-    guesser = Guesser(Lanes(problem), Random(0), lower_bound(problem))
+    guesser = Guesser(Queues(problem), Random(0), lower_bound(problem))
     guesses = iter([guesser.one_at_a_time() for _ in range(5)])
-    builder = Builder(Lanes(problem), is_compiled=False)
+    builder = Builder(Queues(problem), is_compiled=False)
     assert len(try_out(builder, guesses, for_orders(2))) == 3
     assert len(list(guesses)) == 2

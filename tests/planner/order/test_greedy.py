@@ -11,7 +11,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.builder import Builder, Built
 from penstock.planner.order.greedy import greedy_guesses
 from penstock.planner.order.guesses import Guesser
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.queues import Queues
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
@@ -19,9 +19,9 @@ from tests.planner.problems import draw_problem
 
 def build_all(problem: SchedulingProblem) -> list[Built]:
     """Return the orders of all greedy guesses that do not get stuck."""
-    lanes = Lanes(problem)
-    builder = Builder(lanes, is_compiled=False)
-    guesser = Guesser(lanes, Random(0), lower_bound(problem))
+    queues = Queues(problem)
+    builder = Builder(queues, is_compiled=False)
+    guesser = Guesser(queues, Random(0), lower_bound(problem))
     built = (builder.build(guess.urgency, guess.policy) for guess in greedy_guesses(guesser))
     return [one for one in built if one is not None]
 
@@ -32,7 +32,7 @@ def test_greedy_orders_keep_the_limit(placement: Placement) -> None:
     orders = build_all(problem)
     assert orders
     for built in orders:
-        schedule = Lanes(problem).to_schedule(built.order, "greedy")
+        schedule = Queues(problem).to_schedule(built.order, "greedy")
         peaks = simulate(schedule, problem.costs).rank_peak_bytes
         pairs = zip(peaks, problem.memory, strict=True)
         assert all(peak <= limit * (1 + 1e-9) for peak, limit in pairs)

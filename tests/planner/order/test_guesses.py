@@ -10,7 +10,7 @@ from penstock.ir.placement import Placement
 from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.order.builder import Builder, Policy
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.queues import Queues
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from tests.planner.problems import draw_problem
@@ -25,7 +25,7 @@ def test_in_every_guess_microbatches_come_in_order_and_after_what_they_need(
 ) -> None:
     for seed in range(20):
         problem = draw_problem(Random(seed), placement, 6, room=2)
-        guesser = Guesser(Lanes(problem), Random(seed), lower_bound(problem))
+        guesser = Guesser(Queues(problem), Random(seed), lower_bound(problem))
         for guess in (guesser.one_at_a_time(), guesser.guess()):
             assert guess.urgency.shape == (3 * placement.num_stages, 6)
             assert (np.diff(guess.urgency) > 0).all()
@@ -35,7 +35,7 @@ def test_in_every_guess_microbatches_come_in_order_and_after_what_they_need(
 
 def test_the_same_random_numbers_give_the_same_guesses() -> None:
     problem = draw_problem(Random(1), Placement.v(3), 5, room=2)
-    one, other = (Guesser(Lanes(problem), Random(7), lower_bound(problem)) for _ in range(2))
+    one, other = (Guesser(Queues(problem), Random(7), lower_bound(problem)) for _ in range(2))
     for _ in range(10):
         first, second = one.guess(), other.guess()
         assert (first.urgency == second.urgency).all()
@@ -46,8 +46,8 @@ def test_the_same_random_numbers_give_the_same_guesses() -> None:
 def test_a_known_schedule_is_followed_to_the_letter(name: str) -> None:
     problem = SchedulingProblem.of(Costs(), Placement.loop(4), 8)
     schedule = build(name, ranks=4, microbatches=8)
-    lanes = Lanes(problem)
-    built = Builder(lanes, is_compiled=False).build(urgency_of(schedule, problem.costs), LETTER)
+    queues = Queues(problem)
+    built = Builder(queues, is_compiled=False).build(urgency_of(schedule, problem.costs), LETTER)
     assert built is not None
     assert built.seconds <= simulate(schedule, problem.costs).end_time
 
@@ -55,7 +55,7 @@ def test_a_known_schedule_is_followed_to_the_letter(name: str) -> None:
 def test_overlapped_work_of_a_known_schedule_comes_one_after_the_other() -> None:
     problem = SchedulingProblem.of(Costs(), Placement.v(4), 8)
     urgency = urgency_of(build("DualPipeV", ranks=4, microbatches=8), problem.costs)
-    assert Builder(Lanes(problem), is_compiled=False).build(urgency, LETTER) is not None
+    assert Builder(Queues(problem), is_compiled=False).build(urgency, LETTER) is not None
 
 
 def test_more_microbatches_come_in_the_middle_at_the_same_pace() -> None:

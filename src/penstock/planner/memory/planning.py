@@ -24,7 +24,7 @@ from penstock.planner.exact.prove_memory import prove_memory
 from penstock.planner.memory.choosing import BestFit, fit_all
 from penstock.planner.memory.fitting import BOTH, OFFLOAD, RECOMPUTE
 from penstock.planner.memory.orders import OrderFinder
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.queues import Queues
 from penstock.planner.order.search import ROWS_PER_SECOND
 from penstock.planner.plans import Plan, require_plans
 from penstock.planner.problem import SchedulingProblem
@@ -163,7 +163,7 @@ class _Limit:
             now = self._clock.seconds
             end = now + share * max(0.0, self.seconds - now)
             return lambda: self._note(self._clock.seconds < end)
-        fits = iter(range(int(self.effort / (_BUILT_PER_FIT * Lanes(problem).num_rows))))
+        fits = iter(range(int(self.effort / (_BUILT_PER_FIT * Queues(problem).num_rows))))
         return lambda: next(fits, None) is not None
 
     def _note(self, is_left: bool) -> bool:

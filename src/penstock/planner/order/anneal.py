@@ -4,7 +4,7 @@ rank 0   F F F I W[F]I W        an action moves some places up or down its rank'
 rank 1     F I F  I F W         order is timed again, and kept if it takes no longer or, less and
                                 less often, if it takes a little longer
 
-A move changes which row waits for which, so the times come from lanes and counters and not from
+A move changes which row waits for which, so the times come from queues and counters and not from
 `ir/clock`, whose graph would have to be built again for every move. A test compares the two.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.ir.loops import filled
-from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import Columns, compiled
+from penstock.planner.order.queues import Longs, Queues
 
 __all__ = ["MOVES", "anneal"]
 
@@ -46,8 +46,8 @@ class _Orders(NamedTuple):
 class _Scratch(NamedTuple):
     """The columns that timing an order writes.
 
-    `ended` has the end of each lane's microbatches, `awaited_by` the rank that waits for a lane,
-    `ready` the ranks that may continue; the others are per lane (`done`) or per rank.
+    `ended` has the end of each queue's microbatches, `awaited_by` the rank that waits for a queue,
+    `ready` the ranks that may continue; the others are per queue (`done`) or per rank.
     """
 
     done: Any
@@ -70,7 +70,7 @@ class _Move(NamedTuple):
 
 
 def anneal(
-    lanes: Lanes,
+    queues: Queues,
     order: Longs,
     *,
     is_compiled: bool,
@@ -86,7 +86,7 @@ def anneal(
     def give(column: Any) -> Any:
         return column.copy() if is_compiled else column.tolist()
 
-    columns = lanes.columns(is_compiled=is_compiled)
+    columns = queues.columns(is_compiled=is_compiled)
     starts = (order, order, np.full(1, inf), np.ones(1, dtype=np.int64))
     orders = _Orders(*map(give, starts))
     spell = 0
@@ -95,16 +95,16 @@ def anneal(
             spell = int(part * len(_TEMPERATURES))
             orders.current[:] = orders.best
         cooled = part * len(_TEMPERATURES) - spell
-        temperature = _TEMPERATURES[spell] * lanes.cycle * (1 - cooled) ** 2
+        temperature = _TEMPERATURES[spell] * queues.cycle * (1 - cooled) ** 2
         loop(columns, temperature, orders)
     return np.asarray(orders.best)
 
 
 def _empty_scratch(columns: Columns, num_rows: int) -> _Scratch:
-    num_lanes, num_ranks = 3 * columns.stages, len(columns.room)
+    num_queues, num_ranks = 3 * columns.stages, len(columns.room)
     return _Scratch(
-        filled(num_lanes, 0),
-        filled(num_lanes, 0),
+        filled(num_queues, 0),
+        filled(num_queues, 0),
         filled(num_rows, 0.0),
         filled(num_ranks, 0),
         filled(num_ranks, 0),
@@ -201,9 +201,9 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
     source, lag = columns.source, columns.source_lag
     done, awaited_by, ended, position, ready, clock, began, held = scratch
     num_ranks = len(room)
-    for lane in range(3 * stages):
-        done[lane] = 0
-        awaited_by[lane] = -1
+    for queue in range(3 * stages):
+        done[queue] = 0
+        awaited_by[queue] = -1
     for rank in range(num_ranks):
         position[rank] = first[rank] * microbatches
         clock[rank] = held[rank] = 0.0
@@ -215,30 +215,30 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
         opening = first[rank] * microbatches
         last = first[rank + 1] * microbatches
         while position[rank] < last:
-            lane = order[position[rank]]
-            number = done[lane]
+            queue = order[position[rank]]
+            number = done[queue]
             moment = clock[rank]
-            needed = source[lane]
-            entry = lane * microbatches + number
+            needed = source[queue]
+            entry = queue * microbatches + number
             if needed >= 0:
                 if done[needed] <= number:
                     awaited_by[needed] = rank
                     break
                 moment = max(moment, ended[needed * microbatches + number] + lag[entry])
             held[rank] += change[entry]
-            is_early = lane >= stages and done[lane - stages] <= number
+            is_early = queue >= stages and done[queue - stages] <= number
             if is_early or held[rank] > room[rank]:
                 return False
             if position[rank] == opening:
                 began[rank] = moment
             clock[rank] = moment + seconds[entry]
             ended[entry] = clock[rank]
-            done[lane] = number + 1
+            done[queue] = number + 1
             position[rank] += 1
-            if awaited_by[lane] >= 0:
-                ready[num_ready] = awaited_by[lane]
+            if awaited_by[queue] >= 0:
+                ready[num_ready] = awaited_by[queue]
                 num_ready += 1
-                awaited_by[lane] = -1
+                awaited_by[queue] = -1
     is_finished = True
     for rank in range(num_ranks):
         is_finished &= position[rank] == first[rank + 1] * microbatches

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from penstock.ir.rows import Floats
-from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import PARTS, Columns, compiled, list_by_urgency, run_ranks
+from penstock.planner.order.queues import Longs, Queues
 
 __all__ = ["Builder", "Built", "Policy"]
 
@@ -44,7 +44,7 @@ class Policy(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Built:
-    """An order of lanes, rank after rank, and the start of every lane's microbatches.
+    """An order of queues, rank after rank, and the start of every queue's microbatches.
 
     `seconds` is the largest of the ranks' seconds (see `Columns.counts_from_start`), and `mean`
     is their mean.
@@ -60,18 +60,18 @@ class Built:
 class Builder:
     """Builds orders for one problem, again and again; compiled or as plain Python."""
 
-    lanes: Lanes
+    queues: Queues
     is_compiled: bool
 
     def build(self, urgency: Floats, policy: Policy) -> Built | None:
-        """Return the order for the urgency of each lane's microbatches, or None if it is stuck.
+        """Return the order for the urgency of each queue's microbatches, or None if it is stuck.
 
-        Small numbers are urgent. In every lane microbatches come in order, so they must rise.
+        Small numbers are urgent. In every queue microbatches come in order, so they must rise.
         """
         listing = self._call(list_by_urgency, self._columns, self._give(urgency.ravel()))
         if not listing.fits:
             return None
-        finish = self._call(run_ranks, self._columns, listing.lanes, policy)
+        finish = self._call(run_ranks, self._columns, listing.queues, policy)
         if not finish.is_finished:
             return None
         of_ranks = np.asarray(finish.seconds)
@@ -81,7 +81,7 @@ class Builder:
 
     @cached_property
     def _columns(self) -> Columns:
-        return self.lanes.columns(is_compiled=self.is_compiled)
+        return self.queues.columns(is_compiled=self.is_compiled)
 
     def _give(self, column: Any) -> Any:
         """Return a column as the loops take it: an array if compiled, else a list."""

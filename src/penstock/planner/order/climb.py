@@ -79,7 +79,7 @@ def climb(
     best = min(candidates, key=_seconds)
     while may_go_on(best):
         number = min(int(random.expovariate(0.7)), len(pool) - 1)
-        guess = _change(pool[number], random, builder.lanes.cycle)
+        guess = _change(pool[number], random, builder.queues.cycle)
         built = builder.build(guess.urgency, guess.policy)
         if built is None:
             continue

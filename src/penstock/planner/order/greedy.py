@@ -38,12 +38,12 @@ _DELAYS = (1e6, 0.0, 1.0, 3.0)
 
 def greedy_guesses(guesser: Guesser) -> Iterator[Guess]:
     """Yield all combinations of preferences, delays of W and ways to wait."""
-    lanes = guesser.lanes
-    follow = np.arange(lanes.microbatches)
-    allowances = (1e6 * lanes.cycle, max(0.0, guesser.bound - lanes.cycle * lanes.microbatches))
+    queues = guesser.queues
+    follow = np.arange(queues.microbatches)
+    allowances = (1e6 * queues.cycle, max(0.0, guesser.bound - queues.cycle * queues.microbatches))
     for way, delay, (offsets, cycle) in product(_WAYS_TO_WAIT, _DELAYS, _preferences(guesser)):
         patience, overrun, is_late = way
-        weight = offsets[1] + lanes.problem.backward_input + delay * lanes.cycle
+        weight = offsets[1] + queues.problem.backward_input + delay * queues.cycle
         urgency = np.add.outer(np.concatenate((*offsets, weight)), cycle * follow)
         for allowance in allowances if patience else allowances[:1]:
             yield Guess(urgency, Policy(patience, overrun, allowance, is_late))
@@ -52,20 +52,20 @@ def greedy_guesses(guesser: Guesser) -> Iterator[Guess]:
 def _preferences(guesser: Guesser) -> list[tuple[tuple[Floats, Floats], float]]:
     """Return how urgent F and I of the first microbatch are, and how much later the next ones."""
     forward, backward = guesser.straight
-    lanes = guesser.lanes
-    whole = float(backward.max()) + lanes.cycle
+    queues = guesser.queues
+    whole = float(backward.max()) + queues.cycle
     fullest, each = _fitting(guesser)
     return [
         ((forward, backward), whole),
-        ((forward - whole * lanes.microbatches, backward), lanes.cycle),
-        ((backward - lanes.cycle * fullest, backward), lanes.cycle),
-        ((backward - lanes.cycle * each, backward), lanes.cycle),
+        ((forward - whole * queues.microbatches, backward), queues.cycle),
+        ((backward - queues.cycle * fullest, backward), queues.cycle),
+        ((backward - queues.cycle * each, backward), queues.cycle),
     ]
 
 
 def _fitting(guesser: Guesser) -> tuple[Floats, Floats]:
     """Return, per stage, the microbatches in flight that fit: in proportion, and on its rank."""
-    problem = guesser.lanes.problem
+    problem = guesser.queues.problem
     forward, backward = guesser.straight
     life = backward + problem.backward_input - forward
     holder = np.array(problem.placement.rank_of_stage)

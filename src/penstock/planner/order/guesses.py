@@ -23,7 +23,7 @@ from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.passes.backward import split_backward
 from penstock.planner.order.builder import Policy
-from penstock.planner.order.lanes import Lanes
+from penstock.planner.order.queues import Queues
 from penstock.sim.engine import simulate
 
 __all__ = ["Guess", "Guesser", "lengthen", "urgency_of"]
@@ -35,7 +35,7 @@ _PLENTY = 1e9
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guess:
-    """The urgency of every lane's microbatches, small first, and a policy for waiting."""
+    """The urgency of every queue's microbatches, small first, and a policy for waiting."""
 
     urgency: Floats
     policy: Policy
@@ -48,7 +48,7 @@ class Guesser:
     `bound` is seconds that no schedule can beat; it says how much time the busiest rank must lose.
     """
 
-    lanes: Lanes
+    queues: Queues
     random: Random
     bound: float
 
@@ -56,22 +56,24 @@ class Guesser:
         """Return the next guess."""
         is_slow = self.random.random() < 0.3
         offsets, cycle = self._slow_trip() if is_slow else self._early_forwards()
-        follow = cycle * np.arange(self.lanes.microbatches)
+        follow = cycle * np.arange(self.queues.microbatches)
         return Guess(np.add.outer(offsets, follow), self.policy())
 
     def one_at_a_time(self) -> Guess:
         """Return the guess with one microbatch at a time, which fits wherever anything does."""
         forward, backward = self.straight
-        offsets = np.concatenate((forward, backward, backward + self.lanes.problem.backward_input))
-        cycle = float(offsets.max()) + self.lanes.cycle
-        follow = cycle * np.arange(self.lanes.microbatches)
+        offsets = np.concatenate(
+            (forward, backward, backward + self.queues.problem.backward_input)
+        )
+        cycle = float(offsets.max()) + self.queues.cycle
+        follow = cycle * np.arange(self.queues.microbatches)
         return Guess(np.add.outer(offsets, follow), Policy(0.0, 1.0, 0.0, True))
 
     def policy(self) -> Policy:
         """Return a random policy."""
-        choose, lanes = self.random.choice, self.lanes
-        least = max(0.0, self.bound - lanes.cycle * lanes.microbatches)
-        cycles = lanes.cycle * choose((0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 1000.0))
+        choose, queues = self.random.choice, self.queues
+        least = max(0.0, self.bound - queues.cycle * queues.microbatches)
+        cycles = queues.cycle * choose((0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 1000.0))
         return Policy(
             patience=choose((0.0, 0.25, 0.5, 1.0, 1.25)),
             overrun=choose((0.0, 0.25, 0.5, 0.75, 1.0)),
@@ -86,13 +88,15 @@ class Guesser:
         waits = [choose((0.0, 0.0, 0.2, 0.5, 1.0)) for _ in range(3)]
         forward, backward = self._trip(down, up, waits)
         weight = backward + self._weight_delay()
-        cycle = self.lanes.cycle * choose((1.0, 1.0, 1.05, 1.1, 1.3, 1.6, 2.0, 2.0 * len(forward)))
+        cycle = self.queues.cycle * choose(
+            (1.0, 1.0, 1.05, 1.1, 1.3, 1.6, 2.0, 2.0 * len(forward))
+        )
         return np.concatenate((forward, backward, weight)), cycle
 
     def _early_forwards(self) -> tuple[Floats, float]:
         """Return offsets with F as many cycles before I as microbatches are to be in flight."""
         forward, backward = self.straight
-        problem, cycle, choose = self.lanes.problem, self.lanes.cycle, self.random.choice
+        problem, cycle, choose = self.queues.problem, self.queues.cycle, self.random.choice
         life = backward + problem.backward_input - forward
         holder = np.array(problem.placement.rank_of_stage)
         needed = np.bincount(holder, life * problem.activation, problem.ranks)
@@ -111,9 +115,9 @@ class Guesser:
         return np.concatenate((early, backward, weight)), cycle
 
     def _weight_delay(self) -> Floats:
-        last = 1000.0 * self.lanes.microbatches
+        last = 1000.0 * self.queues.microbatches
         cycles = self.random.choice((0.0, 0.5, 1.0, 2.0, 4.0, 8.0, last, last))
-        return self.lanes.problem.backward_input + cycles * self.lanes.cycle
+        return self.queues.problem.backward_input + cycles * self.queues.cycle
 
     @cached_property
     def straight(self) -> tuple[Floats, Floats]:
@@ -122,7 +126,7 @@ class Guesser:
 
     def _trip(self, down: float, up: float, waits: list[float]) -> tuple[Floats, Floats]:
         """Return, per stage, when a microbatch gets there going forward, and coming back."""
-        problem, cycle = self.lanes.problem, self.lanes.cycle
+        problem, cycle = self.queues.problem, self.queues.cycle
         holder = np.array(problem.placement.rank_of_stage)
         step = np.sign(np.diff(holder, append=holder[-1]))
         ahead = np.where(step > 0, down, up) * problem.forward
@@ -140,9 +144,9 @@ def urgency_of(schedule: Schedule, costs: Costs) -> Floats:
     alone = replace(schedule, rows=replace(rows, joined=np.zeros(len(rows), dtype=np.bool_)))
     split = split_backward(alone)
     urgency = np.zeros((3 * schedule.num_stages, schedule.microbatches))
-    # The numbers of the kinds F, I and W are those of their lanes.
-    lane = split.rows.kind.astype(np.int64) * schedule.num_stages + split.rows.stage
-    urgency[lane, split.rows.microbatch] = simulate(split, costs.without_collectives()).start
+    # The numbers of the kinds F, I and W are those of their queues.
+    queue = split.rows.kind.astype(np.int64) * schedule.num_stages + split.rows.stage
+    urgency[queue, split.rows.microbatch] = simulate(split, costs.without_collectives()).start
     return np.maximum.accumulate(urgency, axis=1)
 
 

@@ -1,7 +1,7 @@
 """The two loops behind `builder.py`: listing work by urgency, and running the ranks.
 
 They run as plain Python or compiled; see `ir/loops`. Neither calls a function per action, which
-would slow the plain form down. Columns with an entry per action have it at lane times
+would slow the plain form down. Columns with an entry per action have it at queue times
 microbatches plus microbatch.
 """
 
@@ -29,8 +29,8 @@ __all__ = [
 class Columns(NamedTuple):
     """A problem as the loops take it: arrays for compiled loops, lists for plain ones.
 
-    The lanes of rank r are `lanes[first[r]:first[r + 1]]`. `room` and `extra` are per rank,
-    `holder`, `follower` and `source` per lane, the others per action; see `Lanes`. If
+    The queues of rank r are `queues[first[r]:first[r + 1]]`. `room` and `extra` are per rank,
+    `holder`, `follower` and `source` per queue, the others per action; see `Queues`. If
     `counts_from_start`, the seconds of a rank are those from its first action to its last, else
     those until its end.
     """
@@ -39,7 +39,7 @@ class Columns(NamedTuple):
     stages: int
     counts_from_start: bool
     first: Any
-    lanes: Any
+    queues: Any
     change: Any
     room: Any
     extra: Any
@@ -52,9 +52,9 @@ class Columns(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Every rank's lanes, the most urgent first, and whether their bytes fit in that order."""
+    """Every rank's queues, the most urgent first, and whether their bytes fit in that order."""
 
-    lanes: Any
+    queues: Any
     fits: bool
 
 
@@ -70,9 +70,9 @@ class Following(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """The order of lanes in which the ranks ran, and whether they finished.
+    """The order of queues in which the ranks ran, and whether they finished.
 
-    `start` is that of every lane's microbatches, `seconds` those of each rank.
+    `start` is that of every queue's microbatches, `seconds` those of each rank.
     """
 
     order: Any
@@ -94,12 +94,12 @@ def compiled(loop: Callable[..., Any], *parts: Callable[..., Any]) -> Callable[.
 
 
 def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
-    """List every rank's lanes, the most urgent first.
+    """List every rank's queues, the most urgent first.
 
     A W that frees room moves ahead of work that would not fit in its place.
     """
     microbatches, stages = columns.microbatches, columns.stages
-    first, lanes = columns.first, columns.lanes
+    first, queues = columns.first, columns.queues
     change, room = columns.change, columns.room
     listed = filled(len(urgency), 0)
     row = 0
@@ -112,38 +112,38 @@ def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
             chosen = weight = fitting = -1
             least = least_weight = least_fitting = inf
             for slot in range(begin, end):
-                lane = lanes[slot]
+                queue = queues[slot]
                 number = done[slot - begin]
-                # I comes after F of its microbatch, W after I: the lane listed before it.
-                is_early = lane >= stages and number == done[slot - begin - 1]
+                # I comes after F of its microbatch, W after I: the queue listed before it.
+                is_early = queue >= stages and number == done[slot - begin - 1]
                 if number == microbatches or is_early:
                     continue
-                entry = lane * microbatches + number
+                entry = queue * microbatches + number
                 value = urgency[entry]
                 if value < least:
                     chosen = slot
                     least = value
-                if lane >= 2 * stages and value < least_weight:
+                if queue >= 2 * stages and value < least_weight:
                     weight = slot
                     least_weight = value
                 if value < least_fitting and held + change[entry] <= room[rank]:
                     fitting = slot
                     least_fitting = value
-            entry = lanes[chosen] * microbatches + done[chosen - begin]
+            entry = queues[chosen] * microbatches + done[chosen - begin]
             if held + change[entry] > room[rank]:
                 chosen = weight if weight >= 0 else fitting
                 if chosen < 0:
                     return Listing(listed, False)
-                entry = lanes[chosen] * microbatches + done[chosen - begin]
+                entry = queues[chosen] * microbatches + done[chosen - begin]
             done[chosen - begin] += 1
             held += change[entry]
-            listed[row] = lanes[chosen]
+            listed[row] = queues[chosen]
             row += 1
     return Listing(listed, True)
 
 
 def follow_list(columns: Columns, listed: Any) -> Following:
-    """Follow every rank's list of lanes, row by row."""
+    """Follow every rank's list of queues, row by row."""
     microbatches, first, change = columns.microbatches, columns.first, columns.change
     row_of, held_after = filled(len(listed), 0), filled(len(listed), 0.0)
     done = filled(3 * columns.stages, 0)
@@ -151,10 +151,10 @@ def follow_list(columns: Columns, listed: Any) -> Following:
     for rank in range(len(columns.room)):
         held = 0.0
         for row in range(first[rank] * microbatches, first[rank + 1] * microbatches):
-            lane = listed[row]
-            entry = lane * microbatches + done[lane]
+            queue = listed[row]
+            entry = queue * microbatches + done[queue]
             row_of[entry] = row
-            done[lane] += 1
+            done[queue] += 1
             held += change[entry]
             held_after[row] = held
             fits = fits and held <= columns.room[rank]
@@ -171,10 +171,10 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
     This is list scheduling: a rank decides what to do when it is free. (`ir/clock` and `anneal`
     time orders that are decided already.) `ready` is when the inputs of an action arrive, `row_of`
     its row in the list; `held_after` has, per row, the bytes held after it if the list were
-    followed from now on. `done` counts per lane; the columns from `head` to `span` are per rank.
+    followed from now on. `done` counts per queue; the columns from `head` to `span` are per rank.
     """
     microbatches, stages = columns.microbatches, columns.stages
-    first, lanes, holder = columns.first, columns.lanes, columns.holder
+    first, queues, holder = columns.first, columns.queues, columns.holder
     change, room, seconds = columns.change, columns.room, columns.seconds
     follower, lag = columns.follower, columns.lag
     patience, overrun, allowance, is_late = policy
@@ -210,15 +210,15 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
         coming = inf
         has_forward = False
         for slot in range(first[rank], first[rank + 1]):
-            lane = lanes[slot]
-            if done[lane] == microbatches:
+            queue = queues[slot]
+            if done[queue] == microbatches:
                 continue
-            entry = lane * microbatches + done[lane]
+            entry = queue * microbatches + done[queue]
             row = row_of[entry]
-            has_forward |= lane < stages
-            if lane >= 2 * stages:
+            has_forward |= queue < stages
+            if queue >= 2 * stages:
                 if ready[entry] <= now and row < weight_row:
-                    weight = lane
+                    weight = queue
                     weight_row = row
             elif ready[entry] > now:
                 if ready[entry] < coming:
@@ -234,7 +234,7 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
                         overtaken += 1
                     if overtaken < row:
                         continue
-                best = lane
+                best = queue
                 best_row = row
 
         # Choose: a W that is next in the list, the first that can run, a W in a gap, or nothing.

@@ -19,7 +19,7 @@ from penstock.ir.placement import Placement
 from penstock.ir.rows import Floats
 from penstock.ir.schedule import Schedule
 from penstock.passes.overlap import join_where_possible
-from penstock.planner.order.lanes import Longs
+from penstock.planner.order.queues import Longs
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.engine import simulate
 from penstock.sim.period import Boundary

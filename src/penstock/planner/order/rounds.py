@@ -17,7 +17,7 @@ from math import inf
 
 from penstock.planner.effort_clock import Effort
 from penstock.planner.order.best_so_far import BestSoFar
-from penstock.planner.order.lanes import Longs
+from penstock.planner.order.queues import Longs
 
 __all__ = ["Budget", "Trail", "round_sizes"]
 

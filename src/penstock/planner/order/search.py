@@ -24,9 +24,9 @@ from penstock.planner.order.climb import ImprovedOrder, climb, try_out
 from penstock.planner.order.families import fixed_schedules
 from penstock.planner.order.greedy import greedy_guesses
 from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
-from penstock.planner.order.lanes import Lanes, Longs
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
+from penstock.planner.order.queues import Longs, Queues
 from penstock.planner.order.rounds import Budget, Trail, round_sizes
 from penstock.planner.problem import SchedulingProblem
 
@@ -84,13 +84,13 @@ _MORE_FREELY = (
 
 def count_rows(problem: SchedulingProblem, seconds: float) -> float:
     """Return the rows that are surely built in these seconds."""
-    is_worth = Lanes(problem).num_rows > _FEW_ROWS or seconds >= _SECONDS_WORTH_LOADING
+    is_worth = Queues(problem).num_rows > _FEW_ROWS or seconds >= _SECONDS_WORTH_LOADING
     return seconds * ROWS_PER_SECOND[is_worth and can_compile()]
 
 
 def load_loops(problem: SchedulingProblem, rows: float) -> None:
     """Load the compiled loops if they are worth it, so that the clock does not count that."""
-    is_worth = Lanes(problem).num_rows > _FEW_ROWS
+    is_worth = Queues(problem).num_rows > _FEW_ROWS
     is_worth |= rows >= _SECONDS_WORTH_LOADING * ROWS_PER_SECOND[True]
     if should_compile(is_worth_loading=is_worth):
         _run_loops_once()
@@ -98,12 +98,12 @@ def load_loops(problem: SchedulingProblem, rows: float) -> None:
 
 @cache
 def _run_loops_once() -> None:
-    lanes = Lanes(SchedulingProblem.of(Costs(), Placement.loop(2), 2))
-    guess = Guesser(lanes, Random(0), 1.0).one_at_a_time()
-    built = Builder(lanes, is_compiled=True).build(guess.urgency, guess.policy)
+    queues = Queues(SchedulingProblem.of(Costs(), Placement.loop(2), 2))
+    guess = Guesser(queues, Random(0), 1.0).one_at_a_time()
+    built = Builder(queues, is_compiled=True).build(guess.urgency, guess.policy)
     assert built is not None, "one microbatch at a time always fits"
     shares = iter((0.0, 1.0))
-    anneal(lanes, built.order, is_compiled=True, progress=lambda *_: next(shares))
+    anneal(queues, built.order, is_compiled=True, progress=lambda *_: next(shares))
 
 
 def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None:
@@ -114,19 +114,19 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
     are few, half of the effort goes to moving single actions. See `rounds.py` for what more effort
     adds.
     """
-    lanes, random, trail = Lanes(found.problem), Random(0), Trail()
-    greedy = greedy_guesses(Guesser(lanes, random, found.bound))
+    queues, random, trail = Queues(found.problem), Random(0), Trail()
+    greedy = greedy_guesses(Guesser(queues, random, found.bound))
     budget = Budget(found, effort)
-    rows_per_order = lanes.num_rows + _ROWS_PER_ORDER
+    rows_per_order = queues.num_rows + _ROWS_PER_ORDER
     if found.has_best and not budget.spend(rows_per_order):
         # One order of a very large problem may take longer than all the seconds.
         return
     pool: list[ImprovedOrder] = []
     annealed: list[tuple[float, Longs]] = []
     for rows in round_sizes(_ROWS_OF_A_SECOND, rows_per_order):
-        is_small = lanes.num_rows <= _ROWS_TO_ANNEAL
+        is_small = queues.num_rows <= _ROWS_TO_ANNEAL
         share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
-        search = _Search(budget, trail, lanes, found.bound, share * rows)
+        search = _Search(budget, trail, queues, found.bound, share * rows)
         pool += search.guess(known, random)
         if not pool:
             break
@@ -135,21 +135,21 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
             start = min((*annealed, (best.built.seconds, best.built.order)), key=_first)
             annealed = [search.anneal(start[1], (1 - share) * rows)]
             if not budget.is_empty:
-                pool += search.try_out([_follow(lanes, annealed[0][1])])
+                pool += search.try_out([_follow(queues, annealed[0][1])])
         budget.end_first_round()
         known = ()
         if budget.is_empty or meets_bound(trail.seconds, found.bound):
             break
-    _offer(found, lanes, trail)
+    _offer(found, queues, trail)
 
 
-def _offer(found: BestSoFar, lanes: Lanes, trail: Trail) -> None:
+def _offer(found: BestSoFar, queues: Queues, trail: Trail) -> None:
     """Offer the best order, with whole backwards where they cost nothing.
 
     If its seconds are not what a step costs, offer all that were the best at some time.
     """
     for order in trail.orders[-1:] if _is_timed(found.problem) else trail.orders:
-        schedule = lanes.to_schedule(order, "solved")
+        schedule = queues.to_schedule(order, "solved")
         found.offer(merge_for_free(schedule, found.problem), "improvements")
 
 
@@ -160,9 +160,9 @@ def _is_timed(problem: SchedulingProblem) -> bool:
     return is_plain and not costs.has_collectives and problem.boundary != "nothing"
 
 
-def _follow(lanes: Lanes, order: Longs) -> Guess:
+def _follow(queues: Queues, order: Longs) -> Guess:
     """Return the guess that follows an order."""
-    start = urgency_of(lanes.to_schedule(order, "followed"), lanes.problem.costs)
+    start = urgency_of(queues.to_schedule(order, "followed"), queues.problem.costs)
     return Guess(start, _TO_THE_LETTER)
 
 
@@ -179,13 +179,13 @@ class _Search:
 
     budget: Budget
     trail: Trail | None
-    lanes: Lanes
+    queues: Queues
     bound: float
     rows: float
 
     def guess(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
         """Return candidates from guesses for this problem, or for one that is shorter."""
-        problem = self.lanes.problem
+        problem = self.queues.problem
         few = problem.with_microbatches(_FEW_MICROBATCHES * problem.ranks)
         if self.orders < _FEW_ORDERS and problem.microbatches > few.microbatches:
             return self.try_out(_learn_from(few, self, random))
@@ -193,7 +193,7 @@ class _Search:
 
     def screen(self, known: Sequence[Schedule], random: Random) -> list[ImprovedOrder]:
         """Return candidates from all kinds of guesses, and the best again with other policies."""
-        guesser = Guesser(self.lanes, random, self.bound)
+        guesser = Guesser(self.queues, random, self.bound)
         candidates = self.try_out(_guess(self, guesser, known))
         if self.budget.is_empty:
             return candidates
@@ -223,7 +223,7 @@ class _Search:
 
     def anneal(self, order: Longs, rows: float) -> tuple[float, Longs]:
         """Return the best order that single moves lead to, with its seconds."""
-        step = MOVES * self.lanes.num_rows / _TIMED_PER_BUILT
+        step = MOVES * self.queues.num_rows / _TIMED_PER_BUILT
         best, moved = inf, -step
 
         def gone(seconds: float, order: Longs) -> float:
@@ -237,7 +237,7 @@ class _Search:
             return moved / rows
 
         is_compiled = should_compile(is_worth_loading=False)
-        found = anneal(self.lanes, order, is_compiled=is_compiled, progress=gone)
+        found = anneal(self.queues, order, is_compiled=is_compiled, progress=gone)
         return best, found
 
     @property
@@ -247,11 +247,11 @@ class _Search:
 
     @property
     def _rows_per_order(self) -> float:
-        return self.lanes.num_rows + _ROWS_PER_ORDER
+        return self.queues.num_rows + _ROWS_PER_ORDER
 
     @property
     def _builder(self) -> Builder:
-        return Builder(self.lanes, should_compile(is_worth_loading=False))
+        return Builder(self.queues, should_compile(is_worth_loading=False))
 
     def _note(self, seconds: float, order: Longs) -> None:
         if self.trail is not None:
@@ -282,9 +282,9 @@ def _seconds(candidate: ImprovedOrder) -> float:
 def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iterator[Guess]:
     """Yield a guess that always fits, known schedules followed in several ways, and others."""
     yield guesser.one_at_a_time()
-    starts = [urgency_of(schedule, search.lanes.problem.costs) for schedule in known]
+    starts = [urgency_of(schedule, search.queues.problem.costs) for schedule in known]
     for policy in (_TO_THE_LETTER, *_MORE_FREELY):
-        allowance = policy.allowance * search.lanes.cycle
+        allowance = policy.allowance * search.queues.cycle
         for start in starts:
             yield Guess(start, policy._replace(allowance=allowance))
     number = _SHARE_FOR_GUESSES * search.orders
@@ -294,15 +294,15 @@ def _guess(search: _Search, guesser: Guesser, known: Sequence[Schedule]) -> Iter
 
 def _learn_from(few: SchedulingProblem, search: _Search, random: Random) -> Iterator[Guess]:
     """Yield a guess that always fits, and the best for fewer microbatches, lengthened."""
-    yield Guesser(search.lanes, random, search.bound).one_at_a_time()
+    yield Guesser(search.queues, random, search.bound).one_at_a_time()
     shorter = _Search(
-        search.budget, None, Lanes(few), lower_bound(few), _SHARE_FOR_FEW * search.rows
+        search.budget, None, Queues(few), lower_bound(few), _SHARE_FOR_FEW * search.rows
     )
     screened = shorter.screen(tuple(fixed_schedules(few)), random)
     if search.budget.is_empty and not search.budget.is_first_round:
         return
     for candidate in sorted(screened, key=_seconds)[:_LENGTHENED]:
-        yield lengthen(candidate.guess, search.lanes.microbatches)
+        yield lengthen(candidate.guess, search.queues.microbatches)
 
 
 def _with_other_policies(candidates: Sequence[ImprovedOrder], guesser: Guesser) -> Iterator[Guess]:

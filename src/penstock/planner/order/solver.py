@@ -20,9 +20,9 @@ from penstock.planner.effort_clock import Effort, require_effort, require_second
 from penstock.planner.exact.prove import prove
 from penstock.planner.order.best_so_far import BestSoFar, Progress
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.lanes import Lanes
 from penstock.planner.order.merge import make_whole, merge_for_free, with_whole_backwards
 from penstock.planner.order.pairs import in_lockstep, make_apart, step_seconds, with_pairs
+from penstock.planner.order.queues import Queues
 from penstock.planner.order.search import (
     ROWS_PER_SECOND,
     count_rows,
@@ -134,7 +134,7 @@ def _search(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -> None
 
     Orders with whole backwards get half of the seconds, and half of the rows on top.
     """
-    expect_rows(_SIMULATIONS * Lanes(found.problem).num_rows)
+    expect_rows(_SIMULATIONS * Queues(found.problem).num_rows)
     known = [*known, *fixed_schedules(found.problem)]
     for schedule in known:
         found.offer(schedule, schedule.name)

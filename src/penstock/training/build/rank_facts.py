@@ -89,8 +89,8 @@ def _explain_schedules(by_rank: Mapping[int, Any]) -> str:
         if len(set(values.values())) > 1:
             return group_ranks(values, key)
     for rank in range(len(next(iter(by_rank.values()))["orders"])):
-        lanes = [schedule["orders"][rank] for schedule in by_rank.values()]
-        for position, works in enumerate(zip_longest(*lanes, fillvalue="nothing")):
+        orders = [schedule["orders"][rank] for schedule in by_rank.values()]
+        for position, works in enumerate(zip_longest(*orders, fillvalue="nothing")):
             if len(set(works)) > 1:
                 where = f"at position {position} of rank {rank} in the schedule, "
                 return where + group_ranks(dict(zip(by_rank, works, strict=True)))

@@ -1,10 +1,10 @@
 """A problem as plain columns of numbers, for the loops that build orders.
 
-A lane is one kind of work of one stage, microbatch after microbatch: F of stage s is lane s, I is
-lane S + s, W is lane 2S + s, with S stages. Lane and microbatch give one entry of a column:
+A queue is one kind of work of one stage, microbatch after microbatch: F of stage s is queue s, I
+is queue S + s, W is queue 2S + s, with S stages. Queue and microbatch give one entry of a column:
 
 entry        0  1  2  3  4  5          two stages, one microbatch each
-lane         0  1  2  3  4  5
+queue        0  1  2  3  4  5
 work        F0 F1 I0 I1 W0 W1
 """
 
@@ -21,7 +21,7 @@ from penstock.planner.order.loops import Columns
 from penstock.planner.problem import SchedulingProblem
 from penstock.sim.memory import byte_changes
 
-__all__ = ["Lanes", "Longs"]
+__all__ = ["Longs", "Queues"]
 
 Longs = NDArray[np.int64]
 
@@ -30,19 +30,19 @@ _GRACE = 1e-12
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """The seconds and bytes of every lane, and the lanes of every rank."""
+class Queues:
+    """The seconds and bytes of every queue, and the queues of every rank."""
 
     problem: SchedulingProblem
 
     @property
     def stages(self) -> int:
-        """The number of stages; there are three times as many lanes."""
+        """The number of stages; there are three times as many queues."""
         return self.problem.stages
 
     @property
     def microbatches(self) -> int:
-        """The number of actions of every lane."""
+        """The number of actions of every queue."""
         return self.problem.microbatches
 
     @property
@@ -52,21 +52,21 @@ class Lanes:
 
     @cached_property
     def of_rank(self) -> tuple[Longs, Longs]:
-        """The lanes of every rank, rank after rank, as (first, lanes): F, I, W of each stage."""
+        """The queues of every rank, rank after rank, as (first, queues): F, I, W of each stage."""
         holder = np.array(self.problem.placement.rank_of_stage)
         stages = np.argsort(holder, kind="stable")
         first = np.concatenate(([0], np.cumsum(3 * np.bincount(holder))))
-        lanes = (stages[:, None] + self.stages * np.arange(3)).ravel()
-        return first.astype(np.int64), lanes.astype(np.int64)
+        queues = (stages[:, None] + self.stages * np.arange(3)).ravel()
+        return first.astype(np.int64), queues.astype(np.int64)
 
     @cached_property
     def holder(self) -> Longs:
-        """Per lane, its rank."""
+        """Per queue, its rank."""
         return np.tile(np.array(self.problem.placement.rank_of_stage, dtype=np.int64), 3)
 
     @cached_property
     def seconds(self) -> Floats:
-        """Per lane and microbatch, the seconds that its work occupies the rank."""
+        """Per queue and microbatch, the seconds that its work occupies the rank."""
         problem = self.problem
         return np.concatenate(
             (problem.forward_each, problem.backward_input_each, problem.backward_weight_each)
@@ -74,10 +74,10 @@ class Lanes:
 
     @cached_property
     def change(self) -> Floats:
-        """Per lane and microbatch, the bytes that its work takes; negative if it frees some."""
+        """Per queue and microbatch, the bytes that its work takes; negative if it frees some."""
         by_kind = byte_changes(self.problem.costs, self.stages)
-        of_lane = by_kind[[Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]].ravel()
-        return np.multiply.outer(of_lane, self.problem.scales)
+        of_queue = by_kind[[Kind.FORWARD, Kind.BACKWARD_INPUT, Kind.BACKWARD_WEIGHT]].ravel()
+        return np.multiply.outer(of_queue, self.problem.scales)
 
     @cached_property
     def room(self) -> Floats:
@@ -86,7 +86,7 @@ class Lanes:
 
     @cached_property
     def follower(self) -> Longs:
-        """Per lane, the lane of the neighbouring stage that waits for it, or -1."""
+        """Per queue, the queue of the neighbouring stage that waits for it, or -1."""
         stages = self.stages
         forward = np.arange(1, stages + 1)
         forward[-1] = 2 * stages - 1
@@ -95,11 +95,11 @@ class Lanes:
 
     @cached_property
     def lag(self) -> Floats:
-        """Per lane and microbatch, the seconds from its end to the lane that waits for it."""
+        """Per queue and microbatch, the seconds from its end to the queue that waits for it."""
         problem, none = self.problem, np.zeros(1)
         down, up = problem.lags_of_size_one
-        of_lane = np.concatenate((down, none, none, up, np.zeros(self.stages)))
-        return np.multiply.outer(of_lane, problem.scales)
+        of_queue = np.concatenate((down, none, none, up, np.zeros(self.stages)))
+        return np.multiply.outer(of_queue, problem.scales)
 
     @cached_property
     def extra(self) -> Floats:
@@ -116,9 +116,9 @@ class Lanes:
         source = np.full(3 * self.stages, -1, dtype=np.int64)
         has_follower = np.flatnonzero(self.follower >= 0)
         source[self.follower[has_follower]] = has_follower
-        first, lanes = self.of_rank
+        first, queues = self.of_rank
         columns = (
-            *(first, lanes, self.change.ravel(), self.room, self.extra),
+            *(first, queues, self.change.ravel(), self.room, self.extra),
             *(self.holder, self.seconds.ravel(), self.follower, self.lag.ravel()),
             *(source, np.where(source[:, None] >= 0, self.lag[source], 0.0).ravel()),
         )
@@ -127,9 +127,9 @@ class Lanes:
         return Columns(self.microbatches, self.stages, counts_from_start, *given)
 
     def to_schedule(self, order: Longs, name: str) -> Schedule:
-        """Return the schedule with this order of lanes, rank after rank."""
+        """Return the schedule with this order of queues, rank after rank."""
         first, _ = self.of_rank
-        # The numbers of the kinds F, I and W are those of their lanes.
+        # The numbers of the kinds F, I and W are those of their queues.
         kind, stage = np.divmod(order, self.stages)
         microbatch = _count_up(order)
         lengths = np.diff(first) * self.microbatches
@@ -141,9 +141,9 @@ class Lanes:
 
 def _count_up(order: Longs) -> Longs:
     """Return, for every entry, the number of equal entries before it."""
-    by_lane = np.argsort(order, kind="stable")
+    by_queue = np.argsort(order, kind="stable")
     sizes = np.bincount(order)
     begin = np.repeat(np.cumsum(sizes) - sizes, sizes)
     number = np.empty(len(order), dtype=np.int64)
-    number[by_lane] = np.arange(len(order)) - begin
+    number[by_queue] = np.arange(len(order)) - begin
     return number
