@@ -61,7 +61,7 @@ class FoundWeights:
         # Whether there is one microbatch, whose loss is that of the batch.
         self.is_alone = len(given.rows) == 1
         self._key = (given.names, given.is_training)
-        self.habit = memory.begin_step(self._key)
+        self.pattern = memory.begin_step(self._key)
         self._has_begun = False
         self._signature = ""
         self._call: LossMade | None = None
@@ -70,12 +70,12 @@ class FoundWeights:
 
     def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
         """Observe the calls of loss functions in a last stage, unless its loss is known."""
-        habit = self.habit
-        if self.is_alone or not self._given.makes_own or not habit.is_observed:
+        pattern = self.pattern
+        if self.is_alone or not self._given.makes_own or not pattern.is_observed:
             return None
-        if not habit.top:
-            habit.is_opaque = any(map(is_compiled, module.modules()))
-        self._inside = LossObserver(is_safe=habit.is_mixed)
+        if not pattern.top:
+            pattern.is_opaque = any(map(is_compiled, module.modules()))
+        self._inside = LossObserver(is_safe=pattern.is_mixed)
         return observe_eagerly(self._inside)
 
     def make_loss(
@@ -90,7 +90,7 @@ class FoundWeights:
             return function(output, target)
         versions = versions_of(output, target)
         # If its stage was observed, the loss function is observed too.
-        if self.habit.is_observed or self._inside is not None:
+        if self.pattern.is_observed or self._inside is not None:
             self._call = LossMade(function, output, target, versions)
             loss = self._observe(self._call)
         else:
@@ -103,8 +103,8 @@ class FoundWeights:
         if not isinstance(loss, torch.Tensor) or self._is_usual(loss, made.output):
             return loss
         if is_first:
-            self.habit = self._memory.switch(self._key, self._signature)
-        if self.habit.is_observed or not is_first:
+            self.pattern = self._memory.switch(self._key, self._signature)
+        if self.pattern.is_observed or not is_first:
             self._call = made
             return self._observe_again(made)
         self._outside = None
@@ -113,7 +113,7 @@ class FoundWeights:
     def _observe_again(self, call: LossMade) -> Any:
         """Compute a loss once more and observe it, unless its first call had side effects."""
         if not call.can_be_repeated():
-            self.habit.forget()
+            self.pattern.forget()
             raise BatchError(
                 "a loss that takes gradients or writes to its arguments must be computed as in "
                 f"the step before (got another graph, {self._signature}); repeat the step, which "
@@ -122,7 +122,7 @@ class FoundWeights:
         return self._observe(call)
 
     def _observe(self, call: LossMade) -> Any:
-        self._outside = LossObserver(is_safe=self.habit.is_mixed)
+        self._outside = LossObserver(is_safe=self.pattern.is_mixed)
         with self._outside:
             return call.repeat()
 
@@ -132,29 +132,31 @@ class FoundWeights:
         if not loss.requires_grad or self._given.makes_own:
             return True
         self._signature = sign_graph(loss, output)
-        known = self.habit.signatures
+        known = self.pattern.signatures
         return not known or self._signature in known or self._is_hidden(loss)
 
     def find_known(self) -> KnownLoss | None:
         """Return what is known of the losses of this step, if that is all there is to know."""
-        habit = self.habit
+        pattern = self.pattern
         if self.is_alone or self._given.makes_own or not self._given.is_training:
             return None
-        if habit.is_observed or habit.is_opaque or len(habit.signatures) != 1:
+        if pattern.is_observed or pattern.is_opaque or len(pattern.signatures) != 1:
             return None
-        (signature,) = habit.signatures
-        if habit.top.startswith(_OPAQUE) or not signature.startswith(habit.top):
+        (signature,) = pattern.signatures
+        if pattern.top.startswith(_OPAQUE) or not signature.startswith(pattern.top):
             return None
-        if habit.single is None:
+        if pattern.single is None:
             return None
         try:
-            weights = self._weights.of_all(habit.single)
+            weights = self._weights.of_all(pattern.single)
         except BatchError:
             # Where the labels of a batch count nothing, the loss may be another one.
             return None
         if weights is None:
             return None
-        return KnownLoss(signature, habit.top, [Share(w) for w in weights], habit.single, weights)
+        return KnownLoss(
+            signature, pattern.top, [Share(w) for w in weights], pattern.single, weights
+        )
 
     def note_repeated(self, known: KnownLoss, microbatches: Sequence[int]) -> None:
         """Note the microbatches whose losses were computed as before, and weighed elsewhere."""
@@ -182,17 +184,17 @@ class FoundWeights:
         It is, until a step could show that; and whenever the loss is weighted by rows although
         labels are spread unevenly over the microbatches.
         """
-        habit = self.habit
-        if habit.is_due or not habit.is_tried:
+        pattern = self.pattern
+        if pattern.is_due or not pattern.is_tried:
             return True
-        is_known = habit.is_counted or habit.is_confirmed
+        is_known = pattern.is_counted or pattern.is_confirmed
         return not is_known and self._weights.find_uneven() is not None
 
     def find_doubt(self) -> str | None:
         """Find labels that contradict a mean over rows, unless all of the loss is known."""
-        if self.habit.is_counted or self.habit.is_confirmed:
+        if self.pattern.is_counted or self.pattern.is_confirmed:
             return None
-        is_labelled = any(isinstance(term.mean, Labelled) for term in self.habit.terms)
+        is_labelled = any(isinstance(term.mean, Labelled) for term in self.pattern.terms)
         return None if is_labelled else self._weights.find_uneven()
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
@@ -229,7 +231,7 @@ class FoundWeights:
             )
         used = [calls[number] for number in form.used]
         terms = self._find_terms(used, microbatch, form, loss)
-        self.habit.learn(
+        self.pattern.learn(
             used,
             terms,
             form,
@@ -245,41 +247,45 @@ class FoundWeights:
 
     def _is_hidden(self, loss: torch.Tensor) -> bool:
         """Whether the calls of a known loss cannot be seen, because it is compiled or captured."""
-        is_opaque = self.habit.is_opaque or name_top(loss).startswith(_OPAQUE)
-        return self.habit.single is not None and is_opaque
+        is_opaque = self.pattern.is_opaque or name_top(loss).startswith(_OPAQUE)
+        return self.pattern.single is not None and is_opaque
 
     def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
         """Return the weight of a loss that was computed as in an earlier microbatch."""
-        habit, top = self.habit, name_top(loss)
-        is_same = top == habit.top or habit.is_opaque or top.startswith(_OPAQUE)
-        if habit.single is None and is_same:
-            return 1.0 if habit.is_counted else self._by_rows(microbatch, is_known=False)
-        weights = None if habit.single is None else self._weights.of_all(habit.single)
+        pattern, top = self.pattern, name_top(loss)
+        is_same = top == pattern.top or pattern.is_opaque or top.startswith(_OPAQUE)
+        if pattern.single is None and is_same:
+            return 1.0 if pattern.is_counted else self._by_rows(microbatch, is_known=False)
+        weights = None if pattern.single is None else self._weights.of_all(pattern.single)
         if weights is None or not (is_same or self._weights.is_even(weights)):
-            before = habit.top if habit.single is None else f"{habit.top} of {habit.single.source}"
-            habit.forget()
+            before = (
+                pattern.top
+                if pattern.single is None
+                else f"{pattern.top} of {pattern.single.source}"
+            )
+            pattern.forget()
             raise BatchError(
                 f"all microbatches must compute their losses in the same way (got {top}, after "
                 f"{before} in earlier ones); repeat the step, which looks again, or {ADVICE}"
             )
-        assert habit.single is not None, "weights are those of a call"
+        assert pattern.single is not None, "weights are those of a call"
         found = read_count(loss, top)
         if found is not None:
-            self._weights.expect(habit.single, {microbatch: found})
-        self._weights.repeat(habit.single, weights[microbatch])
+            self._weights.expect(pattern.single, {microbatch: found})
+        self._weights.repeat(pattern.single, weights[microbatch])
         return weights[microbatch]
 
     def _by_rows(self, microbatch: int, *, is_known: bool) -> float:
-        is_known = is_known or self._is_compared or self.habit.is_confirmed
+        is_known = is_known or self._is_compared or self.pattern.is_confirmed
         return self._weights.by_rows(microbatch, is_known=is_known)
 
     def _find_terms(
         self, used: Sequence[LossCall], microbatch: int, form: LossForm, loss: torch.Tensor
     ) -> Sequence[Term | None]:
         """Find what each call counts; None for a call that counts nothing."""
-        known = self.habit.terms
+        known = self.pattern.terms
         is_like = len(known) == len(used) and all(map(Term.is_like, known, used))
-        if not is_like or self.habit.is_due:
+        if not is_like or self.pattern.is_due:
             sources = [term.source for term in known] if is_like else [None] * len(used)
             terms: list[Term | None] = []
             for call, source in zip(used, sources, strict=True):
@@ -293,7 +299,7 @@ class FoundWeights:
                 call.reduction != "mean"
                 and read_call(call, form, loss, adds_up=self._given.adds_up) != term.reading
             ):
-                self.habit.forget()
+                self.pattern.forget()
                 raise BatchError(
                     "all microbatches must compute their losses in the same way (got a sum that "
                     f"is divided by other things in some of them); {ADVICE}"

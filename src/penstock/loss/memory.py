@@ -10,7 +10,7 @@ from penstock.loss.calls import LossCall, Mean
 from penstock.loss.form import COUNTING, LossForm, find_form, find_shares
 from penstock.loss.labels import Source
 
-__all__ = ["Habit", "KnownForm", "LossMemory", "Reading", "Term"]
+__all__ = ["KnownForm", "LossMemory", "LossPattern", "Reading", "Term"]
 
 # The role of a call in the loss: a mean over what it counts, a sum, or neither.
 Reading: TypeAlias = Literal["mean", "sum", "rest"]
@@ -40,7 +40,7 @@ _MOST_WAYS = 8
 
 
 @dataclass(slots=True, eq=False)
-class Habit:
+class LossPattern:
     """How the loss of one kind of step is computed.
 
     `is_left` says that it need not be observed in every step: it is the result of the call
@@ -132,27 +132,27 @@ class KnownForm:
 
 @dataclass(slots=True)
 class LossMemory:
-    """The habits of a pipeline, and the forms of its losses, by the arguments of a step."""
+    """The patterns of a pipeline, and the forms of its losses, by the arguments of a step."""
 
-    habits: dict[Hashable, list[Habit]] = field(default_factory=dict)
+    patterns: dict[Hashable, list[LossPattern]] = field(default_factory=dict)
     forms: dict[Hashable, KnownForm] = field(default_factory=dict)
     has_warned: bool = False
 
-    def begin_step(self, key: Hashable) -> Habit:
-        """Return how the loss of such a step was computed last, or a new habit."""
-        habit = self.habits.setdefault(key, [Habit()])[-1]
-        habit.steps += 1
-        return habit
+    def begin_step(self, key: Hashable) -> LossPattern:
+        """Return how the loss of such a step was computed last, or a new pattern."""
+        pattern = self.patterns.setdefault(key, [LossPattern()])[-1]
+        pattern.steps += 1
+        return pattern
 
-    def switch(self, key: Hashable, signature: str) -> Habit:
-        """Return the habit of a loss whose graph differs from the step before."""
-        habits = self.habits[key]
-        known = [habit for habit in habits if signature in habit.signatures]
-        habit = known[-1] if known else Habit()
-        habit.steps += 1
-        others = [other for other in habits if other is not habit]
-        self.habits[key] = [*others[-_MOST_WAYS:], habit]
-        return habit
+    def switch(self, key: Hashable, signature: str) -> LossPattern:
+        """Return the pattern of a loss whose graph differs from the step before."""
+        patterns = self.patterns[key]
+        known = [pattern for pattern in patterns if signature in pattern.signatures]
+        pattern = known[-1] if known else LossPattern()
+        pattern.steps += 1
+        others = [other for other in patterns if other is not pattern]
+        self.patterns[key] = [*others[-_MOST_WAYS:], pattern]
+        return pattern
 
     def find_form(
         self,

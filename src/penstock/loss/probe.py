@@ -143,16 +143,16 @@ class ComparedWeights:
         self.found.check()
         if not self._is_due or self._function is None:
             return
-        habit = self.found.habit
+        pattern = self.found.pattern
         try:
             is_compared = self._compare(self._function)
             kept = sorted(self._kept)
             targets = [self._kept[number].target for number in kept]
             if is_compared and self._given.labels.pick(kept, targets).find_uneven() is not None:
-                habit.is_confirmed = True
-            habit.is_tried |= is_compared and self._is_conclusive()
+                pattern.is_confirmed = True
+            pattern.is_tried |= is_compared and self._is_conclusive()
         except _Incomparable as reason:
-            habit.is_tried |= self._is_conclusive()
+            pattern.is_tried |= self._is_conclusive()
             self._warn(str(reason))
         finally:
             self._kept.clear()
@@ -180,7 +180,7 @@ class ComparedWeights:
 
     def _warn(self, reason: str) -> None:
         """Warn once that a loss is assumed to be a mean over rows without a comparison."""
-        is_known = self.found.habit.is_counted or self._given.makes_own
+        is_known = self.found.pattern.is_counted or self._given.makes_own
         if is_known or self._memory.has_warned or self.found.find_doubt() is not None:
             return
         self._memory.has_warned = True
@@ -247,7 +247,7 @@ class ComparedWeights:
     def _require_same_again(self, function: Callable[..., Any]) -> None:
         """Exclude losses that depend on more than their arguments."""
         number, expected = next(iter(self._values.items()))
-        with torch.no_grad(), LossObserver(is_safe=self.found.habit.is_mixed):
+        with torch.no_grad(), LossObserver(is_safe=self.found.pattern.is_mixed):
             again = require_number(function(*self._kept[number].copy()))
         accuracy = self._find_accuracy([again])
         is_same = math.isclose(float(again), float(expected), rel_tol=accuracy, abs_tol=1e-30)
