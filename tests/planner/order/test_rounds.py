@@ -12,7 +12,7 @@ from penstock.planner.bound.lower_bound import lower_bound
 from penstock.planner.effort_clock import Effort
 from penstock.planner.order.best_so_far import BestSoFar
 from penstock.planner.order.families import fixed_schedules
-from penstock.planner.order.rounds import Budget, Trail, round_sizes
+from penstock.planner.order.rounds import BestOrders, Budget, round_sizes
 from penstock.planner.order.search import search_orders
 from penstock.planner.problem import SchedulingProblem
 from tests.planner.problems import draw_problem
@@ -60,9 +60,9 @@ def test_a_purse_is_empty_once_its_rows_are_spent_but_not_in_the_first_round() -
     assert not budget.spend(1)
 
 
-def test_a_trail_keeps_every_order_that_was_the_best() -> None:
-    trail, order = Trail(), np.arange(3)
+def test_best_orders_keep_every_order_that_was_the_best() -> None:
+    best, order = BestOrders(), np.arange(3)
     for seconds in (3.0, 4.0, 2.0, 2.0):
-        trail.record(order, seconds)
+        best.record(order, seconds)
         order[0] += 1
-    assert [kept[0] for kept in trail.orders] == [0, 2]
+    assert [kept[0] for kept in best.orders] == [0, 2]

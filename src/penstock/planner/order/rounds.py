@@ -19,7 +19,7 @@ from penstock.planner.effort_clock import Effort
 from penstock.planner.order.best_so_far import BestSoFar
 from penstock.planner.order.queues import Longs
 
-__all__ = ["Budget", "Trail", "round_sizes"]
+__all__ = ["BestOrders", "Budget", "round_sizes"]
 
 # What a search has done after a round, as a multiple of what it had done before.
 _GROWTH = 5.0**0.5
@@ -74,7 +74,7 @@ class Budget:
 
 
 @dataclass(slots=True)
-class Trail:
+class BestOrders:
     """Every order that was the best when it was found, the last being the best of all.
 
     All are kept, because what a step costs may be less simple than the seconds of an order: then

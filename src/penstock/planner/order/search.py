@@ -27,7 +27,7 @@ from penstock.planner.order.guesses import Guess, Guesser, lengthen, urgency_of
 from penstock.planner.order.loops import should_compile
 from penstock.planner.order.merge import merge_for_free
 from penstock.planner.order.queues import Longs, Queues
-from penstock.planner.order.rounds import Budget, Trail, round_sizes
+from penstock.planner.order.rounds import BestOrders, Budget, round_sizes
 from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["ROWS_PER_SECOND", "count_rows", "load_loops", "search_orders"]
@@ -114,7 +114,7 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
     are few, half of the effort goes to moving single actions. See `rounds.py` for what more effort
     adds.
     """
-    queues, random, trail = Queues(found.problem), Random(0), Trail()
+    queues, random, best_orders = Queues(found.problem), Random(0), BestOrders()
     greedy = greedy_guesses(Guesser(queues, random, found.bound))
     budget = Budget(found, effort)
     rows_per_order = queues.num_rows + _ROWS_PER_ORDER
@@ -126,29 +126,29 @@ def search_orders(found: BestSoFar, known: Sequence[Schedule], effort: Effort) -
     for rows in round_sizes(_ROWS_OF_A_SECOND, rows_per_order):
         is_small = queues.num_rows <= _ROWS_TO_ANNEAL
         share = _SHARE_BEFORE_ANNEALING if is_small else 1.0
-        search = _Search(budget, trail, queues, found.bound, share * rows)
+        search = _Search(budget, best_orders, queues, found.bound, share * rows)
         pool += search.guess(known, random)
         if not pool:
             break
         best, pool = search.improve(pool, greedy, random)
-        if is_small and not meets_bound(trail.seconds, found.bound) and not budget.is_empty:
+        if is_small and not meets_bound(best_orders.seconds, found.bound) and not budget.is_empty:
             start = min((*annealed, (best.built.seconds, best.built.order)), key=_first)
             annealed = [search.anneal(start[1], (1 - share) * rows)]
             if not budget.is_empty:
                 pool += search.try_out([_follow(queues, annealed[0][1])])
         budget.end_first_round()
         known = ()
-        if budget.is_empty or meets_bound(trail.seconds, found.bound):
+        if budget.is_empty or meets_bound(best_orders.seconds, found.bound):
             break
-    _offer(found, queues, trail)
+    _offer(found, queues, best_orders)
 
 
-def _offer(found: BestSoFar, queues: Queues, trail: Trail) -> None:
+def _offer(found: BestSoFar, queues: Queues, best_orders: BestOrders) -> None:
     """Offer the best order, with whole backwards where they cost nothing.
 
     If its seconds are not what a step costs, offer all that were the best at some time.
     """
-    for order in trail.orders[-1:] if _is_timed(found.problem) else trail.orders:
+    for order in best_orders.orders[-1:] if _is_timed(found.problem) else best_orders.orders:
         schedule = queues.to_schedule(order, "solved")
         found.offer(merge_for_free(schedule, found.problem), "improvements")
 
@@ -174,11 +174,11 @@ def _first(timed: tuple[float, Longs]) -> float:
 class _Search:
     """A round of a search at one problem, worth some rows; it ends at a bound, or with the budget.
 
-    `trail` is where it leaves orders, if they are of the problem that is searched for.
+    `best_orders` is where it leaves orders, if they are of the problem that is searched for.
     """
 
     budget: Budget
-    trail: Trail | None
+    best_orders: BestOrders | None
     queues: Queues
     bound: float
     rows: float
@@ -254,11 +254,12 @@ class _Search:
         return Builder(self.queues, should_compile(is_worth_loading=False))
 
     def _note(self, seconds: float, order: Longs) -> None:
-        if self.trail is not None:
-            self.trail.record(order, seconds)
+        if self.best_orders is not None:
+            self.best_orders.record(order, seconds)
 
     def _report(self, trying: str) -> None:
-        self.budget.found.report(trying, inf if self.trail is None else self.trail.seconds)
+        seconds = inf if self.best_orders is None else self.best_orders.seconds
+        self.budget.found.report(trying, seconds)
 
     def _until(self, trying: str, orders: float) -> Callable[[ImprovedOrder], bool]:
         left = orders
