@@ -6,8 +6,8 @@ import pytest
 
 from penstock.ranks.peer.nan_fill import Spoilable
 from penstock.ranks.peer.opening import PeerChannels
+from penstock.ranks.peer.release import Release
 from penstock.ranks.peer.release_rules import LastQueued
-from penstock.ranks.peer.rescue import Rescue
 
 
 class End:
@@ -65,7 +65,7 @@ def ends() -> dict[str, End]:
 def channels(ends: dict[str, End]) -> PeerChannels:
     """Those of rank 1."""
     return PeerChannels(
-        senders={(1, 0): ends["to 0"]},  # type: ignore[dict-item]  # has what a rescue asks for
+        senders={(1, 0): ends["to 0"]},  # type: ignore[dict-item]  # has what a release asks for
         receivers={(0, 1): ends["from 0"], (2, 1): ends["from 2"]},  # type: ignore[dict-item]  # too
     )
 
@@ -75,64 +75,64 @@ def test_no_wait_for_a_message_ends_before_its_ring_is_filled(
     channels: PeerChannels, ends: dict[str, End]
 ) -> None:
     filler = SlowFiller()
-    rescue = Rescue(channels, 0, filler, now=0.0)
+    release = Release(channels, 0, filler, now=0.0)
     for second in range(700):
-        rescue.look(float(second))
+        release.look(float(second))
     assert filler.rings == [ends["from 0"]]
     assert [ends["from 0"].releases, ends["to 0"].releases] == [0, 700]
-    assert rescue.is_stuck
+    assert release.is_stuck
     filler.is_done = True
-    rescue.look(700.0)
+    release.look(700.0)
     assert ends["from 0"].releases == 1
     assert ends["from 2"].releases == 0
 
 
 # A wait that was queued while an abort ran was released by nobody.
 def test_what_is_being_queued_is_waited_for(channels: PeerChannels, ends: dict[str, End]) -> None:
-    rescue = Rescue(channels, 0, SlowFiller(), now=0.0)
+    release = Release(channels, 0, SlowFiller(), now=0.0)
     ends["from 0"].is_queueing = True
-    assert not rescue.look(0.0)
+    assert not release.look(0.0)
     assert ends["from 0"].announcements == 0
     ends["from 0"].is_queueing = False
-    assert rescue.look(0.1)
+    assert release.look(0.1)
     assert ends["from 0"].announcements == 1
 
 
 def test_others_are_given_up_only_if_they_say_nothing_for_seconds(
     channels: PeerChannels, ends: dict[str, End]
 ) -> None:
-    rescue = Rescue(channels, 0, SlowFiller(), now=10.0)
-    rescue.look(10.0)
+    release = Release(channels, 0, SlowFiller(), now=10.0)
+    release.look(10.0)
     assert ends["to 0"].given_up
     assert not ends["from 2"].given_up
-    rescue.look(13.0)
+    release.look(13.0)
     assert ends["from 2"].given_up
 
 
 def test_a_device_that_still_does_something_is_not_stuck(
     channels: PeerChannels, ends: dict[str, End]
 ) -> None:
-    rescue = Rescue(channels, 0, SlowFiller(), now=0.0)
+    release = Release(channels, 0, SlowFiller(), now=0.0)
     for second in range(2000):
         ends["from 2"].counts = (second // 300, 0)
-        rescue.look(float(second))
-    assert not rescue.is_stuck
+        release.look(float(second))
+    assert not release.is_stuck
     # A process that was stopped for an hour is not stuck either.
-    rescue.look(6000.0)
-    assert not rescue.is_stuck
+    release.look(6000.0)
+    assert not release.is_stuck
 
 
 def test_a_rank_that_lives_may_take_any_time(channels: PeerChannels, ends: dict[str, End]) -> None:
     filler = SlowFiller()
     filler.is_done = True
-    rescue = Rescue(channels, 0, filler, now=0.0)
+    release = Release(channels, 0, filler, now=0.0)
     ends["from 2"].other = LastQueued(5, is_final=True)
     for second in range(2000):
-        rescue.look(float(second))
+        release.look(float(second))
     assert ends["from 2"].releases == 0
-    assert not rescue.is_stuck
+    assert not release.is_stuck
     ends["from 2"].other = LastQueued(5, is_final=False)
-    assert rescue.is_stuck
+    assert release.is_stuck
 
 
 # A host that has filled the queue of its stream stays in there until the device continues.
@@ -140,10 +140,10 @@ def test_a_ring_is_filled_while_its_host_is_blocked_in_a_take(
     channels: PeerChannels, ends: dict[str, End]
 ) -> None:
     filler = SlowFiller()
-    rescue = Rescue(channels, 0, filler, now=0.0)
+    release = Release(channels, 0, filler, now=0.0)
     ends["from 0"].is_queueing = ends["from 0"].is_placing = True
-    rescue.look(0.0)
+    release.look(0.0)
     assert filler.rings == []
     ends["from 0"].is_placing = False
-    assert not rescue.look(0.1)
+    assert not release.look(0.1)
     assert filler.rings == [ends["from 0"]]

@@ -78,7 +78,7 @@ class World:
     taken: LastQueued = NOTHING
     # 0: not to be filled, 1: to be filled, 2: half filled, 3: filled and released.
     filling: int = 0
-    is_room_released: bool = False
+    is_space_released: bool = False
     wrong: frozenset[int] = frozenset()
 
 
@@ -122,10 +122,10 @@ class Model:
             yield from self._send(world)
         if not (self.loss is Loss.RECEIVER_KILLED and world.has_struck):
             yield from self._take(world)
-        if self._may_rescue(world, 0):
-            yield from self._rescue_sender(world)
-        if self._may_rescue(world, 1):
-            yield from self._rescue_receiver(world)
+        if self._may_release(world, 0):
+            yield from self._release_sender(world)
+        if self._may_release(world, 1):
+            yield from self._release_receiver(world)
 
     # ---- hosts
 
@@ -210,7 +210,7 @@ class Model:
 
     # ---- what ends waits
 
-    def _may_rescue(self, world: World, end: int) -> bool:
+    def _may_release(self, world: World, end: int) -> bool:
         host = world.hosts[end]
         return host.is_aborted and not host.is_still
 
@@ -218,17 +218,17 @@ class Model:
         is_lost = self.loss.end == other
         return {"is_given_up": is_lost, "is_gone": is_lost and self.loss.is_kill}
 
-    def _rescue_sender(self, world: World) -> Iterator[World]:
+    def _release_sender(self, world: World) -> Iterator[World]:
         host, note = world.hosts[0], LastQueued(world.hosts[0].queued, True)
         if not host.is_queueing and world.sent != note:
             yield replace(world, sent=note)
-        if world.is_room_released:
+        if world.is_space_released:
             if world.freed != FAR:
                 yield replace(world, freed=FAR)
         elif self.may_write(world.freed, world.taken, offered=world.offered, **self._knows(1)):
-            yield replace(world, is_room_released=True)
+            yield replace(world, is_space_released=True)
 
-    def _rescue_receiver(self, world: World) -> Iterator[World]:
+    def _release_receiver(self, world: World) -> Iterator[World]:
         host, note = world.hosts[1], LastQueued(world.hosts[1].queued, True)
         if not host.is_queueing and world.taken != note:
             yield replace(world, taken=note)

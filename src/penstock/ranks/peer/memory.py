@@ -24,7 +24,7 @@ from penstock.ranks.peer.driver import (
     use_context,
 )
 from penstock.ranks.peer.opening import BLOCK_BYTES, Pair, PeerChannels, open_peer_channels
-from penstock.ranks.peer.rescue import abort, mark_queued, wait_until
+from penstock.ranks.peer.release import abort, mark_queued, wait_until
 from penstock.ranks.peer.streams import give_back_stream
 
 __all__ = ["PeerMemory"]
@@ -192,7 +192,8 @@ def _finish(channels: PeerChannels, seconds: float) -> bool:
         _MAPPED.append(receiver)
     _free_unmapped()
     streams = [sender.stream for sender in channels.senders.values()]
-    for stream in [*streams, *([] if channels.rescue is None else [channels.rescue])]:
+    own = [] if channels.release_stream is None else [channels.release_stream]
+    for stream in [*streams, *own]:
         give_back_stream(stream)
     if channels.flags is not None:
         channels.flags.close()

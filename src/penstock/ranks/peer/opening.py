@@ -61,7 +61,7 @@ class PeerChannels:
     refusals: dict[Pair, str] = field(default_factory=dict)
     flags: SharedFlags | None = None
     # For the thread that acts when a rank is gone: a stream with nothing in it, and the context.
-    rescue: torch.cuda.Stream | None = None
+    release_stream: torch.cuda.Stream | None = None
     context: int = 0
     # Taken by the first thread that aborts, and the thread that ends waits since then.
     abort_once: Lock = field(default_factory=Lock)
@@ -159,7 +159,7 @@ class _Opening:
             return
         try:
             flags = SharedFlags(name, COUNTERS_PER_CHANNEL * len(self._number))
-            self._found.rescue = take_stream(self._device)
+            self._found.release_stream = take_stream(self._device)
             self._found.context = current_context()
         except (RuntimeError, OSError) as error:
             self._refuse_all(str(error))

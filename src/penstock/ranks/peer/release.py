@@ -24,7 +24,7 @@ from penstock.ranks.peer.driver import DriverError, use_context
 from penstock.ranks.peer.nan_fill import Filler, NanFiller
 from penstock.ranks.peer.opening import PeerChannels
 
-__all__ = ["Rescue", "abort", "mark_queued", "wait_until"]
+__all__ = ["Release", "abort", "mark_queued", "wait_until"]
 
 # How long the remaining ranks are given to say what they have queued last.
 _ANNOUNCE_SECONDS = 3.0
@@ -42,28 +42,28 @@ def abort(channels: PeerChannels, lost: int | None) -> None:
         return
     for end in channels.ends:
         end.abort()
-    assert channels.rescue is not None, "it was made before the first end"
-    rescue = Rescue(channels, lost, NanFiller(channels.rescue.cuda_stream), monotonic())
-    thread = Thread(target=_run, args=(rescue, channels), name="penstock-release", daemon=True)
+    assert channels.release_stream is not None, "it was made before the first end"
+    release = Release(channels, lost, NanFiller(channels.release_stream.cuda_stream), monotonic())
+    thread = Thread(target=_run, args=(release, channels), name="penstock-release", daemon=True)
     channels.release_thread = thread
     thread.start()
 
 
-def _run(rescue: "Rescue", channels: PeerChannels) -> None:
+def _run(release: "Release", channels: PeerChannels) -> None:
     with suppress(DriverError):
         use_context(channels.context)
     # Devices of the others may still write counters, and so let waits begin again.
     is_done: Callable[[], bool] | None = None
-    while is_done is None or not (is_done() and rescue.is_filler_idle):
-        is_all_queued = rescue.look(monotonic())
+    while is_done is None or not (is_done() and release.is_filler_idle):
+        is_all_queued = release.look(monotonic())
         if is_done is None and is_all_queued:
             is_done = mark_queued(channels)
-        if rescue.is_stuck:
+        if release.is_stuck:
             _end_process()
         sleep(_LOOK_SECONDS)
 
 
-class Rescue:
+class Release:
     """The waits that are ended by now, and those that may not end yet."""
 
     def __init__(
