@@ -216,7 +216,7 @@ def test_all_ranks_learn_of_a_broken_connection(tmp_path: Path) -> None:
         b"",
     ],
 )
-def test_strangers_are_refused_and_do_not_disturb_the_ranks(
+def test_unknown_callers_are_refused_and_do_not_disturb_the_ranks(
     greeting: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A broken link is observed that long before its rank is blamed.
@@ -224,13 +224,13 @@ def test_strangers_are_refused_and_do_not_disturb_the_ranks(
     with open_ranks(tmp_path, 3) as members:
         members[2].heartbeat.enter()
         with (
-            socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS) as stranger,
+            socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS) as caller,
             # It may be refused while it still sends.
             suppress(ConnectionResetError, BrokenPipeError),
         ):
-            stranger.sendall(greeting)
+            caller.sendall(greeting)
             if greeting:
-                assert stranger.makefile("rb").read().count(b"\n") == 1
+                assert caller.makefile("rb").read().count(b"\n") == 1
         assert members[0].heartbeat.find_lost(0.0) is None
         # The real rank 2 still reaches rank 0.
         members[2].heartbeat.report_broken_link("reset by peer")
@@ -238,11 +238,11 @@ def test_strangers_are_refused_and_do_not_disturb_the_ranks(
         members[2].heartbeat.leave()
 
 
-def test_more_strangers_than_there_are_places_do_not_end_the_watch(tmp_path: Path) -> None:
+def test_more_unknown_callers_than_there_are_places_do_not_end_the_watch(tmp_path: Path) -> None:
     # The oldest lost its place while its event was in the same batch; that ended the thread.
-    with open_ranks(tmp_path, 2) as members, ExitStack() as strangers:
+    with open_ranks(tmp_path, 2) as members, ExitStack() as callers:
         for _ in range(200):
-            one = strangers.enter_context(
+            one = callers.enter_context(
                 socket.create_connection((HOST, members[0].port), timeout=LIMIT_SECONDS)
             )
             with suppress(OSError):

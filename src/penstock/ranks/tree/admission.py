@@ -30,7 +30,7 @@ _LOGGER = getLogger(__name__)
 
 # Callers that have not proved themselves yet: in total, from one address, and for how long. If
 # there are more, the oldest lose their places: a rank needs its place for a moment only.
-_MOST_STRANGERS = 64
+_MOST_CALLERS = 64
 _MOST_PER_ADDRESS = 48
 _MOST_SECONDS = 5.0
 # How many callers are accepted before ranks are listened to again.
@@ -42,7 +42,7 @@ class NotAdmittedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stranger:
+class _Caller:
     connection: JsonConnection
     address: str
     challenge: str
@@ -62,7 +62,7 @@ class Listener:
     token: str
     admit: Admit
     _socket: socket.socket = field(init=False)
-    _strangers: list[_Stranger] = field(default_factory=list)
+    _callers: list[_Caller] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
@@ -78,23 +78,23 @@ class Listener:
 
     def drop_late(self, now: float) -> None:
         """Close connections that have not proved themselves in time."""
-        for stranger in list(self._strangers):
-            if now - stranger.since >= _MOST_SECONDS:
-                self._drop(stranger)
+        for caller in list(self._callers):
+            if now - caller.since >= _MOST_SECONDS:
+                self._drop(caller)
 
     def close(self) -> None:
         """Stop listening, and close what was not admitted."""
         if self._socket.fileno() >= 0:
             self.selector.unregister(self._socket)
             self._socket.close()
-        for stranger in list(self._strangers):
-            self._drop(stranger)
+        for caller in list(self._callers):
+            self._drop(caller)
 
     def release(self) -> None:
         """Close the descriptors only, as a forked copy of the process must."""
         self._socket.close()
-        for stranger in self._strangers:
-            stranger.connection.close()
+        for caller in self._callers:
+            caller.connection.close()
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -104,53 +104,53 @@ class Listener:
                 # Nobody else waits, or the caller is gone again, or descriptors have run out.
                 return
             connection = JsonConnection(accepted)
-            stranger = _Stranger(connection, where[0], secrets.token_hex(16), monotonic())
-            self._strangers.append(stranger)
-            self.selector.register(connection, EVENT_READ, partial(self._read, stranger))
-            self._make_room(stranger.address)
-            self._send(stranger, "challenge", stranger.challenge)
+            caller = _Caller(connection, where[0], secrets.token_hex(16), monotonic())
+            self._callers.append(caller)
+            self.selector.register(connection, EVENT_READ, partial(self._read, caller))
+            self._make_room(caller.address)
+            self._send(caller, "challenge", caller.challenge)
 
     def _make_room(self, address: str) -> None:
-        same = [other for other in self._strangers if other.address == address]
+        same = [other for other in self._callers if other.address == address]
         if len(same) > _MOST_PER_ADDRESS:
             self._drop(same[0])
-        if len(self._strangers) > _MOST_STRANGERS:
-            self._drop(self._strangers[0])
+        if len(self._callers) > _MOST_CALLERS:
+            self._drop(self._callers[0])
 
-    def _send(self, stranger: _Stranger, *words: Any) -> None:
+    def _send(self, caller: _Caller, *words: Any) -> None:
         with suppress(ConnectionBrokenError):
-            stranger.connection.send(*words)
+            caller.connection.send(*words)
 
-    def _read(self, stranger: _Stranger) -> None:
-        if stranger not in self._strangers:
+    def _read(self, caller: _Caller) -> None:
+        if caller not in self._callers:
             # It lost its place while its event was waiting to be handled.
             return
         try:
             # All of it: a caller that has given up in the meantime is not let in.
-            for words in list(stranger.connection.receive())[:1]:
-                self._identify(stranger, words)
+            for words in list(caller.connection.receive())[:1]:
+                self._identify(caller, words)
         except (ConnectionBrokenError, ValueError) as error:
             _LOGGER.debug("a caller was refused: %s", error)
-            self._drop(stranger)
+            self._drop(caller)
 
-    def _identify(self, stranger: _Stranger, words: list[Any]) -> None:
+    def _identify(self, caller: _Caller, words: list[Any]) -> None:
         match words:
             case ["answer", int(rank), str(nonce), str(proof)] if len(nonce) <= 64:
-                told = (rank, stranger.challenge, nonce)
+                told = (rank, caller.challenge, nonce)
                 if not _is_proof(proof, self.token, "caller", *told):
                     raise ConnectionBrokenError("the caller does not belong here")
             case _:
                 raise ConnectionBrokenError("the caller does not belong here")
-        self._strangers.remove(stranger)
-        self.selector.unregister(stranger.connection)
-        self._send(stranger, "admitted", _proof(self.token, "listener", *told))
-        stranger.connection.trust()
-        self.admit(rank, stranger.connection)
+        self._callers.remove(caller)
+        self.selector.unregister(caller.connection)
+        self._send(caller, "admitted", _proof(self.token, "listener", *told))
+        caller.connection.trust()
+        self.admit(rank, caller.connection)
 
-    def _drop(self, stranger: _Stranger) -> None:
-        self._strangers.remove(stranger)
-        self.selector.unregister(stranger.connection)
-        stranger.connection.close()
+    def _drop(self, caller: _Caller) -> None:
+        self._callers.remove(caller)
+        self.selector.unregister(caller.connection)
+        caller.connection.close()
 
 
 def call(address: str, port: int, *, token: str, rank: int, seconds: float) -> JsonConnection:

@@ -11,7 +11,7 @@ __all__ = ["ConnectionBrokenError", "JsonConnection"]
 
 # The longest message of a caller that is not known yet, and that of a rank. A rank may also leave
 # this number of bytes unread before what is sent to it is dropped.
-_MOST_BYTES_OF_STRANGER = 1024
+_MOST_BYTES_UNTRUSTED = 1024
 _MOST_BYTES = 2**20
 _PIECE_BYTES = 65_536
 
@@ -33,7 +33,7 @@ class JsonConnection:
         self._connection = connection
         self._received = bytearray()
         self._waiting = bytearray()
-        self._limit = _MOST_BYTES if is_trusted else _MOST_BYTES_OF_STRANGER
+        self._limit = _MOST_BYTES if is_trusted else _MOST_BYTES_UNTRUSTED
         # Whether the other side has sent a message since it is trusted; if not, it may have given
         # this connection up before it was let in.
         self.was_used = False

@@ -197,7 +197,7 @@ def _call_parent(
         except ConnectionRefusedError as error:
             raise LinkLostError(f"rank {above} is gone: {error}") from error
         except (OSError, NotAdmittedError) as error:
-            # Strangers may take all places for a while.
+            # Unknown callers may take all places for a while.
             if late(f"rank {above}") is not None:
                 raise LinkLostError(
                     f"rank {rank} cannot reach rank {above} at {contact.address}, port "

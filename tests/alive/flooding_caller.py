@@ -1,6 +1,6 @@
-"""A stranger: opens many connections to ports of this machine, and sends any bytes for a while.
+"""Floods ports of this machine: opens many connections, and sends any bytes for a while.
 
-python stranger.py SECONDS CONNECTIONS PORT...        on the loopback address only
+python flooding_caller.py SECONDS CONNECTIONS PORT...        on the loopback address only
 """
 
 import random

@@ -1,4 +1,4 @@
-"""A pipeline trains while a stranger floods the ports of its heartbeat."""
+"""A pipeline trains while a caller floods the ports of its heartbeat."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import penstock as ps
 from penstock.alive.tree.heartbeat_node import HeartbeatNode
-from tests.alive import stranger
+from tests.alive import flooding_caller
 from tests.alive.fault_ranks import run_ranks
 from tests.models import make_batch, make_blocks, make_stages, mean_loss
 
@@ -22,7 +22,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def train_under_attack(rank: int, folder: Path, seconds: float, connections: int) -> list[int]:
-    """Train until the stranger is done; return steps, descriptors and bytes that were added."""
+    """Train until the flood is over; return steps, descriptors and bytes that were added."""
     pipeline = ps.Pipeline(
         make_stages("1F1B", 2, make_blocks()),
         "1F1B",
@@ -40,7 +40,7 @@ def train_under_attack(rank: int, folder: Path, seconds: float, connections: int
     settings = [str(seconds), str(connections), *map(str, ports)]
     attack = None
     if rank == 0:
-        attack = subprocess.Popen([sys.executable, stranger.__file__, *settings])
+        attack = subprocess.Popen([sys.executable, flooding_caller.__file__, *settings])
     steps = most = 0
     is_over = False
     while not is_over:
@@ -58,7 +58,7 @@ def train_under_attack(rank: int, folder: Path, seconds: float, connections: int
 
 
 @pytest.mark.slow
-def test_pipeline_trains_while_a_stranger_floods_its_ports(tmp_path: Path) -> None:
+def test_pipeline_trains_while_a_caller_floods_its_ports(tmp_path: Path) -> None:
     # More than 64 open connections ended the heartbeat's thread, and with it the run.
     fates = run_ranks(train_under_attack, 2, tmp_path, tmp_path, SECONDS, CONNECTIONS)
     assert [(fate.exit_code, fate.stderr) for fate in fates] == [(0, "")] * 2, fates
