@@ -67,7 +67,7 @@ def _orders(
     """Yield every order of a rank that keeps its limit and in which no step needs a later one."""
     problem = tables.problem
     works = list(product(problem.placement.stages(rank), range(problem.microbatches)))
-    room = problem.room[rank] * (1 + 1e-12)
+    capacity = problem.capacity[rank] * (1 + 1e-12)
     for chosen in product(programs, repeat=len(works)):
         chains = [
             [(kind, *work) for kind in program]
@@ -77,12 +77,12 @@ def _orders(
         before = {
             step: [one for one in steps if _is_before(one, step, in_order)] for step in steps
         }
-        yield from _interleave(tables.bytes, room, chains, before, 0.0)
+        yield from _interleave(tables.bytes, capacity, chains, before, 0.0)
 
 
 def _interleave(
     bytes_of: dict[Step, float],
-    room: float,
+    capacity: float,
     chains: list[list[Step]],
     before: dict[Step, list[Step]],
     held: float,
@@ -93,9 +93,9 @@ def _interleave(
     for number, chain in enumerate(chains):
         if chain and left.isdisjoint(before[chain[0]]):
             now = held + bytes_of[chain[0]]
-            if now <= room:
+            if now <= capacity:
                 rest = [*chains[:number], chain[1:], *chains[number + 1 :]]
-                for others in _interleave(bytes_of, room, rest, before, now):
+                for others in _interleave(bytes_of, capacity, rest, before, now):
                     yield (chain[0], *others)
 
 

@@ -21,13 +21,13 @@ def draw_problem(
     placement: Placement,
     microbatches: int,
     *,
-    room: float | None = None,
+    capacity: float | None = None,
     full_backward: bool = False,
     boundary: Boundary = DEFAULT_BOUNDARY,
 ) -> SchedulingProblem:
     """Draw uneven seconds and bytes per stage, and links of different speed.
 
-    The memory has room for `room` microbatches. All numbers are eighths, so that sums are exact.
+    The memory holds `capacity` microbatches. All numbers are eighths, so that sums are exact.
     """
 
     def draw(low: int, high: int) -> tuple[float, ...]:
@@ -48,7 +48,11 @@ def draw_problem(
     )
     one = np.bincount(placement.rank_of_stage, activation).max()
     return SchedulingProblem.of(
-        costs, placement, microbatches, None if room is None else room * one, boundary=boundary
+        costs,
+        placement,
+        microbatches,
+        None if capacity is None else capacity * one,
+        boundary=boundary,
     )
 
 

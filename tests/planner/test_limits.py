@@ -8,7 +8,7 @@ import pytest
 
 from penstock.costs import Costs
 from penstock.ir.placement import Placement
-from penstock.planner.limits import usable_room
+from penstock.planner.limits import usable_capacity
 from penstock.planner.order.solver import solve
 from penstock.planner.problem import SchedulingProblem
 
@@ -28,7 +28,7 @@ def every_sum(stages: list[tuple[float, float]], microbatches: int) -> Iterator[
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_usable_room_is_the_largest_sum_of_bytes_that_fits(seed: int) -> None:
+def test_usable_capacity_is_the_largest_sum_of_bytes_that_fits(seed: int) -> None:
     random = Random(seed)
     for _ in range(10):
         microbatches = random.randint(1, 4)
@@ -36,18 +36,18 @@ def test_usable_room_is_the_largest_sum_of_bytes_that_fits(seed: int) -> None:
             (random.randint(0, 16) / 8, random.randint(0, 20) / 8)
             for _ in range(random.randint(1, 2))
         ]
-        room = random.randint(0, 80) / 8
-        most = max(held for held in every_sum(stages, microbatches) if held <= room)
-        assert usable_room(room, stages, microbatches) == pytest.approx(most, rel=1e-12)
+        capacity = random.randint(0, 80) / 8
+        most = max(held for held in every_sum(stages, microbatches) if held <= capacity)
+        assert usable_capacity(capacity, stages, microbatches) == pytest.approx(most, rel=1e-12)
 
 
 def test_what_fits_but_for_its_last_bit_is_usable() -> None:
-    assert usable_room(0.3, [(0.1, 0.0)], 8) == pytest.approx(0.3)
+    assert usable_capacity(0.3, [(0.1, 0.0)], 8) == pytest.approx(0.3)
 
 
-def test_room_of_many_uneven_stages_is_left_unchanged() -> None:
+def test_capacity_of_many_uneven_stages_is_left_unchanged() -> None:
     stages = [(1.0 + number / 97, 0.5) for number in range(6)]
-    assert usable_room(50.0, stages, 64) == 50.0
+    assert usable_capacity(50.0, stages, 64) == 50.0
 
 
 # More bytes that no order could use changed the plan: guesses and bounds were made from the limit

@@ -51,22 +51,22 @@ def test_costs_per_stage_keep_their_stages() -> None:
 @given(
     ranks=st.integers(1, 3),
     microbatches=st.integers(1, 5),
-    room=st.floats(1, 6),
+    capacity=st.floats(1, 6),
     forward=st.floats(0.5, 2),
     transfer=st.floats(0, 0.5),
 )
 def test_plans_keep_the_limit_pass_the_checks_and_beat_the_families(
-    ranks: int, microbatches: int, room: float, forward: float, transfer: float
+    ranks: int, microbatches: int, capacity: float, forward: float, transfer: float
 ) -> None:
     costs = Costs(forward=forward, transfer=transfer, activation_bytes=8, weight_stash_bytes=4)
-    found = plan(costs, ranks=ranks, microbatches=microbatches, memory=8 * room, seconds=0.1)
+    found = plan(costs, ranks=ranks, microbatches=microbatches, memory=8 * capacity, seconds=0.1)
     check(found.schedule)
     assert found.keeps_limit
     assert found.gap >= -1e-9
     families = [
         build(name, ranks=ranks, microbatches=microbatches) for name in ("1F1B", "ZB-H1", "ZBV")
     ]
-    fitting = [t for t in compare(families, costs).values() if t.peak_bytes <= 8 * room]
+    fitting = [t for t in compare(families, costs).values() if t.peak_bytes <= 8 * capacity]
     fastest = min((timeline.end_time for timeline in fitting), default=float("inf"))
     assert found.seconds <= fastest * (1 + 1e-9)
 

@@ -39,8 +39,8 @@ PLACEMENTS = {
 SHAPES = {"even": (1.0, 1.0), "embedding-heavy": (3.0, 1.0), "head-heavy": (1.0, 3.0)}
 
 
-def make_problem(placement: ps.Placement, shape: str, room: float | None) -> SchedulingProblem:
-    """Uneven stages; the room is in activations of a microbatch through a whole rank."""
+def make_problem(placement: ps.Placement, shape: str, capacity: float | None) -> SchedulingProblem:
+    """Uneven stages; the capacity is in activations of a microbatch through a whole rank."""
     stages = placement.num_stages
     first, last = SHAPES[shape]
     weight = [first, *[1.0] * (stages - 2), last]
@@ -55,17 +55,17 @@ def make_problem(placement: ps.Placement, shape: str, room: float | None) -> Sch
     held = [
         sum(weight[stage] for stage in placement.stages(r)) for r in range(placement.num_ranks)
     ]
-    memory = None if room is None else [room * bytes_held for bytes_held in held]
+    memory = None if capacity is None else [capacity * bytes_held for bytes_held in held]
     return SchedulingProblem.of(costs, placement, MICROBATCHES, memory)
 
 
-@pytest.mark.parametrize("room", all_but_slow([1.0, 2.5, None], [1.0]))
+@pytest.mark.parametrize("capacity", all_but_slow([1.0, 2.5, None], [1.0]))
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("placement", PLACEMENTS.values(), ids=PLACEMENTS)
 def test_solved_schedules_give_the_gradients_of_the_unsplit_model(
-    placement: ps.Placement, shape: str, room: float | None
+    placement: ps.Placement, shape: str, capacity: float | None
 ) -> None:
-    plan = solve(make_problem(placement, shape, room), seconds=0.2)
+    plan = solve(make_problem(placement, shape, capacity), seconds=0.2)
     blocks = copy_blocks(BLOCKS)
     stages = cut(blocks, placement.num_stages)
     pipeline = ps.Pipeline(stages, plan, loss=mean_loss)

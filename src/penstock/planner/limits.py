@@ -19,39 +19,41 @@ from penstock.errors import ArgumentError, SizeError
 from penstock.ir.rows import Floats
 from penstock.untrusted import quote, to_quantity
 
-__all__ = ["count_bytes", "read_limits", "usable_room"]
+__all__ = ["count_bytes", "read_limits", "usable_capacity"]
 
-# As many sums as this are looked at; the room of a rank that has more is left unchanged.
+# As many sums as this are looked at; the capacity of a rank that has more is left unchanged.
 _MOST_SUMS = 200_000
 
 # A sum of bytes that just fits is not refused because of its last bit.
 _GRACE = 1e-12
 
 
-def usable_room(room: float, stages: Sequence[tuple[float, float]], microbatches: int) -> float:
-    """Return the most bytes up to `room` that a rank with these stages can hold.
+def usable_capacity(
+    capacity: float, stages: Sequence[tuple[float, float]], microbatches: int
+) -> float:
+    """Return the most bytes up to `capacity` that a rank with these stages can hold.
 
     Each stage has the bytes of an activation and of what is left after I; a microbatch holds one
     of both, or neither.
 
-    >>> usable_room(35.0, [(10.0, 4.0)], 8), usable_room(1e9, [(10.0, 4.0)], 8)
+    >>> usable_capacity(35.0, [(10.0, 4.0)], 8), usable_capacity(1e9, [(10.0, 4.0)], 8)
     (34.0, 80.0)
     """
-    if room < 0:
-        return room
+    if capacity < 0:
+        return capacity
     most = sum(microbatches * max(sizes) for sizes in stages)
-    if most <= room * (1 + _GRACE):
+    if most <= capacity * (1 + _GRACE):
         return most
     sums = np.zeros(1)
     each = (microbatches + 1) * (microbatches + 2) // 2
     for sizes in stages[:-1]:
         if len(sums) * each > _MOST_SUMS:
-            return room
+            return capacity
         sums = np.add.outer(sums, _counted(sizes, microbatches)).ravel()
-        sums = np.unique(sums[sums <= room * (1 + _GRACE)])
+        sums = np.unique(sums[sums <= capacity * (1 + _GRACE)])
     if len(sums) * (microbatches + 1) > _MOST_SUMS:
-        return room
-    return float((sums + _most_of_last(room - sums, stages[-1], microbatches)).max())
+        return capacity
+    return float((sums + _most_of_last(capacity - sums, stages[-1], microbatches)).max())
 
 
 def _counted(sizes: tuple[float, float], microbatches: int) -> Floats:

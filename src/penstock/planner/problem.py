@@ -18,7 +18,7 @@ from penstock.errors import MemoryLimitError, SizeError
 from penstock.ir.dataflow import Dataflow
 from penstock.ir.placement import Placement
 from penstock.ir.rows import Bools, Floats
-from penstock.planner.limits import count_bytes, read_limits, usable_room
+from penstock.planner.limits import count_bytes, read_limits, usable_capacity
 from penstock.schedules.sizes import require_whole_number
 from penstock.sim.memory import resident_bytes
 from penstock.sim.period import DEFAULT_BOUNDARY, Boundary, require_boundary
@@ -264,22 +264,22 @@ class SchedulingProblem:
         return resident_bytes(self.costs, self.placement, self.dataflow)
 
     @cached_property
-    def room(self) -> Floats:
+    def capacity(self) -> Floats:
         """Per rank, the bytes left for activations and stashes."""
         return np.array(self.memory) - self.resident
 
     @cached_property
-    def usable_room(self) -> Floats:
-        """Per rank, the bytes of its room that an order can fill; see `limits.py`."""
+    def usable_capacity(self) -> Floats:
+        """Per rank, the bytes of its capacity that an order can fill; see `limits.py`."""
         if not self.is_even:
-            return self.room
+            return self.capacity
         stages = [list[tuple[float, float]]() for _ in range(self.ranks)]
         pairs = zip(self.activation.tolist(), self.stash.tolist(), strict=True)
         for rank, pair in zip(self.placement.rank_of_stage, pairs, strict=True):
             stages[rank].append(pair)
-        ranks = list(zip(self.room.tolist(), map(tuple, stages), strict=True))
+        ranks = list(zip(self.capacity.tolist(), map(tuple, stages), strict=True))
         # Many ranks are alike.
-        most = {rank: usable_room(*rank, self.microbatches) for rank in set(ranks)}
+        most = {rank: usable_capacity(*rank, self.microbatches) for rank in set(ranks)}
         return np.array([most[rank] for rank in ranks])
 
     @cached_property
@@ -307,7 +307,7 @@ class SchedulingProblem:
         What just fits, but for the last bit of a sum, fits.
         """
         missing = self.least_bytes - np.array(self.memory)
-        fits = self.least_bytes - self.resident <= self.room * (1 + _GRACE)
+        fits = self.least_bytes - self.resident <= self.capacity * (1 + _GRACE)
         short: Floats = np.where(fits, np.minimum(missing, 0.0), missing)
         return short
 

@@ -26,11 +26,11 @@ SCALES = {1: (1.5,), 2: (0.5, 2.0), 3: (2.0, 0.25, 1.0)}
 
 
 def draw(
-    seed: int, placement: Placement, microbatches: int, room: float | None, boundary: Boundary
+    seed: int, placement: Placement, microbatches: int, capacity: float | None, boundary: Boundary
 ) -> SchedulingProblem:
     """Draw a problem with host seconds and microbatches of different size."""
     random = Random(seed)
-    even = draw_problem(random, placement, microbatches, room=None, boundary=boundary)
+    even = draw_problem(random, placement, microbatches, capacity=None, boundary=boundary)
     costs = replace(
         even.costs,
         microbatch_scale=SCALES[microbatches],
@@ -38,14 +38,14 @@ def draw(
         host_message=random.randint(0, 4) / 8,
     )
     free = SchedulingProblem.of(costs, placement, microbatches, boundary=boundary)
-    if room is None:
+    if capacity is None:
         return free
-    memory = [room * float(least) for least in free.least_bytes]
+    memory = [capacity * float(least) for least in free.least_bytes]
     return SchedulingProblem.of(costs, placement, microbatches, memory, boundary=boundary)
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("room", [None, 1, 1.5])
+@pytest.mark.parametrize("capacity", [None, 1, 1.5])
 @pytest.mark.parametrize(
     ("placement", "microbatches"),
     [
@@ -57,10 +57,10 @@ def draw(
     ids=str,
 )
 def test_no_order_of_uneven_microbatches_beats_the_bound(
-    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
+    placement: Placement, microbatches: int, capacity: float | None, boundary: Boundary
 ) -> None:
     for seed in range(3):
-        problem = draw(seed, placement, microbatches, room, boundary)
+        problem = draw(seed, placement, microbatches, capacity, boundary)
         best = least_seconds(problem, with_merged=microbatches < 3)
         assert lower_bound(problem) <= best
         assert lower_bound(problem) >= 0.6 * best
@@ -71,13 +71,13 @@ def test_no_order_of_uneven_microbatches_beats_the_bound(
     "boundary",
     ["everything", *(pytest.param(each, marks=pytest.mark.slow) for each in BOUNDARIES[1:])],
 )
-@pytest.mark.parametrize("room", [None, 1, 1.5])
+@pytest.mark.parametrize("capacity", [None, 1, 1.5])
 def test_exact_answers_of_uneven_microbatches_are_the_best_of_all_orders(
-    room: float | None, boundary: Boundary
+    capacity: float | None, boundary: Boundary
 ) -> None:
     pytest.importorskip("ortools")
     for seed in range(3):
-        problem = draw(seed, Placement.loop(2), 2, room, boundary)
+        problem = draw(seed, Placement.loop(2), 2, capacity, boundary)
         best = least_seconds(problem, with_merged=True)
         exact = prove(problem, seconds=20)
         assert exact.lower_bound <= best * (1 + 1e-9)

@@ -31,7 +31,7 @@ TINY = (
     (Placement.v(2), 1),
     (Placement((0, 1, 0)), 1),
 )
-ROOMS = (None, 1, 1.25, 1.5, 2, 3)
+CAPACITIES = (None, 1, 1.25, 1.5, 2, 3)
 
 
 BOUNDARIES: tuple[Boundary, ...] = ("everything", "nothing", "papers")
@@ -53,43 +53,49 @@ def with_own_limit(
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize(("placement", "microbatches"), TINY, ids=str)
 def test_no_order_of_a_tiny_problem_beats_the_bound(
-    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
+    placement: Placement, microbatches: int, capacity: float | None, boundary: Boundary
 ) -> None:
     for seed in range(4):
-        problem = draw_problem(Random(seed), placement, microbatches, room=room, boundary=boundary)
+        problem = draw_problem(
+            Random(seed), placement, microbatches, capacity=capacity, boundary=boundary
+        )
         assert lower_bound(problem) <= least_seconds(problem)
 
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize(
     ("placement", "microbatches"), [(Placement.loop(2), 3), (Placement.loop(3), 2)], ids=str
 )
 def test_no_order_of_a_small_problem_beats_the_bound(
-    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
+    placement: Placement, microbatches: int, capacity: float | None, boundary: Boundary
 ) -> None:
-    problem = draw_problem(Random(1), placement, microbatches, room=room, boundary=boundary)
+    problem = draw_problem(
+        Random(1), placement, microbatches, capacity=capacity, boundary=boundary
+    )
     assert lower_bound(problem) <= least_seconds(problem, in_order=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [1, 1.25, 1.5])
+@pytest.mark.parametrize("capacity", [1, 1.25, 1.5])
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("placement", [Placement.v(2), Placement.loop(2, 2)], ids=str)
 def test_no_order_in_two_rounds_beats_the_bound(
-    placement: Placement, room: float, boundary: Boundary
+    placement: Placement, capacity: float, boundary: Boundary
 ) -> None:
-    problem = draw_problem(Random(0), placement, 2, room=room, boundary=boundary)
+    problem = draw_problem(Random(0), placement, 2, capacity=capacity, boundary=boundary)
     assert lower_bound(problem) <= least_seconds(problem, in_order=True)
 
 
-@pytest.mark.parametrize("room", [None, 1, 1.5])
-def test_the_bound_knows_that_a_whole_backward_may_be_faster(room: float | None) -> None:
+@pytest.mark.parametrize("capacity", [None, 1, 1.5])
+def test_the_bound_knows_that_a_whole_backward_may_be_faster(capacity: float | None) -> None:
     for seed in range(6):
-        problem = draw_problem(Random(seed), Placement.loop(2), 2, room=room, full_backward=True)
+        problem = draw_problem(
+            Random(seed), Placement.loop(2), 2, capacity=capacity, full_backward=True
+        )
         best = least_seconds(problem, with_merged=True)
         assert lower_bound(problem) <= best
 
@@ -202,8 +208,8 @@ def test_sizes_of_nothing_have_a_bound() -> None:
 def test_less_memory_never_gives_a_lower_bound() -> None:
     for seed in range(20):
         problems = [
-            draw_problem(Random(seed), Placement.loop(4), 8, room=room)
-            for room in (None, 6, 4, 3, 2, 1.5, 1)
+            draw_problem(Random(seed), Placement.loop(4), 8, capacity=capacity)
+            for capacity in (None, 6, 4, 3, 2, 1.5, 1)
         ]
         found = [lower_bound(problem) for problem in problems]
         assert (np.diff(found) >= 0).all()

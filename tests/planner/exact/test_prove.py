@@ -26,7 +26,7 @@ TINY = (
     (Placement.v(2), 1),
     (Placement((0, 1, 0)), 1),
 )
-ROOMS = (None, 1, 1.25, 1.5, 2)
+CAPACITIES = (None, 1, 1.25, 1.5, 2)
 
 
 def verify(problem: SchedulingProblem, exact: Exact) -> None:
@@ -41,23 +41,27 @@ def verify(problem: SchedulingProblem, exact: Exact) -> None:
 
 
 @pytest.mark.parametrize("boundary", ["everything", "nothing", "papers"])
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize(("placement", "microbatches"), TINY, ids=str)
 def test_the_answer_is_the_best_of_all_orders(
-    placement: Placement, microbatches: int, room: float | None, boundary: Boundary
+    placement: Placement, microbatches: int, capacity: float | None, boundary: Boundary
 ) -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), placement, microbatches, room=room, boundary=boundary)
+        problem = draw_problem(
+            Random(seed), placement, microbatches, capacity=capacity, boundary=boundary
+        )
         exact = prove(problem)
         verify(problem, exact)
         assert exact.is_optimal
         assert exact.seconds == pytest.approx(least_seconds(problem))
 
 
-@pytest.mark.parametrize("room", [None, 1, 1.5])
-def test_a_shorter_whole_backward_is_used_where_it_helps(room: float | None) -> None:
+@pytest.mark.parametrize("capacity", [None, 1, 1.5])
+def test_a_shorter_whole_backward_is_used_where_it_helps(capacity: float | None) -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), Placement.loop(2), 2, room=room, full_backward=True)
+        problem = draw_problem(
+            Random(seed), Placement.loop(2), 2, capacity=capacity, full_backward=True
+        )
         exact = prove(problem)
         verify(problem, exact)
         assert exact.is_optimal
@@ -127,14 +131,14 @@ def test_the_answer_is_never_worse_than_the_start() -> None:
 
 
 def test_the_same_problem_gets_the_same_answer() -> None:
-    problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
+    problem = draw_problem(Random(3), Placement.loop(3), 4, capacity=2)
     first, second = prove(problem), prove(problem)
     assert first == second
     assert first.is_optimal
 
 
 def test_every_better_schedule_is_reported_to_progress() -> None:
-    problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
+    problem = draw_problem(Random(3), Placement.loop(3), 4, capacity=2)
     told: list[tuple[float, float]] = []
     exact = prove(problem, progress=lambda step, bound: told.append((step, bound)))
     assert [step for step, _ in told] == sorted((step for step, _ in told), reverse=True)
@@ -144,16 +148,16 @@ def test_every_better_schedule_is_reported_to_progress() -> None:
 
 def test_without_the_solver_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    problem = draw_problem(Random(3), Placement.loop(3), 4, room=2)
+    problem = draw_problem(Random(3), Placement.loop(3), 4, capacity=2)
     with pytest.raises(MissingDependencyError, match=r"pip install 'penstock\[solver\]'"):
         prove(problem)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", [None, 1, 1.5, 2, 3, 4])
+@pytest.mark.parametrize("capacity", [None, 1, 1.5, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(5))
-def test_four_ranks_and_eight_microbatches_are_proven(seed: int, room: float | None) -> None:
-    problem = draw_problem(Random(seed), Placement.loop(4), 8, room=room)
+def test_four_ranks_and_eight_microbatches_are_proven(seed: int, capacity: float | None) -> None:
+    problem = draw_problem(Random(seed), Placement.loop(4), 8, capacity=capacity)
     exact = prove(problem, seconds=120)
     verify(problem, exact)
     assert exact.is_optimal

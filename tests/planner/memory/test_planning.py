@@ -139,9 +139,9 @@ def every_order(actions: tuple[tuple[str, ...], ...]) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("link", "room"), [(1.0, 1.3), (4.0, 1.3), (None, 1.3), (0.6, 2.0)])
+@pytest.mark.parametrize(("link", "capacity"), [(1.0, 1.3), (4.0, 1.3), (None, 1.3), (0.6, 2.0)])
 def test_small_plans_are_as_fast_as_the_best_of_all_orders(
-    link: float | None, room: float
+    link: float | None, capacity: float
 ) -> None:
     costs = ps.Costs(activation_bytes=1, input_bytes=0.2, host_link=link)
     microbatches, last = 2, ["1F0", "1B0", "1F1", "1B1"]
@@ -154,13 +154,13 @@ def test_small_plans_are_as_fast_as_the_best_of_all_orders(
             if ps.checks.find_problems(schedule):
                 continue
             timeline = ps.simulate(schedule, costs)
-            if timeline.rank_peak_bytes[0] <= room:
+            if timeline.rank_peak_bytes[0] <= capacity:
                 best = min(best, timeline.end_time)
     found = plan_memory(
         costs,
         ranks=2,
         microbatches=microbatches,
-        memory=[room, 9.0],
+        memory=[capacity, 9.0],
         placement="loop",
         seconds=1,
     )

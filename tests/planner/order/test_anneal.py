@@ -39,13 +39,13 @@ def seconds_of(problem: SchedulingProblem, order: Longs) -> float:
     return simulate(Queues(problem).to_schedule(order, ""), problem.costs).end_time
 
 
-@pytest.mark.parametrize("room", [None, 1.0, 2.0])
+@pytest.mark.parametrize("capacity", [None, 1.0, 2.0])
 @pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(2)])
 def test_the_best_order_on_the_way_is_allowed_and_no_slower(
-    placement: Placement, room: float | None
+    placement: Placement, capacity: float | None
 ) -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), placement, 4, room=room)
+        problem = draw_problem(Random(seed), placement, 4, capacity=capacity)
         order = annealed(problem, rounds=1)
         schedule = Queues(problem).to_schedule(order, "")
         check(schedule)
@@ -56,7 +56,7 @@ def test_the_best_order_on_the_way_is_allowed_and_no_slower(
 
 def test_annealing_times_orders_as_the_simulator_does() -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), Placement.v(2), 4, room=2.0)
+        problem = draw_problem(Random(seed), Placement.v(2), 4, capacity=2.0)
         seen: list[float] = []
 
         def progress(step: float, _order: Longs, seen: list[float] = seen) -> float:
@@ -69,13 +69,13 @@ def test_annealing_times_orders_as_the_simulator_does() -> None:
 
 def test_moves_find_the_best_order_of_a_tiny_problem() -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), Placement.loop(2), 2, room=1.5)
+        problem = draw_problem(Random(seed), Placement.loop(2), 2, capacity=1.5)
         order = annealed(problem, rounds=2)
         assert seconds_of(problem, order) == pytest.approx(least_seconds(problem))
 
 
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba compiles the loop")
 def test_the_compiled_loop_makes_the_same_moves() -> None:
-    problem = draw_problem(Random(4), Placement.v(3), 4, room=2)
+    problem = draw_problem(Random(4), Placement.v(3), 4, capacity=2)
     plain, compiled = (annealed(problem, rounds=2, is_compiled=flag) for flag in (False, True))
     assert (plain == compiled).all()

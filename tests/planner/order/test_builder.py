@@ -22,7 +22,7 @@ PLACEMENTS = (
     Placement.v(4),
     Placement((0, 1, 1, 2, 0)),
 )
-ROOMS = (None, 1.0, 1.5, 3.0)
+CAPACITIES = (None, 1.0, 1.5, 3.0)
 EAGER = Policy(patience=0.0, overrun=1.0, allowance=0.0, is_late=True)
 
 
@@ -40,13 +40,13 @@ def build_text(problem: SchedulingProblem, offsets: list[float], policy: Policy)
     return [" ".join(map(str, works)) for works in queues.to_schedule(built.order, "").orders]
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("capacity", CAPACITIES)
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda p: str(p.rank_of_stage))
 def test_whatever_is_built_is_complete_and_keeps_the_limit(
-    placement: Placement, room: float | None
+    placement: Placement, capacity: float | None
 ) -> None:
     for seed in range(5):
-        problem = draw_problem(Random(seed), placement, 5, room=room)
+        problem = draw_problem(Random(seed), placement, 5, capacity=capacity)
         queues = Queues(problem)
         for guess in guesses(problem, seed, 8):
             built = Builder(queues, is_compiled=False).build(guess.urgency, guess.policy)
@@ -62,9 +62,9 @@ def test_whatever_is_built_is_complete_and_keeps_the_limit(
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda p: str(p.rank_of_stage))
-def test_one_microbatch_at_a_time_fits_into_the_least_room(placement: Placement) -> None:
+def test_one_microbatch_at_a_time_fits_into_the_least_memory(placement: Placement) -> None:
     for seed in range(10):
-        problem = draw_problem(Random(seed), placement, 4, room=100)
+        problem = draw_problem(Random(seed), placement, 4, capacity=100)
         least = np.bincount(placement.rank_of_stage, problem.activation)
         tight = SchedulingProblem.of(problem.costs, placement, 4, least.tolist())
         guess = guesses(tight, seed, 0)[0]
@@ -74,7 +74,7 @@ def test_one_microbatch_at_a_time_fits_into_the_least_room(placement: Placement)
 @pytest.mark.skipif(find_spec("numba") is None, reason="numba compiles the loops")
 def test_compiled_loops_build_the_same() -> None:
     for seed, placement in enumerate(PLACEMENTS):
-        problem = draw_problem(Random(seed), placement, 6, room=2.5)
+        problem = draw_problem(Random(seed), placement, 6, capacity=2.5)
         plain, compiled = (Builder(Queues(problem), is_compiled=flag) for flag in (False, True))
         for guess in guesses(problem, seed, 10):
             one = plain.build(guess.urgency, guess.policy)
@@ -87,7 +87,7 @@ def test_compiled_loops_build_the_same() -> None:
             assert (one.start == other.start).all()
 
 
-def test_a_rank_runs_ahead_as_far_as_its_room_allows() -> None:
+def test_a_rank_runs_ahead_as_far_as_its_memory_allows() -> None:
     costs = Costs(activation_bytes=1, weight_stash_bytes=1)
     problem = SchedulingProblem.of(costs, Placement.loop(2), 4, memory=3)
     # One microbatch after the other in line; F overtakes while the first rank waits.

@@ -26,7 +26,7 @@ def for_orders(number: int) -> Callable[[ImprovedOrder], bool]:
 
 def improve(placement: Placement, seed: int, orders: int) -> tuple[float, ImprovedOrder]:
     """Return the step of the best guess, and the best after this number of further orders."""
-    problem = draw_problem(Random(seed), placement, 6, room=2)
+    problem = draw_problem(Random(seed), placement, 6, capacity=2)
     queues, random = Queues(problem), Random(0)
     guesser = Guesser(queues, random, lower_bound(problem))
     builder = Builder(queues, is_compiled=False)

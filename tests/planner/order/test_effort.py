@@ -37,7 +37,7 @@ def draw(seed: int) -> tuple[SchedulingProblem, float]:
         random,
         placement,
         random.randint(9, 3 * ranks + 6),
-        room=random.uniform(1, 1.5 * ranks),
+        capacity=random.uniform(1, 1.5 * ranks),
         full_backward=random.random() < 0.3,
         boundary=random.choice(BOUNDARIES),
     )

@@ -28,7 +28,7 @@ def build_all(problem: SchedulingProblem) -> list[Built]:
 
 @pytest.mark.parametrize("placement", [Placement.loop(3), Placement.v(3)])
 def test_greedy_orders_keep_the_limit(placement: Placement) -> None:
-    problem = draw_problem(Random(4), placement, 5, room=2)
+    problem = draw_problem(Random(4), placement, 5, capacity=2)
     orders = build_all(problem)
     assert orders
     for built in orders:

@@ -24,7 +24,7 @@ def test_in_every_guess_microbatches_come_in_order_and_after_what_they_need(
     placement: Placement,
 ) -> None:
     for seed in range(20):
-        problem = draw_problem(Random(seed), placement, 6, room=2)
+        problem = draw_problem(Random(seed), placement, 6, capacity=2)
         guesser = Guesser(Queues(problem), Random(seed), lower_bound(problem))
         for guess in (guesser.one_at_a_time(), guesser.guess()):
             assert guess.urgency.shape == (3 * placement.num_stages, 6)
@@ -34,7 +34,7 @@ def test_in_every_guess_microbatches_come_in_order_and_after_what_they_need(
 
 
 def test_the_same_random_numbers_give_the_same_guesses() -> None:
-    problem = draw_problem(Random(1), Placement.v(3), 5, room=2)
+    problem = draw_problem(Random(1), Placement.v(3), 5, capacity=2)
     one, other = (Guesser(Queues(problem), Random(7), lower_bound(problem)) for _ in range(2))
     for _ in range(10):
         first, second = one.guess(), other.guess()

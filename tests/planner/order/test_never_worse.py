@@ -29,7 +29,7 @@ def draw(seed: int) -> tuple[SchedulingProblem, SchedulingProblem]:
         random,
         placement,
         random.randint(3, 3 * ranks + 4),
-        room=random.uniform(1, 1.5 * ranks),
+        capacity=random.uniform(1, 1.5 * ranks),
         full_backward=random.random() < 0.3,
         boundary=random.choice(BOUNDARIES),
     )

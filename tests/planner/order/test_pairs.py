@@ -59,7 +59,7 @@ def test_pairs_never_make_a_step_longer_and_keep_the_limit(seed: int) -> None:
     random = Random(seed)
     ranks = random.randint(2, 4)
     placement = random.choice((Placement.loop(ranks), Placement.v(ranks)))
-    problem = draw_problem(random, placement, 8, room=random.choice((None, 2.5, 4)))
+    problem = draw_problem(random, placement, 8, capacity=random.choice((None, 2.5, 4)))
     gains = {pair: random.random() for pair in ("F+B", "F+I", "F+W", "W+B", "I+W")}
     costs = problem.costs.from_mapping(problem.costs.to_mapping() | {"overlap_gain": gains})
     problem = SchedulingProblem.of(costs, placement, 8, problem.memory)

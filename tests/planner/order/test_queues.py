@@ -25,7 +25,7 @@ def test_columns_say_what_each_queue_takes_and_gives() -> None:
     assert queues.seconds[:, 0].tolist() == [1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 6, 6]
     assert queues.change[:, 0].tolist() == [8, 8, 8, 8, -5, -5, -5, -5, -3, -3, -3, -3]
     # Two activations and a stash are 19 bytes, and no sum is 20.
-    assert queues.room == pytest.approx([19, 19])
+    assert queues.capacity == pytest.approx([19, 19])
     assert (queues.num_rows, queues.cycle) == (24, 27)
 
 

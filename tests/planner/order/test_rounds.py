@@ -35,7 +35,7 @@ def test_a_round_that_is_cut_off_anywhere_is_a_part_of_the_whole_round(
     placement: Placement, microbatches: int, full_backward: bool
 ) -> None:
     problem = draw_problem(
-        Random(5), placement, microbatches, room=1.5, full_backward=full_backward
+        Random(5), placement, microbatches, capacity=1.5, full_backward=full_backward
     )
     steps = [found_with(problem, rows) for rows in (0, 20_000, 27_000, 36_000, 45_000, 60_000)]
     assert all(more <= less * (1 + 1e-9) for less, more in pairwise(steps))

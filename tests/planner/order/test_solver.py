@@ -51,11 +51,15 @@ def verify(plan: Plan) -> None:
     assert plan.seconds <= best_family(plan.problem)
 
 
-@pytest.mark.parametrize("room", [None, 1.0, 1.75, 4.0])
+@pytest.mark.parametrize("capacity", [None, 1.0, 1.75, 4.0])
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda p: str(p.rank_of_stage))
-def test_solved_schedules_keep_what_they_promise(placement: Placement, room: float | None) -> None:
+def test_solved_schedules_keep_what_they_promise(
+    placement: Placement, capacity: float | None
+) -> None:
     for seed, full_backward in ((1, False), (2, True)):
-        problem = draw_problem(Random(seed), placement, 9, room=room, full_backward=full_backward)
+        problem = draw_problem(
+            Random(seed), placement, 9, capacity=capacity, full_backward=full_backward
+        )
         verify(solve(problem, seconds=0.2))
 
 
@@ -65,7 +69,7 @@ def test_solver_makes_the_seconds_of_the_boundary_few(
     placement: Placement, boundary: Boundary
 ) -> None:
     for seed in range(3):
-        problem = draw_problem(Random(seed), placement, 6, room=2.5, boundary=boundary)
+        problem = draw_problem(Random(seed), placement, 6, capacity=2.5, boundary=boundary)
         plan = solve(problem, seconds=0.2)
         verify(plan)
         assert plan.seconds == plan.timeline.period(boundary)
@@ -73,7 +77,7 @@ def test_solver_makes_the_seconds_of_the_boundary_few(
 
 def test_without_any_time_the_plan_is_a_family_or_better() -> None:
     for placement in PLACEMENTS:
-        verify(solve(draw_problem(Random(3), placement, 6, room=1.5), seconds=0.0))
+        verify(solve(draw_problem(Random(3), placement, 6, capacity=1.5), seconds=0.0))
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=lambda p: str(p.rank_of_stage))
@@ -96,7 +100,7 @@ def test_equal_costs_and_room_enough_leave_no_bubble() -> None:
 def test_small_problems_are_proven() -> None:
     pytest.importorskip("ortools")
     for seed in range(3):
-        plan = solve(draw_problem(Random(seed), Placement.loop(3), 4, room=1.5), seconds=20)
+        plan = solve(draw_problem(Random(seed), Placement.loop(3), 4, capacity=1.5), seconds=20)
         verify(plan)
         assert plan.gap <= 1e-6
 
@@ -110,7 +114,7 @@ def test_the_same_problem_gives_the_same_schedule() -> None:
 
 
 def test_progress_goes_down_towards_the_bound() -> None:
-    problem = draw_problem(Random(7), Placement.loop(4), 12, room=2)
+    problem = draw_problem(Random(7), Placement.loop(4), 12, capacity=2)
     told: list[Progress] = []
     plan = solve(problem, seconds=0.5, progress=told.append)
     steps = [progress.step for progress in told]
@@ -165,8 +169,8 @@ def test_the_search_alone_is_close_to_the_best_there_is() -> None:
         ranks, microbatches = random.randint(2, 4), random.randint(3, 8)
         turns = random.choice((1, 1, 2))
         placement = random.choice((Placement.loop, Placement.v))(ranks, turns)
-        room = random.choice((1.25, 1.5, 2.0, 4.0))
-        problem = draw_problem(Random(seed), placement, microbatches, room=room)
+        capacity = random.choice((1.25, 1.5, 2.0, 4.0))
+        problem = draw_problem(Random(seed), placement, microbatches, capacity=capacity)
         found = BestSoFar(problem, lower_bound(problem), None)
         search_orders(found, list(fixed_schedules(problem)), Effort(2e7, inf))
         best = prove(problem, start=found.best, seconds=10).seconds

@@ -114,7 +114,9 @@ def run_demo(console: Console, output: Path, task: Task, family: str | None) -> 
     results = compare_and_show(console, task, candidates, memory=prepared.memory)
     _draw(console, results[0])
     planned, rivals = _split_results(prepared, results)
-    outcome = learn_and_show(console, prepared.planned.plan, planned, rivals, memory=prepared.room)
+    outcome = learn_and_show(
+        console, prepared.planned.plan, planned, rivals, memory=prepared.planned_limit
+    )
     _write(output, prepared, results)
     _summarise(console, output, prepared, training, results, outcome)
     _suggest(

@@ -40,15 +40,15 @@ _KEPT = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 class Preparation:
     """The costs of the pieces, the plan, its memory limit per rank, and the baselines.
 
-    Predictions may reach `room`, which is the limit less a margin, because measured bytes are a
+    Predictions may reach `planned_limit`, which is the limit less a margin, because measured bytes are a
     few per cent off. The baselines are well-known families, and the one that is predicted to be
-    best in that room.
+    best within that.
     """
 
     costs: Costs
     planned: PlannedCandidate
     memory: float
-    room: float
+    planned_limit: float
     baselines: tuple[DemoCandidate, ...]
 
 

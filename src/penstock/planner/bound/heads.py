@@ -3,7 +3,7 @@
 clock of a rank    |F F F F . . . . I F W I F W ...
 work behind it      ------->         ------------->    clock >= time lost + work behind it
 time lost                   ------->                   at the first I, no more work than fits
-                                                       into the room is behind the rank
+                                                       in the capacity is behind the rank
 """
 
 from dataclasses import dataclass
@@ -107,8 +107,8 @@ def _choose_ranks(visits: Visits) -> Longs:
         return np.arange(visits.ranks)
     spread = np.linspace(0, visits.ranks - 1, most // 2).astype(np.int64)
     busiest = np.argsort(-visits.whole, kind="stable")[: most // 4]
-    room = share(visits.room, visits.activation.sum(axis=0), np.inf)
-    narrow = np.argsort(room, kind="stable")[: most // 4]
+    capacity = share(visits.capacity, visits.activation.sum(axis=0), np.inf)
+    narrow = np.argsort(capacity, kind="stable")[: most // 4]
     return np.unique(np.concatenate((spread, busiest, narrow)))
 
 

@@ -105,7 +105,7 @@ def relax_to_rounds(problem: SchedulingProblem) -> Rounds | None:
         weight=weight[stage],
         activation=activation,
         stash=np.minimum(problem.stash[stage], activation),
-        room=np.minimum(problem.usable_room, enough) * (1 + _GRACE),
+        capacity=np.minimum(problem.usable_capacity, enough) * (1 + _GRACE),
     )
     return Rounds(
         visits,

@@ -51,7 +51,7 @@ def find_states(visits: Visits, turn: int, microbatch: int, *, every: bool) -> S
     """
     outer = _count_outer(visits, microbatch, every=every)
     held_outer = visits.activation[0][:, None] * (microbatch + 1 - outer)
-    free = visits.room[:, None] - held_outer
+    free = visits.capacity[:, None] - held_outer
     inner_bytes = visits.activation[1 : turn + 1].sum(axis=0)[:, None]
     fits = np.ceil(microbatch + 1 - share(free, inner_bytes, np.inf))
     inner = np.clip(np.maximum(fits, outer), 0, microbatch).astype(np.int64)
@@ -70,7 +70,7 @@ def _count_outer(visits: Visits, microbatch: int, *, every: bool) -> Longs:
     most = np.full(visits.ranks, float(microbatch))
     if not every:
         activation, stash = visits.activation.sum(axis=0), visits.stash.sum(axis=0)
-        missing = np.maximum((microbatch + 1) * activation - visits.room, 0.0)
+        missing = np.maximum((microbatch + 1) * activation - visits.capacity, 0.0)
         without_weight = np.where(missing > 0, share(missing, activation - stash, np.inf), 0.0)
         most = np.minimum(most, np.ceil(without_weight))
     width = int((most - least).max(initial=0.0)) + 1

@@ -22,7 +22,7 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Visits:
-    """Seconds and bytes with a row per round and a column per rank; room per rank."""
+    """Seconds and bytes with a row per round and a column per rank; capacity per rank."""
 
     microbatches: int
     forward: Floats
@@ -30,7 +30,7 @@ class Visits:
     weight: Floats
     activation: Floats
     stash: Floats
-    room: Floats
+    capacity: Floats
 
     @property
     def rounds(self) -> int:
@@ -40,7 +40,7 @@ class Visits:
     @property
     def ranks(self) -> int:
         """The number of ranks."""
-        return len(self.room)
+        return len(self.capacity)
 
     def backward_visit(self, turn: int) -> int:
         """Return which visit is the I of a round."""
@@ -62,7 +62,7 @@ class Visits:
         """Per visit, rank and microbatch, the most work behind the rank when it begins it.
 
         Microbatches come in order: all before this one may be done, and of the others no more
-        than fits into the room at once, and of each no more than what comes before the visit.
+        than fits into the capacity at once, and of each no more than what comes before the visit.
         """
         number = np.arange(self.microbatches)
         done = number * self.whole[None, :, None]
@@ -72,13 +72,13 @@ class Visits:
     @cached_property
     def most_held(self) -> Floats:
         """Per rank, the most microbatches between their first F and their last I."""
-        return np.floor(share(self.room, self.activation[0], np.inf))
+        return np.floor(share(self.capacity, self.activation[0], np.inf))
 
     @cached_property
     def most_held_beside_one(self) -> Floats:
         """Per rank, the same while one of them holds all that it ever does, not rounded."""
         others = self.activation[1:].sum(axis=0)
-        return share(np.maximum(self.room - others, 0.0), self.activation[0], np.inf)
+        return share(np.maximum(self.capacity - others, 0.0), self.activation[0], np.inf)
 
     @cached_property
     def weight_rate(self) -> Floats:
@@ -108,15 +108,15 @@ class Visits:
         rate = np.where(work > 0, share(work, held, np.inf), 0.0)
         rate = np.maximum.accumulate(rate)[:-1]
         is_free = np.isinf(rate)
-        left = np.maximum(self._room_in_pieces - held[:-1], 0.0)
+        left = np.maximum(self._capacity_in_pieces - held[:-1], 0.0)
         return work[:-1] + np.where(is_free, np.inf, left * np.where(is_free, 0.0, rate))
 
     @property
-    def _room_in_pieces(self) -> Floats:
-        """Per rank, its room, less the part of a piece that cannot be used if all are equal."""
+    def _capacity_in_pieces(self) -> Floats:
+        """Per rank, its capacity less what is too small for a piece, if all are equal."""
         piece = self.activation[0]
         is_even = (self.activation == piece).all(axis=0) & (piece > 0)
-        return np.where(is_even, np.floor(share(self.room, piece, 0.0)) * piece, self.room)
+        return np.where(is_even, np.floor(share(self.capacity, piece, 0.0)) * piece, self.capacity)
 
     @cached_property
     def _phases(self) -> tuple[Floats, Floats]:
@@ -136,7 +136,7 @@ class Visits:
             weight=self.weight[:, ranks],
             activation=self.activation[:, ranks],
             stash=self.stash[:, ranks],
-            room=self.room[ranks],
+            capacity=self.capacity[ranks],
         )
 
 

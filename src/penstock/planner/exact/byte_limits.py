@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 __all__ = ["add_bytes", "find_unit"]
 
-# A room is counted in units, in at most this many binary digits.
+# A capacity is counted in units, in at most this many binary digits.
 _DIGITS = 24
 
 
 def add_bytes(filled: ScheduleModel) -> None:
-    """Limit the bytes of every rank to its room; bytes are rounded down, the room up."""
-    for rank, room in enumerate(filled.problem.room.tolist()):
+    """Limit the bytes of every rank to its capacity; bytes are rounded down, the capacity up."""
+    for rank, capacity in enumerate(filled.problem.capacity.tolist()):
         stages = filled.problem.placement.stages(rank)
-        if isfinite(room) and room > 0:
-            _add_room(filled, stages, room)
+        if isfinite(capacity) and capacity > 0:
+            _add_capacity(filled, stages, capacity)
             for stage in stages if filled.problem.is_even else ():
-                _add_most_held(filled, stage, room)
+                _add_most_held(filled, stage, capacity)
 
 
-def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> None:
+def _add_capacity(filled: ScheduleModel, stages: tuple[int, ...], capacity: float) -> None:
     """Add an interval of bytes per microbatch, and limit their sum at any time."""
     problem = filled.problem
     costs, scales = problem.costs, problem.scales
@@ -42,7 +42,7 @@ def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> No
         for name in ("activation", "weight_stash")
     )
     sizes = [float(each) for s in stages for table in (taken, left) for each in set(table[s])]
-    unit = find_unit([room, *sizes])
+    unit = find_unit([capacity, *sizes])
     intervals: list[IntervalVar] = []
     demands: list[int] = []
     for stage in stages:
@@ -55,7 +55,7 @@ def _add_room(filled: ScheduleModel, stages: tuple[int, ...], room: float) -> No
             if stash:
                 intervals.append(_between(filled, backward.end, weight.end))
                 demands.append(stash)
-    filled.model.add_cumulative(intervals, demands, ceil(room / unit))
+    filled.model.add_cumulative(intervals, demands, ceil(capacity / unit))
 
 
 def find_unit(sizes: list[float]) -> float:
@@ -74,33 +74,33 @@ def _between(filled: ScheduleModel, start: LinearExprT, end: LinearExprT) -> Int
     return filled.model.new_interval_var(start, size, end, "")
 
 
-def _add_most_held(filled: ScheduleModel, stage: int, room: float) -> None:
-    """Add the waits that the room implies for one stage, since microbatches keep their order.
+def _add_most_held(filled: ScheduleModel, stage: int, capacity: float) -> None:
+    """Add the waits that the capacity implies for one stage, since microbatches keep their order.
 
-    The room limits the number of microbatches that are between F and I at once, or between I and
-    W; where W keeps all that F took, between F and W.
+    The capacity limits the number of microbatches that are between F and I at once, or between I
+    and W; where W keeps all that F took, between F and W.
     """
     activation, stash = (
         float(size[stage]) for size in (filled.problem.activation, filled.problem.stash)
     )
     keeps_order = stage not in filled.is_merged
-    _wait(filled, filled.forward[stage], filled.backward[stage], room, activation)
+    _wait(filled, filled.forward[stage], filled.backward[stage], capacity, activation)
     if keeps_order:
-        _wait(filled, filled.backward[stage], filled.weight[stage], room, stash)
+        _wait(filled, filled.backward[stage], filled.weight[stage], capacity, stash)
     if keeps_order and stash >= activation:
-        _wait(filled, filled.forward[stage], filled.weight[stage], room, activation)
+        _wait(filled, filled.forward[stage], filled.weight[stage], capacity, activation)
 
 
 def _wait(
     filled: ScheduleModel,
     takers: tuple[Interval, ...],
     givers: tuple[Interval, ...],
-    room: float,
+    capacity: float,
     size: float,
 ) -> None:
-    if size * len(takers) <= room:
+    if size * len(takers) <= capacity:
         return
-    # Rounded up where the room is a whole number of sizes but for its last bit.
-    most = floor(room / size * (1 + 1e-9))
+    # Rounded up where the capacity is a whole number of sizes but for its last bit.
+    most = floor(capacity / size * (1 + 1e-9))
     for taker, giver in zip(takers[most:], givers, strict=False):
         filled.model.add(taker.start >= giver.end)

@@ -79,9 +79,9 @@ def add_ways(
     `filled` is the model of the same problem without a limit.
     """
     found: list[Ways] = []
-    for rank, room in enumerate(problem.room.tolist()):
-        if isfinite(room):
-            found += _Rank.of(filled, problem, means, rank).fill(room)
+    for rank, capacity in enumerate(problem.capacity.tolist()):
+        if isfinite(capacity):
+            found += _Rank.of(filled, problem, means, rank).fill(capacity)
     return found
 
 
@@ -120,7 +120,7 @@ class _Rank:
             None if costs.host_link is None else activation / costs.host_link,
         )
 
-    def fill(self, room: float) -> list[Ways]:
+    def fill(self, capacity: float) -> list[Ways]:
         """Add all ways, and the limits on the time and the bytes of the rank."""
         works = [
             (stage, number)
@@ -129,14 +129,14 @@ class _Rank:
         ]
         tables = (self.activation, self.inputs, self.stash)
         sizes = {float(table[work]) for work in works for table in tables} - {0.0}
-        unit = find_unit([room, *sorted(sizes)]) if room else 1.0
+        unit = find_unit([capacity, *sorted(sizes)]) if capacity else 1.0
         held: list[tuple[IntervalVar, int]] = []
         ways = [self._ways(*work) for work in works]
         for work, one in zip(works, ways, strict=True):
             held += self._held(one, *(floor(float(table[work]) / unit) for table in tables))
         self._run_one_at_a_time(ways)
         intervals, demands = [entry[0] for entry in held], [entry[1] for entry in held]
-        self.filled.model.add_cumulative(intervals, demands, ceil(room / unit))
+        self.filled.model.add_cumulative(intervals, demands, ceil(capacity / unit))
         return ways
 
     def _ways(self, stage: int, number: int) -> Ways:

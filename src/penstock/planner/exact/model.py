@@ -102,7 +102,7 @@ class _Draft:
         """Return the stages where B can beat I and W in a row: it is shorter, or holds less."""
         full = self.problem.full_backward_each
         split = self.problem.backward_input_each + self.problem.backward_weight_each
-        is_bounded = np.isfinite(self.problem.room)[list(self.problem.placement.rank_of_stage)]
+        is_bounded = np.isfinite(self.problem.capacity)[list(self.problem.placement.rank_of_stage)]
         can_pay = (full < split).any(axis=1) | (
             is_bounded & (self.problem.stash > self.problem.activation)
         )

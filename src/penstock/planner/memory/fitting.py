@@ -66,7 +66,7 @@ def _recompute_stages(order: RankOrder) -> list[Insertion] | None:
     stages = sorted({saved.stage for saved in order.saved})
     for count in range(len(stages) + 1):
         again = [saved for saved in order.saved if saved.stage in stages[:count]]
-        if _peak(order, again) <= order.room * (1 + 1e-9):
+        if _peak(order, again) <= order.capacity * (1 + 1e-9):
             return [Insertion(Kind.RECOMPUTE, saved, saved.backward) for saved in again]
     return None
 
@@ -140,7 +140,7 @@ def _rank_orders(
             times[0, begin:end],
             times[1, begin:end],
             frees[begin:end],
-            float(problem.room[rank]),
+            float(problem.capacity[rank]),
         )
 
 

@@ -46,14 +46,14 @@ class Saved:
 class RankOrder:
     """The order of one rank: when each row starts and ends, and the bytes that it frees.
 
-    `frees` has the bytes freed by every row when it ends, and `room` what the rank may hold.
+    `frees` has the bytes freed by every row when it ends, and `capacity` what the rank may hold.
     """
 
     saved: tuple[Saved, ...]
     start: Floats
     end: Floats
     frees: Floats
-    room: float
+    capacity: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _State:
 
     order: RankOrder
     means: frozenset[Kind]
-    room: float
+    capacity: float
     is_latest_first: bool = False
     held: float = 0.0
     out_is_free: float = 0.0
@@ -81,7 +81,7 @@ class _State:
 
     def make_room(self, position: int) -> bool:
         """Let things give way until what is held fits; return whether that was possible."""
-        while self.held > self.room * (1 + _GRACE):
+        while self.held > self.capacity * (1 + _GRACE):
             choices = [choice for saved in self.kept for choice in self._ways(saved, position)]
             if not choices:
                 return False
@@ -119,14 +119,14 @@ class _State:
 def hold(
     order: RankOrder, means: frozenset[Kind], reserve: float, *, is_latest_first: bool = False
 ) -> list[Insertion] | None:
-    """Return what to insert so that a rank keeps its room, or None if nothing does.
+    """Return what to insert so that a rank keeps within its capacity, or None if nothing does.
 
     `reserve` bytes stay free as long as something is away, so that it can come back early. With
     `is_latest_first` gives way what is needed latest, whatever it costs.
     """
     by_forward = {saved.forward: saved for saved in order.saved}
     by_backward = {saved.backward: saved for saved in order.saved}
-    state = _State(order, means, max(0.0, order.room - reserve), is_latest_first)
+    state = _State(order, means, max(0.0, order.capacity - reserve), is_latest_first)
     again: list[Insertion] = []
     for position in range(len(order.start)):
         if (saved := by_forward.get(position)) is not None:
@@ -134,7 +134,7 @@ def hold(
             state.kept.append(saved)
         elif (saved := by_backward.get(position)) is not None:
             # What comes back now may use the reserve, and must not give way again.
-            state.room = order.room
+            state.capacity = order.capacity
             if saved in state.recomputed:
                 again.append(Insertion(Kind.RECOMPUTE, saved, position))
                 state.held += saved.bytes - saved.inputs
@@ -144,7 +144,7 @@ def hold(
                 state.kept.remove(saved)
         if not state.make_room(position):
             return None
-        state.room = max(0.0, order.room - reserve)
+        state.capacity = max(0.0, order.capacity - reserve)
         state.held -= order.frees[position]
     return again + _place_copies(order, state)
 
@@ -165,7 +165,7 @@ def _place_copies(order: RankOrder, state: _State) -> list[Insertion]:
         starts = min(float(order.start[saved.backward]), starts) - saved.copy
         before = saved.backward
         while before > earliest[saved] and order.start[before] > starts:
-            if held[before - 1] + saved.bytes > order.room * (1 + _GRACE):
+            if held[before - 1] + saved.bytes > order.capacity * (1 + _GRACE):
                 break
             before -= 1
             held[before] += saved.bytes

@@ -70,9 +70,9 @@ class OrderFinder:
 
 def _easier(problem: SchedulingProblem, means: frozenset[Kind]) -> Iterator[SchedulingProblem]:
     """Yield problems whose orders are worth fitting by some means; some may have no solution."""
-    resident, room = problem.resident, problem.room
+    resident, capacity = problem.resident, problem.capacity
     for factor in _RELAXED:
-        yield replace(problem, memory=_tuple(resident + factor * room))
+        yield replace(problem, memory=_tuple(resident + factor * capacity))
     if Kind.OFFLOAD in means:
         for share, whole in _OFFLOADED:
             yield _offloading(problem, share, whole)

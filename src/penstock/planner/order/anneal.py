@@ -101,7 +101,7 @@ def anneal(
 
 
 def _empty_scratch(columns: Columns, num_rows: int) -> _Scratch:
-    num_queues, num_ranks = 3 * columns.stages, len(columns.room)
+    num_queues, num_ranks = 3 * columns.stages, len(columns.capacity)
     return _Scratch(
         filled(num_queues, 0),
         filled(num_queues, 0),
@@ -128,7 +128,7 @@ def _make_moves(columns: Columns, temperature: float, orders: _Orders) -> bool:
         is_allowed = _time(columns, order, scratch)
         if is_allowed:
             longest, total = _measure(columns, scratch)
-            changed = longest + _WEIGHT_OF_MEAN * total / len(columns.room)
+            changed = longest + _WEIGHT_OF_MEAN * total / len(columns.capacity)
         is_kept = is_allowed and changed <= value
         random[0] = random[0] * 48271 % 2147483647
         if is_allowed and not is_kept and temperature > 0:
@@ -197,10 +197,10 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
     A rank that does what another one waits for wakes it.
     """
     microbatches, stages, first = columns.microbatches, columns.stages, columns.first
-    change, room, seconds = columns.change, columns.room, columns.seconds
+    change, capacity, seconds = columns.change, columns.capacity, columns.seconds
     source, lag = columns.source, columns.source_lag
     done, awaited_by, ended, position, ready, clock, began, held = scratch
-    num_ranks = len(room)
+    num_ranks = len(capacity)
     for queue in range(3 * stages):
         done[queue] = 0
         awaited_by[queue] = -1
@@ -227,7 +227,7 @@ def _time(columns: Columns, order: Any, scratch: _Scratch) -> bool:
                 moment = max(moment, ended[needed * microbatches + number] + lag[entry])
             held[rank] += change[entry]
             is_early = queue >= stages and done[queue - stages] <= number
-            if is_early or held[rank] > room[rank]:
+            if is_early or held[rank] > capacity[rank]:
                 return False
             if position[rank] == opening:
                 began[rank] = moment

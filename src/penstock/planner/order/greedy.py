@@ -4,7 +4,7 @@ Each is a guess with simple parameters, and all combinations are tried. What a r
 several actions are ready, and room is left:
 
 oldest     the oldest microbatch first: I before F, as in 1F1B, with as many F as fit before it
-forwards   F before I, until the room is full
+forwards   F before I, until the memory is full
 in step    F as many cycles before its I as microbatches fit on that rank, or on the fullest one
 
 W follows its I, or some cycles later, or comes last, and fills gaps before that. A rank that could
@@ -73,7 +73,9 @@ def _fitting(guesser: Guesser) -> tuple[Floats, Floats]:
 
     def fill(bytes_per_stage: Floats) -> Floats:
         needed = np.bincount(holder, bytes_per_stage, problem.ranks).astype(np.float64)
-        filled: Floats = np.divide(problem.usable_room, needed, out=most.copy(), where=needed > 0)
+        filled: Floats = np.divide(
+            problem.usable_capacity, needed, out=most.copy(), where=needed > 0
+        )
         return filled
 
     share = fill(life * problem.activation).min()

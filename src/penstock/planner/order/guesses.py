@@ -29,7 +29,7 @@ from penstock.sim.engine import simulate
 __all__ = ["Guess", "Guesser", "lengthen", "urgency_of"]
 
 
-# How often the needed bytes fit into the room where none are needed.
+# How often the needed bytes fit into the capacity where none are needed.
 _PLENTY = 1e9
 
 
@@ -101,8 +101,8 @@ class Guesser:
         holder = np.array(problem.placement.rank_of_stage)
         needed = np.bincount(holder, life * problem.activation, problem.ranks)
         whole = problem.microbatches * np.bincount(holder, problem.activation, problem.ranks)
-        room = np.minimum(problem.usable_room, whole)
-        fill = np.divide(room, needed, out=np.full(problem.ranks, _PLENTY), where=needed > 0)
+        capacity = np.minimum(problem.usable_capacity, whole)
+        fill = np.divide(capacity, needed, out=np.full(problem.ranks, _PLENTY), where=needed > 0)
         fullest = fill.min() if self.random.random() < 0.5 else fill[holder]
         in_flight = life * choose((0.5, 0.7, 0.8, 0.9, 0.95, 1.0, 1.0)) * fullest
         in_flight = np.minimum(in_flight, problem.microbatches)

@@ -29,7 +29,7 @@ __all__ = [
 class Columns(NamedTuple):
     """A problem as the loops take it: arrays for compiled loops, lists for plain ones.
 
-    The queues of rank r are `queues[first[r]:first[r + 1]]`. `room` and `extra` are per rank,
+    The queues of rank r are `queues[first[r]:first[r + 1]]`. `capacity` and `extra` are per rank,
     `holder`, `follower` and `source` per queue, the others per action; see `Queues`. If
     `counts_from_start`, the seconds of a rank are those from its first action to its last, else
     those until its end.
@@ -41,7 +41,7 @@ class Columns(NamedTuple):
     first: Any
     queues: Any
     change: Any
-    room: Any
+    capacity: Any
     extra: Any
     holder: Any
     seconds: Any
@@ -100,10 +100,10 @@ def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
     """
     microbatches, stages = columns.microbatches, columns.stages
     first, queues = columns.first, columns.queues
-    change, room = columns.change, columns.room
+    change, capacity = columns.change, columns.capacity
     listed = filled(len(urgency), 0)
     row = 0
-    for rank in range(len(room)):
+    for rank in range(len(capacity)):
         begin = first[rank]
         end = first[rank + 1]
         done = filled(end - begin, 0)
@@ -126,11 +126,11 @@ def list_by_urgency(columns: Columns, urgency: Any) -> Listing:
                 if queue >= 2 * stages and value < least_weight:
                     weight = slot
                     least_weight = value
-                if value < least_fitting and held + change[entry] <= room[rank]:
+                if value < least_fitting and held + change[entry] <= capacity[rank]:
                     fitting = slot
                     least_fitting = value
             entry = queues[chosen] * microbatches + done[chosen - begin]
-            if held + change[entry] > room[rank]:
+            if held + change[entry] > capacity[rank]:
                 chosen = weight if weight >= 0 else fitting
                 if chosen < 0:
                     return Listing(listed, False)
@@ -148,7 +148,7 @@ def follow_list(columns: Columns, listed: Any) -> Following:
     row_of, held_after = filled(len(listed), 0), filled(len(listed), 0.0)
     done = filled(3 * columns.stages, 0)
     fits = True
-    for rank in range(len(columns.room)):
+    for rank in range(len(columns.capacity)):
         held = 0.0
         for row in range(first[rank] * microbatches, first[rank + 1] * microbatches):
             queue = listed[row]
@@ -157,7 +157,7 @@ def follow_list(columns: Columns, listed: Any) -> Following:
             done[queue] += 1
             held += change[entry]
             held_after[row] = held
-            fits = fits and held <= columns.room[rank]
+            fits = fits and held <= columns.capacity[rank]
     return Following(row_of, held_after, fits)
 
 
@@ -175,10 +175,10 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
     """
     microbatches, stages = columns.microbatches, columns.stages
     first, queues, holder = columns.first, columns.queues, columns.holder
-    change, room, seconds = columns.change, columns.room, columns.seconds
+    change, capacity, seconds = columns.change, columns.capacity, columns.seconds
     follower, lag = columns.follower, columns.lag
     patience, overrun, allowance, is_late = policy
-    num_rows, num_ranks = len(listed), len(room)
+    num_rows, num_ranks = len(listed), len(capacity)
     follow = follow_list(columns, listed)
     row_of, held_after = follow.row_of, follow.held_after
     ready = filled(num_rows, inf)
@@ -225,7 +225,7 @@ def run_ranks(columns: Columns, listed: Any, policy: Any) -> Finish:
                     coming = ready[entry]
                     next_row = row
             elif row < best_row:
-                most = room[rank] - change[entry]
+                most = capacity[rank] - change[entry]
                 overtaken = head[rank]
                 if change[entry] > 0:
                     if held[rank] > most:

@@ -80,9 +80,9 @@ class Queues:
         return np.multiply.outer(of_queue, self.problem.scales)
 
     @cached_property
-    def room(self) -> Floats:
+    def capacity(self) -> Floats:
         """Per rank, the bytes that it has for these."""
-        return self.problem.usable_room * (1 + _GRACE)
+        return self.problem.usable_capacity * (1 + _GRACE)
 
     @cached_property
     def follower(self) -> Longs:
@@ -118,7 +118,7 @@ class Queues:
         source[self.follower[has_follower]] = has_follower
         first, queues = self.of_rank
         columns = (
-            *(first, queues, self.change.ravel(), self.room, self.extra),
+            *(first, queues, self.change.ravel(), self.capacity, self.extra),
             *(self.holder, self.seconds.ravel(), self.follower, self.lag.ravel()),
             *(source, np.where(source[:, None] >= 0, self.lag[source], 0.0).ravel()),
         )

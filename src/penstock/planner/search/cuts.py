@@ -24,8 +24,8 @@ def cuts_for(
     or for none, since a checkpointed stage holds little.
     """
     fastest = _fastest(pieces, placement)
-    room = max(piece.workspace_bytes + 2 * piece.message_bytes for piece in pieces)
-    caps = tuple(max(0.0, limit - room) for limit in memory)
+    capacity = max(piece.workspace_bytes + 2 * piece.message_bytes for piece in pieces)
+    caps = tuple(max(0.0, limit - capacity) for limit in memory)
     bare = tuple(replace(piece, activation_bytes=0.0) for piece in pieces)
     targets = [(pieces, counts) for counts in _fewer_and_fewer(in_flight)]
     found = [fastest]
