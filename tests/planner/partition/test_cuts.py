@@ -12,7 +12,7 @@ from penstock.planner.partition.chain import (
     Limits,
     add_up,
     count_ticks,
-    find_room,
+    find_cut_ranges,
 )
 from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.goals import Evenness, Goal, SlowestRank
@@ -33,13 +33,13 @@ def search(
 ) -> BestCuts | NoCuts:
     ranks = chain.placement.num_ranks
     limits = Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * ranks)
-    room, sequence = find_room(chain, limits), sequence_cuts(chain.placement, [0] * ranks)
-    assert room is not None
+    ranges, sequence = find_cut_ranges(chain, limits), sequence_cuts(chain.placement, [0] * ranks)
+    assert ranges is not None
     goals: dict[str, Goal] = {
-        "evenness": Evenness.of(chain, room, sequence),
-        "slowest rank": SlowestRank(chain.ticks, room.least_ticks, floor=0),
+        "evenness": Evenness.of(chain, ranges, sequence),
+        "slowest rank": SlowestRank(chain.ticks, ranges.least_ticks, floor=0),
     }
-    return find_cuts(chain, limits, room, sequence, goals[goal_name], width=width, effort=effort)
+    return find_cuts(chain, limits, ranges, sequence, goals[goal_name], width=width, effort=effort)
 
 
 @pytest.mark.parametrize("goal", ["evenness", "slowest rank"])

@@ -40,9 +40,9 @@ _KEPT = ("parameter_bytes", "gradient_bytes", "optimizer_bytes")
 class Preparation:
     """The costs of the pieces, the plan, its memory limit per rank, and the baselines.
 
-    Predictions may reach `planned_limit`, which is the limit less a margin, because measured bytes are a
-    few per cent off. The baselines are well-known families, and the one that is predicted to be
-    best within that.
+    Predictions may reach `planned_limit`, which is the limit less a margin, because measured bytes
+    are a few per cent off. The baselines are well-known families, and the one that is predicted
+    to be best within that.
     """
 
     costs: Costs

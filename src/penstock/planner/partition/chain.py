@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from penstock.ir.placement import Placement
 
-__all__ = ["UNLIMITED", "Chain", "Limits", "Longs", "Room", "add_up", "count_ticks", "find_room"]
+__all__ = [
+    "UNLIMITED",
+    "Chain",
+    "CutRanges",
+    "Limits",
+    "Longs",
+    "add_up",
+    "count_ticks",
+    "find_cut_ranges",
+]
 
 Longs = NDArray[np.int64]
 
@@ -48,7 +57,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Room:
+class CutRanges:
     """How far a stage may reach, between which pieces each cut lies, what a stage takes at least.
 
     A stage that begins before piece i ends by `last[stage, i]`; one that ends before piece j
@@ -80,8 +89,8 @@ def count_ticks(seconds: Sequence[float]) -> Longs:
     return np.rint(scaled).astype(np.int64)
 
 
-def find_room(chain: Chain, limits: Limits) -> Room | None:
-    """Return the room that limits leave to each stage, or None if a cut has no place.
+def find_cut_ranges(chain: Chain, limits: Limits) -> CutRanges | None:
+    """Return the ranges that limits leave to each cut, or None if a cut has no place.
 
     What the other stages of a rank take at least is taken off its limits, until that changes
     nothing any more.
@@ -94,7 +103,7 @@ def find_room(chain: Chain, limits: Limits) -> Room | None:
             return None
         more_ticks, more_bytes = _least(chain, lowest, highest)
         if (more_ticks == least_ticks).all() and (more_bytes == least_bytes).all():
-            return Room(last, first, lowest, highest, least_ticks, least_bytes)
+            return CutRanges(last, first, lowest, highest, least_ticks, least_bytes)
         least_ticks, least_bytes = more_ticks, more_bytes
 
 

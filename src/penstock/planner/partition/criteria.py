@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
+from penstock.planner.partition.chain import (
+    UNLIMITED,
+    Chain,
+    CutRanges,
+    Limits,
+    Longs,
+    find_cut_ranges,
+)
 from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.fit import find_any_fit, find_fit, guess_fit, sum_ranks
 from penstock.planner.partition.goals import Evenness, Goal, SlowestRank
@@ -35,8 +42,8 @@ def _least_slowest_stage(chain: Chain, caps: tuple[int, ...]) -> BestCuts | NoCu
     least = _least_stage_ticks(chain)
     if set(caps) == {UNLIMITED}:
         # Each stage takes as much as it can: the latest places of the cuts make an answer.
-        room = _room(chain, Limits(least, UNLIMITED, caps))
-        return BestCuts(tuple(room.highest.tolist()), least, is_proven=True)
+        ranges = _ranges(chain, Limits(least, UNLIMITED, caps))
+        return BestCuts(tuple(ranges.highest.tolist()), least, is_proven=True)
     best = find_any_fit(chain, caps)
     if isinstance(best, NoCuts):
         return best
@@ -88,10 +95,10 @@ def _least_stage_ticks(chain: Chain) -> int:
 
 
 def _least_slowest_rank(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> BestCuts:
-    room = _room(chain, limits)
-    least = sum_ranks(chain.placement, room.least_ticks)
+    ranges = _ranges(chain, limits)
+    least = sum_ranks(chain.placement, ranges.least_ticks)
     at_hand = BestCuts(cuts, max(sum_ranks(chain.placement, _stage_ticks(chain, cuts))))
-    goal = SlowestRank(chain.ticks, room.least_ticks, max(*least, _rank_floor(chain)))
+    goal = SlowestRank(chain.ticks, ranges.least_ticks, max(*least, _rank_floor(chain)))
     return _improve(chain, limits, sequence_cuts(chain.placement, least), goal, at_hand)
 
 
@@ -104,25 +111,25 @@ def _rank_floor(chain: Chain) -> int:
 
 
 def _most_even(chain: Chain, limits: Limits, cuts: tuple[int, ...]) -> BestCuts:
-    room = _room(chain, limits)
-    sequence = sequence_cuts(chain.placement, sum_ranks(chain.placement, room.least_ticks))
+    ranges = _ranges(chain, limits)
+    sequence = sequence_cuts(chain.placement, sum_ranks(chain.placement, ranges.least_ticks))
     at_hand = BestCuts(cuts, int(np.square(_stage_ticks(chain, cuts)).sum()))
-    return _improve(chain, limits, sequence, Evenness.of(chain, room, sequence), at_hand)
+    return _improve(chain, limits, sequence, Evenness.of(chain, ranges, sequence), at_hand)
 
 
 def _improve(
     chain: Chain, limits: Limits, sequence: CutSequence, goal: Goal, at_hand: BestCuts
 ) -> BestCuts:
     """Return the best answer within the limits, or the one at hand."""
-    room = _room(chain, limits)
-    found = find_cuts(chain, limits, room, sequence, goal, at_hand=at_hand, effort=_EFFORT)
+    ranges = _ranges(chain, limits)
+    found = find_cuts(chain, limits, ranges, sequence, goal, at_hand=at_hand, effort=_EFFORT)
     return at_hand if isinstance(found, NoCuts) else found
 
 
-def _room(chain: Chain, limits: Limits) -> Room:
-    room = find_room(chain, limits)
-    assert room is not None, "these limits are known to have an answer"
-    return room
+def _ranges(chain: Chain, limits: Limits) -> CutRanges:
+    ranges = find_cut_ranges(chain, limits)
+    assert ranges is not None, "these limits are known to have an answer"
+    return ranges
 
 
 def _stage_ticks(chain: Chain, cuts: tuple[int, ...]) -> Longs:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room
+from penstock.planner.partition.chain import UNLIMITED, Chain, CutRanges, Limits, Longs
 from penstock.planner.partition.frontier import Frontier
 from penstock.planner.partition.goals import Goal
 from penstock.planner.partition.steps import CutSequence, CutStep, NewCut
@@ -48,7 +48,7 @@ class NoCuts:
 def find_cuts(
     chain: Chain,
     limits: Limits,
-    room: Room,
+    ranges: CutRanges,
     sequence: CutSequence,
     goal: Goal,
     *,
@@ -61,7 +61,7 @@ def find_cuts(
     The search ends when its answer is proven, or when it has looked at `effort` states. The first
     sweep keeps at most `width` states after each step.
     """
-    search = _Search(chain, limits, room, sequence, goal)
+    search = _Search(chain, limits, ranges, sequence, goal)
     best, bound = at_hand, search.bound()
     while effort > 0 and (best is None or best.value > bound):
         sweep = search.sweep(UNLIMITED if best is None else best.value, width, effort)
@@ -98,7 +98,7 @@ class _Search:
 
     chain: Chain
     limits: Limits
-    room: Room
+    ranges: CutRanges
     sequence: CutSequence
     goal: Goal
 
@@ -136,19 +136,19 @@ class _Search:
 
     def _places(self, frontier: Frontier, new: NewCut) -> tuple[Longs, Longs]:
         """Return, for every state, the first place that the cut may have in it, and how many."""
-        cut, room = new.cut, self.room
+        cut, ranges = new.cut, self.ranges
         before, after = frontier.cuts[new.before], frontier.cuts[new.after]
-        low = np.maximum(before + (cut - new.before), room.lowest[cut])
-        high = np.minimum(after - (new.after - cut), room.highest[cut])
+        low = np.maximum(before + (cut - new.before), ranges.lowest[cut])
+        high = np.minimum(after - (new.after - cut), ranges.highest[cut])
         if new.before == cut - 1:
-            high = np.minimum(high, room.last[cut - 1, before])
+            high = np.minimum(high, ranges.last[cut - 1, before])
         if new.after == cut + 1:
-            low = np.maximum(low, room.first[cut, after])
+            low = np.maximum(low, ranges.first[cut, after])
         return low, np.maximum(high - low + 1, 0)
 
     def _fill(self, frontier: Frontier, step: CutStep, below: int) -> Frontier:
         """Return the states with the pieces of one stage, without dead ends."""
-        chain, room, stage = self.chain, self.room, step.stage
+        chain, ranges, stage = self.chain, self.ranges, step.stage
         begin, end = frontier.cuts[stage], frontier.cuts[stage + 1]
         ticks = chain.ticks[end] - chain.ticks[begin]
         frontier = replace(
@@ -159,9 +159,11 @@ class _Search:
             spread=frontier.spread + np.square(ticks, dtype=np.float64),
         )
         later = list(step.ahead.later_stages)
-        fits = end <= room.last[stage, begin]
-        fits &= frontier.ticks <= self.limits.rank_ticks - room.least_ticks[later].sum()
-        fits &= frontier.bytes <= self.limits.rank_bytes[step.rank] - room.least_bytes[later].sum()
+        fits = end <= ranges.last[stage, begin]
+        fits &= frontier.ticks <= self.limits.rank_ticks - ranges.least_ticks[later].sum()
+        fits &= (
+            frontier.bytes <= self.limits.rank_bytes[step.rank] - ranges.least_bytes[later].sum()
+        )
         frontier = frontier.take(np.flatnonzero(fits))
         if step.is_last_of_rank:
             frontier = replace(frontier, value=self.goal.close(frontier, step.rank))

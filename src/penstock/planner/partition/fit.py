@@ -5,7 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from penstock.ir.placement import Placement
-from penstock.planner.partition.chain import UNLIMITED, Chain, Limits, Longs, Room, find_room
+from penstock.planner.partition.chain import (
+    UNLIMITED,
+    Chain,
+    CutRanges,
+    Limits,
+    Longs,
+    find_cut_ranges,
+)
 from penstock.planner.partition.cuts import BestCuts, NoCuts, find_cuts
 from penstock.planner.partition.goals import Excess
 from penstock.planner.partition.steps import CutSequence, sequence_cuts
@@ -51,13 +58,13 @@ def closest_cuts(chain: Chain, caps: tuple[int, ...]) -> BestCuts:
     """Return the cuts whose worst rank exceeds its cap by least; the value is that excess."""
     closest = _guess_closest(chain, caps)
     limits = Limits(UNLIMITED, UNLIMITED, _raise(caps, closest.value - 1))
-    room = find_room(chain, limits)
-    if room is None:
+    ranges = find_cut_ranges(chain, limits)
+    if ranges is None:
         return replace(closest, is_proven=True)
-    sequence = _sequence_by_bytes(chain, caps, room)
-    goal = Excess.of(chain, caps, room, sequence, floor=1)
+    sequence = _sequence_by_bytes(chain, caps, ranges)
+    goal = Excess.of(chain, caps, ranges, sequence, floor=1)
     found = find_cuts(
-        chain, limits, room, sequence, goal, at_hand=closest, effort=_EFFORT_OF_CLOSEST
+        chain, limits, ranges, sequence, goal, at_hand=closest, effort=_EFFORT_OF_CLOSEST
     )
     return closest if isinstance(found, NoCuts) else found
 
@@ -77,12 +84,12 @@ def sum_ranks(placement: Placement, per_stage: Longs) -> list[int]:
 
 def _fit(chain: Chain, caps: tuple[int, ...], stage_ticks: int, effort: int) -> BestCuts | NoCuts:
     limits = Limits(stage_ticks, UNLIMITED, caps)
-    room = find_room(chain, limits)
-    if room is None:
+    ranges = find_cut_ranges(chain, limits)
+    if ranges is None:
         return NoCuts(is_proven=True)
-    sequence = _sequence_by_bytes(chain, caps, room)
-    goal = Excess.of(chain, caps, room, sequence, floor=0)
-    found = find_cuts(chain, limits, room, sequence, goal, effort=effort)
+    sequence = _sequence_by_bytes(chain, caps, ranges)
+    goal = Excess.of(chain, caps, ranges, sequence, floor=0)
+    found = find_cuts(chain, limits, ranges, sequence, goal, effort=effort)
     return found if isinstance(found, NoCuts) else _as_fit(chain, found.cuts)
 
 
@@ -92,9 +99,9 @@ def _as_fit(chain: Chain, cuts: tuple[int, ...]) -> BestCuts:
 
 def _guess_closest(chain: Chain, caps: tuple[int, ...]) -> BestCuts:
     """Halve what all caps are raised by, as long as cuts are soon found that fit."""
-    room = find_room(chain, Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * len(caps)))
-    assert room is not None, "without limits there is room"
-    closest = _measure(chain, caps, tuple(room.lowest.tolist()))
+    ranges = find_cut_ranges(chain, Limits(UNLIMITED, UNLIMITED, (UNLIMITED,) * len(caps)))
+    assert ranges is not None, "without limits every cut has a place"
+    closest = _measure(chain, caps, tuple(ranges.lowest.tolist()))
     low = 0
     while closest.value - low > max(1, closest.value // _NEAR_ENOUGH):
         guess = (low + closest.value) // 2
@@ -115,7 +122,7 @@ def _raise(caps: tuple[int, ...], by: int) -> tuple[int, ...]:
     return tuple(cap + by for cap in caps)
 
 
-def _sequence_by_bytes(chain: Chain, caps: tuple[int, ...], room: Room) -> CutSequence:
+def _sequence_by_bytes(chain: Chain, caps: tuple[int, ...], ranges: CutRanges) -> CutSequence:
     """Return the sequence that begins where the bytes are tighter."""
-    least = sum_ranks(chain.placement, room.least_bytes)
+    least = sum_ranks(chain.placement, ranges.least_bytes)
     return sequence_cuts(chain.placement, [t - cap for t, cap in zip(least, caps, strict=True)])

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from penstock.ir.rows import Floats
-from penstock.planner.partition.chain import UNLIMITED, Chain, Longs, Room, add_up
+from penstock.planner.partition.chain import UNLIMITED, Chain, CutRanges, Longs, add_up
 from penstock.planner.partition.frontier import Frontier
 from penstock.planner.partition.steps import Ahead, CutSequence, Gap
 
@@ -97,7 +97,13 @@ class Excess:
 
     @classmethod
     def of(
-        cls, chain: Chain, caps: tuple[int, ...], room: Room, sequence: CutSequence, *, floor: int
+        cls,
+        chain: Chain,
+        caps: tuple[int, ...],
+        ranges: CutRanges,
+        sequence: CutSequence,
+        *,
+        floor: int,
     ) -> "Excess":
         """Prepare the bounds for these caps."""
         taken, placement = np.diff(chain.bytes, axis=1), chain.placement
@@ -107,7 +113,7 @@ class Excess:
         byte_worth = np.maximum(np.rint(_MOST_WORTH * mean.min() / mean), 1).astype(np.int64)
         from_last = (byte_worth[:, None] * least)[list(sequence.ranks[::-1])]
         worth = np.minimum.accumulate(np.concatenate((from_last[:1], from_last)))
-        return cls(caps, tuple(byte_worth.tolist()), add_up(worth), room.least_bytes, floor)
+        return cls(caps, tuple(byte_worth.tolist()), add_up(worth), ranges.least_bytes, floor)
 
     @property
     def start(self) -> int:
@@ -128,9 +134,9 @@ class Excess:
             return frontier.value
         left = _count_left(self.worth[len(ahead.ranks)], frontier, ahead)
         left = left + frontier.bytes * self.byte_worth[ahead.ranks[0]]
-        room = sum(self.byte_worth[rank] * self.caps[rank] for rank in ahead.ranks)
+        ranges = sum(self.byte_worth[rank] * self.caps[rank] for rank in ahead.ranks)
         each = sum(self.byte_worth[rank] for rank in ahead.ranks)
-        mean = -((min(room, UNLIMITED) - left) // each)
+        mean = -((min(ranges, UNLIMITED) - left) // each)
         at_hand = frontier.bytes + int(self.least_bytes[list(ahead.later_stages)].sum())
         return np.maximum(np.maximum(frontier.value, mean), at_hand - self.caps[ahead.ranks[0]])
 
@@ -153,18 +159,18 @@ class Evenness:
     start: int = 0
 
     @classmethod
-    def of(cls, chain: Chain, room: Room, sequence: CutSequence) -> "Evenness":
+    def of(cls, chain: Chain, ranges: CutRanges, sequence: CutSequence) -> "Evenness":
         """Prepare the bounds of all gaps on the sequence."""
         begins: dict[int, int] = {}
         for begin, end in sequence.gaps:
             begins[end] = min(begin, begins.get(end, begin))
         tables: dict[Gap, Longs] = {}
         for end, begin in begins.items():
-            num_places = room.highest[end] - room.lowest[end] + 1
+            num_places = ranges.highest[end] - ranges.lowest[end] + 1
             table = np.where(np.eye(num_places, dtype=np.bool_), 0, UNLIMITED)
             for stage in reversed(range(begin, end)):
-                table = tables[stage, end] = _put_before(table, chain, room, stage)
-        return cls(tables, room.lowest, chain.ticks)
+                table = tables[stage, end] = _put_before(table, chain, ranges, stage)
+        return cls(tables, ranges.lowest, chain.ticks)
 
     def add(self, frontier: Frontier, ticks: Longs) -> Longs:
         """Return the values with the square of one more stage."""
@@ -203,12 +209,12 @@ def _guess_squares(ticks: Longs, frontier: Frontier, ahead: Ahead) -> Floats:
     return guess
 
 
-def _put_before(table: Longs, chain: Chain, room: Room, stage: int) -> Longs:
+def _put_before(table: Longs, chain: Chain, ranges: CutRanges, stage: int) -> Longs:
     """Return the table of a gap that begins one stage earlier."""
-    begin = np.arange(room.lowest[stage], room.highest[stage] + 1)[:, None]
-    end = np.arange(room.lowest[stage + 1], room.highest[stage + 1] + 1)[None, :]
+    begin = np.arange(ranges.lowest[stage], ranges.highest[stage] + 1)[:, None]
+    end = np.arange(ranges.lowest[stage + 1], ranges.highest[stage + 1] + 1)[None, :]
     squares = (chain.ticks[end] - chain.ticks[begin]) ** 2
-    squares[(end <= begin) | (end > room.last[stage, begin])] = UNLIMITED
+    squares[(end <= begin) | (end > ranges.last[stage, begin])] = UNLIMITED
     rows = max(1, _MOST_CELLS // table.size)
     parts = [
         (squares[row : row + rows, :, None] + table[None]).min(axis=1)
