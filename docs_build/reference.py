@@ -21,12 +21,12 @@ class NameGroup:
     names: str
 
 
-def _names_of(room: str) -> str:
-    """Return the names of a room that `penstock` itself lacks, with the name of the room."""
-    module = getattr(ps, room)
+def _names_of(package: str) -> str:
+    """Return the names of a package that `penstock` itself lacks, with the name of the package."""
+    module = getattr(ps, package)
     names = [n for n in getattr(module, "__all__", ()) if not n.startswith("_")]
     at_the_top = {id(getattr(ps, name)) for name in ps.__all__}
-    return " ".join(f"{room}.{n}" for n in names if id(getattr(module, n)) not in at_the_top)
+    return " ".join(f"{package}.{n}" for n in names if id(getattr(module, n)) not in at_the_top)
 
 
 _PLANNING = (

@@ -367,7 +367,7 @@ def test_exported_names_exist_and_are_listed_once() -> None:
     for module in load_modules().values():
         exported = exported_names(module) or []
         assert len(set(exported)) == len(exported), module.name
-        # Names that are loaded late are asked for, room by room, in `test_public_names`.
+        # Names that are loaded late are asked for, package by package, in `test_public_names`.
         finds_more = any(
             isinstance(n, ast.FunctionDef) and n.name == "__getattr__" for n in module.tree.body
         )

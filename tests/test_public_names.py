@@ -1,4 +1,4 @@
-"""What `import penstock` offers: about 45 names, rooms behind them, and nothing hidden."""
+"""What `import penstock` offers: about 45 names, packages behind them, and nothing hidden."""
 
 import ast
 import inspect
@@ -19,7 +19,7 @@ from torch import nn
 import penstock as ps
 
 ROOT = Path(__file__).parents[1]
-ROOMS = (
+PACKAGES = (
     "checkpoint",
     "checks",
     "dropin",
@@ -33,12 +33,17 @@ ROOMS = (
     "testing",
     "view",
 )
-# What pages and examples may import beside the rooms: the command line is a program, and each
+# What pages and examples may import beside the packages: the command line is a program, and each
 # integration is a door of its own, because it loads the library that it is for.
 INTEGRATIONS = {
     f"penstock.integrations.{name}" for name in ("hugging_face", "lightning", "pretrained")
 }
-OPEN = {"penstock", "penstock.cli", *INTEGRATIONS, *(f"penstock.{room}" for room in ROOMS)}
+OPEN = {
+    "penstock",
+    "penstock.cli",
+    *INTEGRATIONS,
+    *(f"penstock.{package}" for package in PACKAGES),
+}
 
 
 def test_package_has_about_45_names() -> None:
@@ -46,10 +51,10 @@ def test_package_has_about_45_names() -> None:
     assert len(set(ps.__all__)) == len(ps.__all__)
 
 
-def test_dir_lists_every_name_and_room() -> None:
+def test_dir_lists_every_name_and_package() -> None:
     # Names that are loaded when first used were missing: Pipeline, split, plan, Checkpoints.
     listed = {name for name in dir(ps) if not name.startswith("_")}
-    assert listed == {*ps.__all__, *ROOMS}
+    assert listed == {*ps.__all__, *PACKAGES}
     assert "__version__" in dir(ps)
 
 
@@ -62,14 +67,14 @@ def test_unknown_name_is_an_attribute_error() -> None:
         _ = ps.Piepline
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_name_that_a_room_lists_exists(room: str) -> None:
-    module = getattr(ps, room)
-    assert module is import_module(f"penstock.{room}")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_name_that_a_package_lists_exists(package: str) -> None:
+    module = getattr(ps, package)
+    assert module is import_module(f"penstock.{package}")
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
 
 
-def test_every_error_is_in_its_room() -> None:
+def test_every_error_is_in_its_package() -> None:
     defined = {
         name
         for name, value in vars(ps.errors).items()
@@ -78,7 +83,7 @@ def test_every_error_is_in_its_room() -> None:
     assert defined == set(ps.errors.__all__)
 
 
-def test_every_pass_is_in_its_room() -> None:
+def test_every_pass_is_in_its_package() -> None:
     found = set()
     for file in (ROOT / "src/penstock/passes").glob("[a-z]*.py"):
         module = import_module(f"penstock.passes.{file.stem}")
@@ -127,10 +132,10 @@ def test_missing_torch_says_how_to_install_it() -> None:
 def public_values() -> dict[str, Any]:
     """Every public name but those of torch's interface, which are torch's to choose."""
     found = {f"penstock.{name}": getattr(ps, name) for name in ps.__all__}
-    for room in ROOMS:
-        module = getattr(ps, room)
-        names = [] if room == "dropin" else getattr(module, "__all__", [])
-        found |= {f"penstock.{room}.{name}": getattr(module, name) for name in names}
+    for package in PACKAGES:
+        module = getattr(ps, package)
+        names = [] if package == "dropin" else getattr(module, "__all__", [])
+        found |= {f"penstock.{package}.{name}": getattr(module, name) for name in names}
     return found
 
 
@@ -214,7 +219,7 @@ PROGRAMS = sorted(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_pages_import_public_names_only(page: Path) -> None:
     assert imports_of(python_of(page)) - OPEN == set()
-    # Prose does not send readers to what a module behind a room defines.
+    # Prose does not send readers to what a module behind a package defines.
     named = set(re.findall(r"`(?:rich\.print\()?(penstock(?:\.\w+)+)", page.read_text()))
     deep = {name for name in named if name.count(".") >= 3 and is_module(name)}
     assert page.name in ("design.md", "limits.md") or deep == set()

@@ -1,6 +1,6 @@
 """Phrases that read like a translation, found in code, tests and documentation.
 
-Every phrase here comes with a better one. Run one room with `pytest tests/test_words.py -k view`.
+Every phrase here comes with a better one. One folder: `pytest tests/test_words.py -k view`.
 """
 
 import ast
@@ -101,24 +101,24 @@ class Piece:
     text: str
 
 
-def rooms() -> list[str]:
+def folders() -> list[str]:
     """Return the folders and modules right below the package, and what lies beside it."""
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py"}
     found |= {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
     return sorted(found | {*BESIDE, "pages"})
 
 
-def files_of(room: str) -> Iterator[Path]:
-    """Yield the source files of a room, and its tests."""
-    if room == "pages":
+def files_of(folder: str) -> Iterator[Path]:
+    """Yield the source files of a folder, and its tests."""
+    if folder == "pages":
         yield from sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
         return
-    base = ROOT / room if room in BESIDE else SOURCE / room
+    base = ROOT / folder if folder in BESIDE else SOURCE / folder
     yield from [base.with_suffix(".py")] if base.with_suffix(".py").exists() else []
     for suffix in ("py", "ipynb", "md", "js", "html", "css"):
         yield from sorted(base.rglob(f"*.{suffix}"))
-    yield from sorted((ROOT / "tests" / room).rglob("*.py"))
-    yield from sorted((ROOT / "tests").glob(f"test_{room}.py"))
+    yield from sorted((ROOT / "tests" / folder).rglob("*.py"))
+    yield from sorted((ROOT / "tests").glob(f"test_{folder}.py"))
 
 
 @cache
@@ -199,7 +199,7 @@ def is_allowed(piece: Piece, around: str) -> bool:
     return any(text in around for text in ALLOWED.get(str(piece.path.relative_to(ROOT)), {}))
 
 
-every_room = pytest.mark.parametrize("room", rooms())
+every_folder = pytest.mark.parametrize("folder", folders())
 
 
 # Nearly all files have none of these, and a file is searched faster than its pieces are.
@@ -208,11 +208,11 @@ _ANY_PHRASE = re.compile(
 )
 
 
-@every_room
-def test_words_are_plain(room: str) -> None:
+@every_folder
+def test_words_are_plain(folder: str) -> None:
     found = {
         complaint
-        for path in files_of(room)
+        for path in files_of(folder)
         if _ANY_PHRASE.search(" \0 ".join(piece.text for piece in pieces_of(path)))
         for piece in pieces_of(path)
         for complaint in complaints_about(piece)
@@ -238,11 +238,11 @@ def opens_with_an_imperative(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bo
     return re.match(rf"(?:{_NOT_IMPERATIVE})\b", text, re.IGNORECASE) is None
 
 
-@every_room
-def test_functions_open_with_an_imperative(room: str) -> None:
+@every_folder
+def test_functions_open_with_an_imperative(folder: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {ast.get_docstring(node)!r:.70}"
-        for path in files_of(room)
+        for path in files_of(folder)
         if path.suffix == ".py"
         for node in functions_in(ast.parse(path.read_text(encoding="utf-8")))
         if not opens_with_an_imperative(node)

@@ -1,6 +1,6 @@
 """Penstock: plan, run and see pipeline-parallel training on PyTorch.
 
-The names here are what most programs need. Behind them are rooms, each with its own names:
+The names here are what most programs need. Behind them are packages, each with its own names:
 
 - `errors`: every exception; `checks`: all problems of a schedule at once; `passes`: schedules
   from schedules; `sim`: what simulations and explanations are made of
@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Loaded when first used: the planner, whatever needs torch, and the rooms. The version is too: it
-# is read from the metadata of the installed package.
+# Loaded when first used: the planner, whatever needs torch, and the packages. The version is too:
+# it is read from the metadata of the installed package.
 _HOMES = {
     "Along": "penstock.step.microbatches",
     "Checkpoints": "penstock.checkpoint.checkpoints",

@@ -1,6 +1,6 @@
 """Names of a package that are loaded when they are first used.
 
-A room with many names costs whoever needs one of them no more than that one:
+A package with many names costs whoever needs one of them no more than that one:
 
     __getattr__, __dir__ = late_names(__name__, {"plan": "planning", "Plan": "plans"})
 """

@@ -19,8 +19,8 @@ CODE = f"import penstock.cli.%s, sys; print(*sorted({set(HEAVY)} & set(sys.modul
 
 @pytest.mark.parametrize("command", ["prices", "explain", "playground"])
 def test_looking_at_schedules_loads_neither_solver_nor_pages_nor_readers(command: str) -> None:
-    # The rooms planner, view and files had loaded all that they hold, for one name of theirs;
-    # `penstock compare` took a fifth longer than before there were rooms.
+    # The packages planner, view and files had loaded all that they hold, for one name of theirs;
+    # `penstock compare` took a fifth longer than before names were loaded late.
     result = subprocess.run(
         [sys.executable, "-c", CODE % command], capture_output=True, text=True, check=True
     )

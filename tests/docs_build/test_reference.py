@@ -13,9 +13,9 @@ def test_every_public_name_is_listed_once() -> None:
     named = [name for group in groups for name in group.names.split()]
     assert len(set(named)) == len(named)
     assert sorted(name for name in named if "." not in name) == sorted(penstock.__all__)
-    for room in ("errors", "passes", "planner", "testing"):
+    for package in ("errors", "passes", "planner", "testing"):
         known = {name.rpartition(".")[2] for name in named}
-        assert set(getattr(penstock, room).__all__) <= known
+        assert set(getattr(penstock, package).__all__) <= known
     page = "".join(reference_pages().values())
     assert all(page.count(f"::: penstock.{name}\n") == 1 for name in named)
 

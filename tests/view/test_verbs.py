@@ -336,7 +336,7 @@ def test_wrong_arguments_are_rejected_with_advice(
     assert str(error.value) == message
 
 
-def test_importing_the_room_loads_neither_matplotlib_nor_torch() -> None:
+def test_importing_the_package_loads_neither_matplotlib_nor_torch() -> None:
     code = "import penstock.view, sys; print({'torch', 'matplotlib', 'numba'} & set(sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
