@@ -216,6 +216,45 @@ def test_nothing_is_built_on_the_incumbent() -> None:
     assert wrong == []
 
 
+# Calls that unpickle what comes from elsewhere. The launcher reads what its own child processes
+# write to a pipe, and `torch.load` unpickles nothing if it is asked for weights only.
+UNPICKLING = {
+    *("pickle.load", "pickle.loads", "pickle.Unpickler", "dill.loads", "cloudpickle.loads"),
+    *("dist.all_gather_object", "dist.gather_object", "dist.broadcast_object_list"),
+    *("dist.scatter_object_list", "dist.send_object_list", "dist.recv_object_list"),
+}
+MAY_UNPICKLE = {"penstock.tools.launcher"}
+
+
+def unpickling_calls(module: Module) -> Iterator[str]:
+    """Find what a module calls or imports that unpickles, whatever it calls the module of it."""
+    ends = {name.partition(".")[2] for name in UNPICKLING if name.startswith("dist.")}
+    for found in module.imports:
+        if f"{found.module}.{found.name}" in UNPICKLING or found.name in ends:
+            yield f"{found.module}.{found.name}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+            if name in UNPICKLING or node.attr in ends:
+                yield name
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+            asked = [keyword for keyword in node.keywords if keyword.arg == "weights_only"]
+            yield from [] if asked else ["torch.load without weights_only"]
+
+
+def test_nothing_that_comes_from_elsewhere_is_unpickled() -> None:
+    # Integrations shared outputs by `broadcast_object_list`: whoever reached a port of the process
+    # group could run code in every process.
+    wrong = [
+        f"{module.name} uses {use}"
+        for module in load_modules().values()
+        if module.name not in MAY_UNPICKLE
+        for use in unpickling_calls(module)
+    ]
+    assert wrong == []
+    assert list(unpickling_calls(load_modules()["penstock.tools.launcher"])) != []
+
+
 def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 

@@ -171,7 +171,7 @@ class PipelineCalls:
             )
         outputs = None
         if self._shares:
-            outputs = share(self.pipeline, self._layout, result.outputs)
+            outputs = share(self.pipeline, self._layout, lambda: result.outputs)
         if result.loss is None and outputs is not None:
             return outputs
         if result.loss is None:

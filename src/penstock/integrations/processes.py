@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from penstock.integrations.layout import Layout
+from penstock.integrations.sharing import share
 
 __all__ = ["barrier", "broadcast", "choose_seed", "share_random_states", "start_alike"]
 
@@ -22,9 +23,7 @@ def broadcast(value: Any, source: int = 0) -> Any:
     """Return the value of one process on all of them."""
     if not dist.is_initialized():
         return value
-    box = [value]
-    dist.broadcast_object_list(box, source)
-    return box[0]
+    return share(lambda: value, "the value", source=source)
 
 
 def start_alike() -> None:
@@ -36,13 +35,17 @@ def share_random_states(layout: Layout) -> None:
     """Give the ranks of a pipeline the generators of its first one, which data are drawn from."""
     if layout.mesh is None:
         return
-    own = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    box: list[Any] = [own]
-    dist.broadcast_object_list(box, group=layout.mesh.get_group("pipeline"), group_src=0)
-    python, numpy, cpu = box[0]
+    group = layout.mesh.get_group("pipeline")
+    python, numpy, cpu = share(_random_states, "the random states", group=group)
     random.setstate(python)
     np.random.set_state(numpy)
     torch.set_rng_state(cpu)
+
+
+def _random_states() -> tuple[Any, Any, torch.Tensor]:
+    numpy = np.random.get_state(legacy=False)
+    state = numpy["state"] | {"key": numpy["state"]["key"].tolist()}
+    return random.getstate(), numpy | {"state": state}, torch.get_rng_state()
 
 
 def choose_seed(seed: int | None) -> int:

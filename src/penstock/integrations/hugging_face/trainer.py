@@ -217,7 +217,7 @@ class PipelineTrainer(Trainer):
         logits = share_outputs(
             self.pipeline,
             self._layout,
-            _logits(result.outputs, [*self._ignored(ignore_keys), "loss"]),
+            lambda: _logits(result.outputs, [*self._ignored(ignore_keys), "loss"]),
         )
         return loss, logits, (labels[0] if len(labels) == 1 else labels) if is_labelled else None
 
