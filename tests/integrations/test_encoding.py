@@ -113,7 +113,7 @@ def test_an_output_of_transformers_has_its_class_items_and_attributes() -> None:
     assert type(found) is CausalLMOutputWithPast
     assert list(found) == ["logits", "hidden_states"]
     assert found.logits is found["logits"] is found[0]
-    assert found.hidden_states[1].tolist() == [2, 2]
+    assert found["hidden_states"][1].tolist() == [2, 2]
     assert found.loss is None
     # A tensor that is an item and an attribute travels once.
     assert len(flatten(encode(sent, "outputs"))[1]) == 3
