@@ -166,17 +166,17 @@ class View(Mapping[str, int]):
 @pytest.mark.parametrize(
     ("value", "place", "what"),
     [
-        ({"seen": {1}}, r"outputs\['seen'\]", "got a set"),
-        ([1, Pair(1, Local())], r"outputs\[1\]\.second", "got a Local"),
-        (Slotted(hidden=[b"x"]), r"outputs\.hidden\[0\]", "got a bytes"),
-        (View(), "outputs", "got a View"),
+        ({"seen": {1}}, r"outputs\['seen'\]", "got set"),
+        ([1, Pair(1, Local())], r"outputs\[1\]\.second", "got Local"),
+        (Slotted(hidden=[b"x"]), r"outputs\.hidden\[0\]", "got bytes"),
+        (View(), "outputs", "got View"),
         ((1, make_local_class()), r"outputs\[1\]", "got make_local_class.<locals>.Inner"),
         ({(1, 2): 3}, "outputs", r"got \(1, 2\)"),
-        ([1j], r"outputs\[0\]", "got a complex"),
+        ([1j], r"outputs\[0\]", "got complex"),
         ([torch.eye(2).to_sparse()], r"outputs\[0\]", "layout torch.sparse_coo"),
         ([torch.empty(1, device="meta")], r"outputs\[0\]", "on meta"),
-        (np.ones(2), "outputs", "got a ndarray"),
-        (print, "outputs", "got a builtin_function_or_method"),
+        (np.ones(2), "outputs", "got ndarray"),
+        (print, "outputs", "got builtin_function_or_method"),
     ],
 )
 def test_what_cannot_travel_is_refused_by_its_place(value: Any, place: str, what: str) -> None:

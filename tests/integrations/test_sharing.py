@@ -107,7 +107,7 @@ def share_and_catch(rank: int, make: Any, unknown_on: tuple[int, ...]) -> str:
             nested,
             (),
             "process 0 cannot share outputs: outputs['hidden'][1] must be a tensor, number, "
-            "string or None, or a list, tuple, dict, named tuple or dataclass of them (got a "
+            "string or None, or a list, tuple, dict, named tuple or dataclass of them (got "
             "Unknown); return one of these",
         ),
         (

@@ -85,7 +85,7 @@ def _encode_object(value: Any, place: str) -> list[Any]:
     if not _is_known_kind(kind):
         raise BoundaryError(
             f"{place} must be a tensor, number, string or None, or a list, tuple, dict, named "
-            f"tuple or dataclass of them (got a {kind.__name__}); return one of these"
+            f"tuple or dataclass of them (got {kind.__name__}); return one of these"
         )
     if _find_class(kind.__module__, kind.__qualname__) is not kind:
         raise BoundaryError(

@@ -61,6 +61,7 @@ def share(
         except Exception as error:
             failure = error
     wire.agree(what, failure)
+    assert header, "a source without a header has failed"
     for number, tensor in enumerate(tensors):
         wire.send_tensor(own[number] if own else None, tensor)
     return value
