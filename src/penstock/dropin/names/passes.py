@@ -82,7 +82,7 @@ def _requires_reduce_grad(action_type: _ComputationType) -> bool:
 
 
 def _add_reduce_grad(actions: AnySlots, n_microbatches: int) -> list[_Action | None]:
-    """Put _Type.REDUCE_GRAD after the last backward of each stage that has one per microbatch."""
+    """Put REDUCE_GRAD after the last backward of each stage that has one per microbatch."""
     works = [work for action in actions if action is not None for work in members(action)]
     done = Counter(w.stage_index for w in works if _requires_reduce_grad(w.computation_type))
     return [
