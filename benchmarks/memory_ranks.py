@@ -155,7 +155,7 @@ def make_theirs(settings: Settings, sizes: Sequence[int], device: torch.device) 
     piece = torch_pipelining.PipelineStage(stage, rank, last + 1, device, group=dist.group.WORLD)
     schedule = torch_pipelining.Schedule1F1B(piece, shape.microbatches, loss_fn=loss_of)
     args = (tokens,) if rank == 0 else ()
-    named = {"target": target, "losses": []} if rank == last else {}
+    named: dict[str, Any] = {"target": target, "losses": []} if rank == last else {}
     optimizer = torch.optim.AdamW(list(stage.parameters()), lr=1e-5, fused=True)
 
     def finish() -> None:
