@@ -77,6 +77,11 @@ PHRASES = (
     phrase(r"\blessons?\b", "task"),
     phrase(r"(?<!of\s)\bcourses?\b", "candidate"),
     phrase(r"\bcontests?\b", "comparison"),
+    phrase(r"\bbatons?\b", "turn"),
+    phrase(r"\bhabits?\b", "pattern"),
+    phrase(r"\brescues?\b", "release"),
+    phrase(r"\bstrangers?\b", "caller"),
+    phrase(r"\brooms\b", "packages, folders; of bytes: capacity"),
 )
 
 # By path below the root: phrases that are right there, each with its reason.

@@ -65,7 +65,7 @@ def _counted(sizes: tuple[float, float], microbatches: int) -> Floats:
 
 
 def _most_of_last(left: Floats, sizes: tuple[float, float], microbatches: int) -> Floats:
-    """Return the largest sum of one stage's bytes that fits into each of these rooms."""
+    """Return the largest sum of one stage's bytes that fits into each of these capacities."""
     activation, stash = sizes
     number = np.arange(microbatches + 1)
     held, others = number * activation, microbatches - number

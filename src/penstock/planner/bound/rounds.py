@@ -11,7 +11,7 @@ from penstock.planner.problem import SchedulingProblem
 
 __all__ = ["Rounds", "cheapest_backward", "relax_to_rounds"]
 
-# Rooms are enlarged by this share, so that a sum that just fits is not refused by its last bit.
+# Capacities grow by this share, so that a sum that just fits is not refused by its last bit.
 _GRACE = 1e-12
 
 
