@@ -140,6 +140,14 @@ class Meter:
         """Return the bytes in use on this rank's device."""
         return torch.cuda.memory_allocated() if self.device.type == "cuda" else 0
 
+    def of_every_rank(self, number: float) -> list[float]:
+        """Return the numbers of all ranks."""
+        everyone = torch.zeros(dist.get_world_size(), dtype=torch.float64)
+        everyone[dist.get_rank()] = number
+        dist.all_reduce(everyone, group=self.host)
+        found: list[float] = everyone.tolist()
+        return found
+
     def largest(self, number: float) -> float:
         most = torch.tensor([number], dtype=torch.float64)
         dist.all_reduce(most, dist.ReduceOp.MAX, self.host)

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from time import monotonic
 
-RUNS_AT_ONCE = 5
+RUNS_AT_ONCE = 6
 # Tests of one file share their processes, and long files are cut so that the runs end together.
 MOST_TESTS = 8
 # Without an answer for this time a test is said to hang, with the stack of every thread.
