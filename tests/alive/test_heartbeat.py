@@ -440,7 +440,7 @@ def test_waits_of_a_build_end_when_a_rank_is_lost(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(heartbeat_module, "_SETTLE_SECONDS", 0.0)
     with open_ranks(None, 2) as members:
         heartbeat = members[0].heartbeat
-        guard = RankGuard(heartbeat, members[0].progress_log, TIMEOUTS, range(2))
+        guard = RankGuard(heartbeat, members[0].progress_log, TIMEOUTS, range(2), range(2))
 
         def wait() -> None:
             vanish(members[1])

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import penstock as ps
-from penstock.errors import CheckpointError, PeerLostError
+from penstock.errors import PeerLostError
 from tests.alive.fault_ranks import Fate, run_ranks
 from tests.models import differences, make_batch, make_blocks, make_stages, mean_loss
 
@@ -236,44 +236,43 @@ def test_interpreter_ends_while_a_thread_waits_for_a_rank_that_has_stopped(tmp_p
             process.communicate()
 
 
-def lose_a_rank_of_a_copy(rank: int, folder: Path) -> None:
-    """Lose rank 1 of the second of two pipelines that save together."""
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipeline"))
-    pipeline = make_pipeline(2, timeouts_for("SIGKILL", folder), mesh["pipeline"])
-    if rank == 3:
-        fail_at_file("SIGKILL", folder / "run", ".distcp")
+def lose_a_process_beside(rank: int, ranks: int | None, kind: str, folder: Path) -> None:
+    """Lose the last process of several pipelines that save together, and are not replicas."""
+    group = None
+    if ranks is not None:
+        shape = (dist.get_world_size() // ranks, ranks)
+        group = init_device_mesh("cpu", shape, mesh_dim_names=("data", "pipeline"))["pipeline"]
+    pipeline = make_pipeline(ranks, timeouts_for(kind, folder), group)
+    if rank == dist.get_world_size() - 1:
+        fail_at_file(kind, folder / "run", ".distcp")
     ps.Checkpoints(folder / "run").save(1, pipeline, wait=True)
 
 
-def test_rank_lost_by_one_pipeline_ends_the_save_of_those_that_save_with_it(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("ranks", "kind"),
+    [
+        (2, "SIGKILL"),
+        (None, "SIGKILL"),
+        pytest.param(2, "SIGSTOP", marks=pytest.mark.slow),
+        pytest.param(None, "SIGSTOP", marks=pytest.mark.slow),
+    ],
+)
+def test_process_lost_by_one_pipeline_is_named_by_all_that_save_with_it(
+    ranks: int | None, kind: Literal["SIGKILL", "SIGSTOP"], tmp_path: Path
 ) -> None:
-    fates = run_ranks(lose_a_rank_of_a_copy, RANKS, tmp_path, tmp_path)
-    assert [fate.exit_code for fate in fates] == [1, 1, 1, -signal.SIGKILL]
-    assert [type(fate.reported) for fate in fates[:3]] == [PeerLostError] * 3
-    assert fates[2].reported.rank == 1
-    assert WHAT["SIGKILL"] in str(fates[2].reported)
-    # The other pipeline has all its ranks; one of them names the process that it cannot reach.
-    (message,) = {str(fate.reported) for fate in fates[:2]}
-    start = "lost its connection to another rank (saving and loading need all processes: rank "
-    assert start in message
-    assert " of 4 is gone: " in message
-
-
-def lose_a_rank_of_none(rank: int, folder: Path) -> None:
-    """Give every process the whole pipeline, so that none guards another."""
-    pipeline = make_pipeline(None, timeouts_for("SIGKILL", folder), None)
-    if rank == 1:
-        fail_at_file("SIGKILL", folder / "run", ".distcp")
-    ps.Checkpoints(folder / "run").save(1, pipeline, wait=True)
-
-
-def test_copies_of_a_whole_pipeline_name_a_process_that_is_gone(tmp_path: Path) -> None:
-    fates = run_ranks(lose_a_rank_of_none, 2, tmp_path, tmp_path)
-    assert [fate.exit_code for fate in fates] == [1, -signal.SIGKILL]
-    assert isinstance(fates[0].reported, CheckpointError)
-    start = "saving and loading need all processes: rank 1 of 2 is gone: "
-    assert str(fates[0].reported).startswith(start)
+    # Only replicas watched one another, so that others waited for torch's timeout where the
+    # process had stopped, and did not know which one was gone where it had ended.
+    processes = 4 if ranks else 2
+    lost = processes - 1
+    resume = lost if kind == "SIGSTOP" else None
+    fates = run_ranks(
+        lose_a_process_beside, processes, tmp_path, ranks, kind, tmp_path, resume=resume
+    )
+    assert [fate.exit_code for fate in fates] == [1] * lost + [EXIT_CODES[kind]]
+    others = [fate.reported for fate in fates[:lost]]
+    assert [type(error) for error in others] == [PeerLostError] * lost, others
+    assert {error.rank for error in others} == {lost}
+    assert all(WHAT[kind] in str(error) for error in others), others
 
 
 def save_and_end(rank: int, folder: Path) -> list[str]:

@@ -5,6 +5,7 @@ lost, all other ranks raise the same error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -42,6 +43,14 @@ class Guard(Protocol):
     def log(self) -> Log:
         """Where to note what this rank is doing."""
 
+    @property
+    def watched(self) -> AbstractSet[int]:
+        """The processes that watch one another, by their ranks among all."""
+
+    @property
+    def ranks(self) -> AbstractSet[int]:
+        """Those of them that are the ranks of this pipeline."""
+
     def call(
         self, abort: Callable[[], None] = lambda: None, *, is_shared: bool = False
     ) -> AbstractContextManager[None]:
@@ -76,6 +85,7 @@ class NoGuard:
 
     def __init__(self) -> None:
         self.log: Log = NoLog()
+        self.watched = self.ranks = frozenset[int]()
         self.connections = Connections()
 
     def attach(self, transport: GroupTransport, schedule: Schedule) -> None:
@@ -106,7 +116,8 @@ class NoGuard:
 class RankGuard:
     """A guard of one rank among several.
 
-    `members` are the places of the pipeline's ranks among all that watch one another.
+    `watched` are the ranks, among all, of the processes that watch one another, and `members` the
+    places among these of the pipeline's.
     """
 
     def __init__(
@@ -115,11 +126,14 @@ class RankGuard:
         progress_log: ProgressLog,
         timeouts: Timeouts,
         members: Sequence[int],
+        watched: Sequence[int],
     ) -> None:
         self._heartbeat = heartbeat
         self._progress_log = progress_log
         self._timeouts = timeouts
         self._members = members
+        self.watched = frozenset(watched)
+        self.ranks = frozenset(watched[member] for member in members)
         self.connections = Connections()
         self._abort: Callable[[], None] = self.connections.abort
         heartbeat.abort_by(self._abort)

@@ -64,7 +64,8 @@ def open_guard(
         timeouts,
         address=own_address(host_of_store()),
     )
-    return RankGuard(heartbeat, progress_log, timeouts, [members.index(rank) for rank in ranks])
+    places = [members.index(rank) for rank in ranks]
+    return RankGuard(heartbeat, progress_log, timeouts, places, members)
 
 
 @contextmanager
@@ -92,7 +93,7 @@ def open_guard_of_start(store: Store, rank: int, size: int, timeouts: Timeouts) 
         timeouts,
         address=own_address(host_of_store(store)),
     )
-    return RankGuard(heartbeat, progress_log, timeouts, range(size))
+    return RankGuard(heartbeat, progress_log, timeouts, range(size), range(size))
 
 
 def open_heartbeat(

@@ -188,16 +188,17 @@ class Checkpoints:
     def _guarded(self, pipeline: Pipeline) -> Iterator[None]:
         """Guard something that all processes do together, so that no rank waits for a lost one."""
         try:
-            is_shared = self._num_processes() > pipeline.schedule.num_ranks
-            with pipeline.guarded(self._abort, is_shared=is_shared), self._naming():
+            with pipeline.guarded(self._abort, group=self._processes()), self._naming():
                 yield
         except LinkLostError as error:
             # A pipeline in one process has no guard, so that nobody knows which rank is lost.
             raise CheckpointError(str(error)) from error
 
-    def _num_processes(self) -> int:
-        """Return how many processes save and load together."""
-        return dist.get_world_size(self._group) if dist.is_initialized() else 1
+    def _processes(self) -> dist.ProcessGroup | None:
+        """Return the processes that save and load together, if there are several."""
+        if self._group is None and dist.is_initialized():
+            return dist.group.WORLD
+        return self._group
 
     @contextmanager
     def _naming(self) -> Iterator[None]:

@@ -337,12 +337,12 @@ class Pipeline:
             unscale(scaler, optimizer, runner.control)
 
     def guarded(
-        self, abort: Callable[[], None], *, is_shared: bool = False
+        self, abort: Callable[[], None], *, group: dist.ProcessGroup | None = None
     ) -> AbstractContextManager[None]:
         """Guard something else that all ranks do at the same time, such as saving a checkpoint.
 
         If a rank is lost meanwhile, another thread calls `abort`, which must end whatever the
-        inside waits for; all ranks then raise the same `PeerLostError`. `is_shared` says that
-        the ranks of replicas do it too, and wait for one another.
+        inside waits for; all ranks then raise the same `PeerLostError`. `group` has the processes
+        that do it together, if it is not just these ranks.
         """
-        return self._running().guard.call(abort, is_shared=is_shared)
+        return self._running().guards.call(abort, group)

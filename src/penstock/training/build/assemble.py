@@ -12,6 +12,7 @@ from torch import nn
 
 from penstock.alive.guard import Guard, NoGuard
 from penstock.alive.guard_opening import opening_guard
+from penstock.alive.joint_guards import JointGuards
 from penstock.alive.timeouts import Timeouts
 from penstock.errors import ArgumentError, SizeError
 from penstock.ir.actions import Kind
@@ -105,10 +106,15 @@ class Assembly:
     part: LocalPart
     transport: Transport
     control: Control
-    guard: Guard
+    guards: JointGuards
     wait_for_device: Callable[[], None]
     close_channels: Callable[[], None]
     routes: Mapping[tuple[int, int], str] = field(default_factory=dict)
+
+    @property
+    def guard(self) -> Guard:
+        """The guard of what the ranks of this pipeline do together."""
+        return self.guards.own
 
 
 def assemble(
@@ -124,22 +130,22 @@ def assemble(
             part,
             _inject(local, fault_injection),
             LocalControl(),
-            NoGuard(),
+            JointGuards(NoGuard(), timeouts),
             wait_for_device=_nothing,
             close_channels=_nothing,
         )
     with opening_guard(group, groups_of_copies(request.stages), timeouts) as guard:
-        return _assemble(request, group, guard, fault_injection)
+        return _assemble(request, group, JointGuards(guard, timeouts), fault_injection)
 
 
 def _assemble(
     request: BuildRequest,
     group: dist.ProcessGroup,
-    guard: Guard,
+    guards: JointGuards,
     fault_injection: FaultInjection | None,
 ) -> Assembly:
     """Build and connect this rank, watched by the others."""
-    control = GroupControl(group, connections=guard.connections)
+    control = GroupControl(group, connections=guards.own.connections)
     with control.together(cannot(BUILDING)):
         require_names(group, fault_injection)
         part = _build(request)
@@ -148,12 +154,12 @@ def _assemble(
     agree(control, facts)
     agree_where_known(control, known)
     members = _connect(control, group, part, request.facts, fault_injection)
-    guard.attach(members, part.schedule)
+    guards.own.attach(members, part.schedule)
     return Assembly(
         part,
         _inject(members, fault_injection),
         control,
-        guard,
+        guards,
         wait_for_device=members.wait_for_device,
         close_channels=members.close,
         routes=members.routes,

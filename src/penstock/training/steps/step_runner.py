@@ -76,6 +76,7 @@ class StepRunner:
         self.transport = assembly.transport
         self.control = assembly.control
         self.guard: Guard = assembly.guard
+        self.guards = assembly.guards
         self.ties = ties
         # Shares losses that are on devices; None in one process, which has them all.
         self._losses = losses
@@ -138,7 +139,7 @@ class StepRunner:
                 self._losses.close()
             self._close_channels()
             self._part.overlaps.close()
-            self.guard.close()
+            self.guards.close()
             if self.ties is not None:
                 self.ties.close()
 
