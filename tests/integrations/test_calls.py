@@ -1,5 +1,6 @@
 """Calls of a model run its pipeline: what becomes of losses, gradients, outputs and optimizers."""
 
+import os
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.errors import ArgumentError, PipelineError
+from penstock.errors import ArgumentError, PeerLostError, PipelineError
 from penstock.integrations.calls import PipelineCalls, train_by_calls
 from penstock.integrations.layout import Layout, PipelineConfig, find_layout
 from penstock.integrations.pretrained import load_pretrained
+from tests.alive.fault_ranks import run_ranks
 from tests.processes import Processes
 from tests.splitting.zoo import ZOO
 
@@ -168,3 +170,54 @@ def test_replicas_must_scale_their_losses_alike(two_processes: Processes) -> Non
         "replicas must multiply their losses by the same factor, since gradients are means over "
         "them when a backward begins (got 1.0 and 3.0)"
     ] * 2
+
+
+def leave_out_a_backward(rank: int) -> str:
+    """Differentiate a loss in the first replica only; return what the next call raises."""
+    model = make_model()
+    config = PipelineConfig("1F1B", microbatches=2, ranks=1)
+    calls = train_by_calls(model, config, find_layout(config, CPU), CPU, seed=0)
+    loss = model(input_ids=WORDS, labels=WORDS).loss
+    try:
+        if rank == 0:
+            loss.backward()
+        model(input_ids=WORDS, labels=WORDS)
+    except PipelineError as error:
+        return str(error)
+    finally:
+        calls.remove()
+    return "nothing"
+
+
+def test_replicas_that_leave_out_a_backward_are_named(two_processes: Processes) -> None:
+    # The one in its backward waited for torch's timeout, or took messages of the other's next step
+    # for its own, since both used the connections of DDP.
+    assert (
+        two_processes.run(leave_out_a_backward)
+        == [
+            "replicas must differentiate the losses of the same calls (got a backward in replica 0, a "
+            "call of the model in replica 1); let all of them call backward, or none"
+        ]
+        * 2
+    )
+
+
+def end_before_a_backward(rank: int, folder: Path) -> None:
+    """End the second replica before its backward, as a program does that is killed."""
+    model = make_model()
+    config = PipelineConfig("1F1B", microbatches=2, ranks=1)
+    train_by_calls(model, config, find_layout(config, CPU), CPU, seed=0)
+    loss = model(input_ids=WORDS, labels=WORDS).loss
+    if rank == 1:
+        os._exit(4)
+    loss.backward()
+
+
+@pytest.mark.slow
+def test_replica_that_is_lost_before_its_backward_is_named(tmp_path: Path) -> None:
+    # Replicas met in a collective that nobody guarded.
+    left, lost = run_ranks(end_before_a_backward, 2, tmp_path, tmp_path)
+    assert (left.exit_code, lost.exit_code) == (1, 4)
+    assert isinstance(left.reported, PeerLostError), left
+    assert left.reported.rank == 1
+    assert "ended (its connection broke)" in str(left.reported)

@@ -19,6 +19,7 @@ from penstock.integrations.layout import Layout, PipelineConfig, build_pipeline
 from penstock.integrations.optimizers import Places, keep_own_parameters, names_of
 from penstock.integrations.outputs import share_outputs as share
 from penstock.integrations.processes import choose_seed, start_alike
+from penstock.integrations.replicas import Replicas
 from penstock.loss.reduction import Reduction
 from penstock.splitting.output_loss import find_loss
 from penstock.step.step_data import LossFunction
@@ -106,6 +107,7 @@ class PipelineCalls:
         self.pipeline = pipeline
         self._layout, self._names, self._around = layout, names, around
         self._shares, self._needs_target = shares, needs_target
+        self._replicas = Replicas(layout, pipeline)
         self._own = tuple(pipeline.parameters())
         self._twins = _find_twins(model, pipeline)
 
@@ -129,6 +131,7 @@ class PipelineCalls:
             return (self._train if torch.is_grad_enabled() else self._evaluate)(args, kwargs)
 
     def _train(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallOutput:
+        self._replicas.gather("a call of the model")
         before = [parameter.grad for parameter in self._own]
         # Layers draw from generators of their own, so that all ranks keep the same order of data.
         state = torch.get_rng_state()
@@ -142,7 +145,7 @@ class PipelineCalls:
             for parameter, gradient in zip(self._own, before, strict=True):
                 parameter.grad = gradient
         value = torch.tensor(result.loss, dtype=self._dtype(), device=self.pipeline.device)
-        return CallOutput(_differentiable(value, _Aside(made, self._layout)), None)
+        return CallOutput(_differentiable(value, _Aside(made, self._replicas)), None)
 
     def _check_target(self, kwargs: Mapping[str, Any]) -> None:
         has_target = kwargs.get("target") is not None
@@ -207,16 +210,16 @@ class _Aside:
     They are means over replicas already, so all of these must scale them alike.
     """
 
-    def __init__(self, made: list[tuple[nn.Parameter, torch.Tensor]], layout: Layout) -> None:
+    def __init__(self, made: list[tuple[nn.Parameter, torch.Tensor]], replicas: Replicas) -> None:
         self._made: list[tuple[nn.Parameter, torch.Tensor]] | None = made
-        self._layout = layout
+        self._replicas = replicas
 
     def add(self, scale: float) -> None:
         """Add the gradients, times the gradient of the loss, to those of the parameters."""
         if self._made is None:
             raise PipelineError("a loss is differentiated once; call the model again")
         made, self._made = self._made, None
-        scales = self._layout.gather_replicas(scale)
+        scales = self._replicas.gather("a backward", scale)
         if len(set(map(str, scales))) > 1:
             raise PipelineError(
                 "replicas must multiply their losses by the same factor, since gradients are "

@@ -50,16 +50,6 @@ class Layout:
     replica: int
     mesh: DeviceMesh | None
 
-    def gather_replicas(self, number: float) -> list[float]:
-        """Return the numbers that this rank gives in all replicas, in their order."""
-        if self.mesh is None or self.replicas == 1:
-            return [number]
-        group, device = self.mesh.get_group("replica"), self.mesh.device_type
-        own = torch.tensor([number], dtype=torch.float64, device=device)
-        found = [torch.empty_like(own) for _ in range(self.replicas)]
-        dist.all_gather(found, own, group=group)
-        return [float(other) for other in found]
-
     @property
     def rank(self) -> int:
         """The rank of this process in its pipeline."""
