@@ -202,7 +202,7 @@ def test_replicas_that_leave_out_a_backward_are_named(two_processes: Processes) 
     )
 
 
-def end_before_a_backward(rank: int, folder: Path) -> None:
+def end_before_a_backward(rank: int) -> None:
     """End the second replica before its backward, as a program does that is killed."""
     model = make_model()
     config = PipelineConfig("1F1B", microbatches=2, ranks=1)
@@ -216,7 +216,7 @@ def end_before_a_backward(rank: int, folder: Path) -> None:
 @pytest.mark.slow
 def test_replica_that_is_lost_before_its_backward_is_named(tmp_path: Path) -> None:
     # Replicas met in a collective that nobody guarded.
-    left, lost = run_ranks(end_before_a_backward, 2, tmp_path, tmp_path)
+    left, lost = run_ranks(end_before_a_backward, 2, tmp_path)
     assert (left.exit_code, lost.exit_code) == (1, 4)
     assert isinstance(left.reported, PeerLostError), left
     assert left.reported.rank == 1

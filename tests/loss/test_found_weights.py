@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import penstock as ps
 from penstock.errors import PipelineError
+from tests.processes import Processes
 
 CLASSES = 6
 LENGTH = 8
@@ -475,3 +478,38 @@ def test_a_target_that_is_given_as_it_is_is_not_sorted() -> None:
         for _ in range(4):
             pipeline.step(torch.ones(4, 4), target=torch.arange(16.0).view(4, 4))
     assert counter.num_sorted == 0
+
+
+# Labels of each row that count, none of them in what one rank of DualPipe sees.
+ON_ONE_RANK = [[0, 0, 0, 0, 1, 2, 8, 3], [1, 2, 8, 3, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 7, 0]]
+LOSSES: list[Loss] = [F.cross_entropy, nn.CrossEntropyLoss(weights()), by_hand, picked]
+
+
+def train_where_ranks_may_count_nothing(_: int, losses: Sequence[Loss]) -> None:
+    """Compare steps with the unsplit model."""
+    for loss, valid in product(map(flat, losses), ON_ONE_RANK[: len(losses)]):
+        model = nn.Sequential(*make_stages("1F1B"))
+        plain, target, x = deepcopy(model), make_labels(valid), make_scores(8, LENGTH)
+        expected = loss(plain(x), target)
+        torch.autograd.backward(expected)
+        reference = {name: parameter.grad for name, parameter in plain.named_parameters()}
+        pipe = ps.split(model, stages=2)
+        with ps.Pipeline(
+            pipe, "DualPipe", microbatches=4, loss=loss, group=dist.group.WORLD
+        ) as pipeline:
+            for _ in range(3):
+                pipeline.zero_grad()
+                result = pipeline.step(x, target=target)
+                assert result.loss == pytest.approx(expected.item(), rel=1e-12)
+                own = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+                torch.testing.assert_close(own, reference, rtol=1e-12, atol=1e-14)
+
+
+def test_ranks_whose_labels_count_nothing_train_with_the_others(two_processes: Processes) -> None:
+    # A rank of DualPipe that saw no loss of its own took it for one that it knew nothing about.
+    two_processes.run(train_where_ranks_may_count_nothing, [F.cross_entropy])
+
+
+@pytest.mark.slow
+def test_ranks_whose_labels_count_nothing_train_with_any_loss(two_processes: Processes) -> None:
+    two_processes.run(train_where_ranks_may_count_nothing, LOSSES)

@@ -1,4 +1,4 @@
-"""What ranks tell those that hold the same stages in other replicas, about the calls of a model."""
+"""What ranks tell those that hold the same stages in other replicas about calls of a model."""
 
 import torch.distributed as dist
 

@@ -13,7 +13,6 @@ From then on it is observed in steps 2, 4, 8 and so on, but its count is checked
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,24 +25,13 @@ from penstock.loss.labels import Source
 from penstock.loss.memory import LossMemory, Reading, Term
 from penstock.loss.rerun import LossMade, versions_of
 from penstock.loss.term_weights import ADVICE, Given, TermWeights, is_close, read_call
-from penstock.loss.weigher import Share, make_parts
+from penstock.loss.weigher import KnownLoss, Share, make_parts
 from penstock.modules.compiled import is_compiled
 
-__all__ = ["FoundWeights", "KnownLoss"]
+__all__ = ["FoundWeights"]
 
 # Last operations that do not show how a loss was computed.
 _OPAQUE = ("CompiledFunction", "_Replay")
-
-
-@dataclass(frozen=True, slots=True)
-class KnownLoss:
-    """A loss that is known: the signature and last operation of its graph, and its weights."""
-
-    signature: str
-    top: str
-    shares: Sequence[Share]
-    term: Term
-    weights: Sequence[float]
 
 
 class FoundWeights:
@@ -63,6 +51,8 @@ class FoundWeights:
         self._key = (given.names, given.is_training)
         self.pattern = memory.begin_step(self._key)
         self._has_begun = False
+        # Whether all losses so far counted nothing, and whether each had a call that counts labels.
+        self.is_empty = self._is_labelled = True
         self._signature = ""
         self._call: LossMade | None = None
         self._inside: LossObserver | None = None
@@ -137,7 +127,7 @@ class FoundWeights:
 
     def find_known(self) -> KnownLoss | None:
         """Return what is known of the losses of this step, if that is all there is to know."""
-        pattern, single = self.pattern, self.pattern.single
+        pattern = self.pattern
         if self.is_alone or self._given.makes_own or not self._given.is_training:
             return None
         if pattern.is_observed or pattern.is_opaque or len(pattern.signatures) != 1:
@@ -145,20 +135,21 @@ class FoundWeights:
         (signature,) = pattern.signatures
         if pattern.top.startswith(_OPAQUE) or not signature.startswith(pattern.top):
             return None
-        if single is None:
+        if pattern.single is None:
             return None
         try:
-            weights = self._weights.of_all(single)
+            weights = self._weights.of_all(pattern.single)
         except BatchError:
             # Where the labels of a batch count nothing, the loss may be another one.
             return None
         if weights is None:
             return None
-        return KnownLoss(signature, pattern.top, [Share(w) for w in weights], single, weights)
+        return KnownLoss(signature, pattern.top, [Share(w) for w in weights], pattern.single, weights)
 
     def note_repeated(self, known: KnownLoss, microbatches: Sequence[int]) -> None:
         """Note the microbatches whose losses were computed as before, and weighed elsewhere."""
         self._has_begun = bool(microbatches)
+        self.is_empty = self._is_labelled = not microbatches
         for microbatch in microbatches:
             self._weights.begin_microbatch(microbatch)
             self._weights.repeat(known.term, known.weights[microbatch])
@@ -190,7 +181,7 @@ class FoundWeights:
 
     def find_doubt(self) -> str | None:
         """Find labels that contradict a mean over rows, unless all of the loss is known."""
-        if self.pattern.is_counted or self.pattern.is_confirmed:
+        if self.pattern.is_counted or self.pattern.is_confirmed or self._is_labelled:
             return None
         is_labelled = any(isinstance(term.mean, Labelled) for term in self.pattern.terms)
         return None if is_labelled else self._weights.find_uneven()
@@ -250,23 +241,24 @@ class FoundWeights:
 
     def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
         """Return the weight of a loss that was computed as in an earlier microbatch."""
-        pattern, single, top = self.pattern, self.pattern.single, name_top(loss)
+        self.is_empty = self._is_labelled = False
+        pattern, top = self.pattern, name_top(loss)
         is_same = top == pattern.top or pattern.is_opaque or top.startswith(_OPAQUE)
-        if single is None and is_same:
+        if pattern.single is None and is_same:
             return 1.0 if pattern.is_counted else self._by_rows(microbatch, is_known=False)
-        weights = None if single is None else self._weights.of_all(single)
+        weights = None if pattern.single is None else self._weights.of_all(pattern.single)
         if weights is None or not (is_same or self._weights.is_even(weights)):
-            before = pattern.top if single is None else f"{pattern.top} of {single.source}"
+            before = pattern.top if pattern.single is None else f"{pattern.top} of {pattern.single.source}"
             pattern.forget()
             raise BatchError(
                 f"all microbatches must compute their losses in the same way (got {top}, after "
                 f"{before} in earlier ones); repeat the step, which looks again, or {ADVICE}"
             )
-        assert single is not None, "weights are those of a call"
+        assert pattern.single is not None, "weights are those of a call"
         found = read_count(loss, top)
         if found is not None:
-            self._weights.expect(single, {microbatch: found})
-        self._weights.repeat(single, weights[microbatch])
+            self._weights.expect(pattern.single, {microbatch: found})
+        self._weights.repeat(pattern.single, weights[microbatch])
         return weights[microbatch]
 
     def _by_rows(self, microbatch: int, *, is_known: bool) -> float:
@@ -328,6 +320,9 @@ class FoundWeights:
         form: LossForm,
     ) -> Share:
         """Return a weight by rows, and parts for the calls that have another weight."""
+        is_known = any(term is None or isinstance(term.mean, Labelled) for term in terms)
+        self.is_empty &= not form.has_rest and terms.count(None) == len(terms)
+        self._is_labelled &= is_known
         if not form.is_linear:
             raise BatchError(
                 "a loss must be a sum of what is averaged over the batch, each by a factor (got "
@@ -338,7 +333,6 @@ class FoundWeights:
         is_rest = [term is not None and term.reading == "rest" for term in terms]
         if not all(is_rest) and not form.has_rest and len(set(weights)) == 1:
             return Share(weights[0])
-        is_known = any(term is None or isinstance(term.mean, Labelled) for term in terms)
         base = self._by_rows(microbatch, is_known=is_known and not all(is_rest))
         if all(is_close(weight, base) for weight in weights):
             return Share(base)

@@ -29,12 +29,12 @@ from penstock.loss.comparing import (
     find_gradients,
 )
 from penstock.loss.contract import require_number
-from penstock.loss.found_weights import FoundWeights, KnownLoss
+from penstock.loss.found_weights import FoundWeights
 from penstock.loss.joined import Merge, join_values
 from penstock.loss.memory import LossMemory
 from penstock.loss.rerun import LossMade, as_leaves, copy_tensors, run_again
 from penstock.loss.term_weights import ADVICE, Given, uneven_error
-from penstock.loss.weigher import Share
+from penstock.loss.weigher import KnownLoss, Share
 from penstock.tensors.output_tree import fill, tensors_of
 from penstock.torch_private import tree_leaves
 
@@ -180,7 +180,8 @@ class ComparedWeights:
 
     def _warn(self, reason: str) -> None:
         """Warn once that a loss is assumed to be a mean over rows without a comparison."""
-        is_known = self.found.pattern.is_counted or self._given.makes_own
+        is_known = self.found.pattern.is_counted or self.found.is_empty
+        is_known |= self._given.makes_own
         if is_known or self._memory.has_warned or self.found.find_doubt() is not None:
             return
         self._memory.has_warned = True

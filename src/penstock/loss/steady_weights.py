@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from penstock.loss.form import read_count, sign_graph
-from penstock.loss.found_weights import KnownLoss
 from penstock.loss.probe import ComparedWeights
 from penstock.loss.reduction import round_weights
 from penstock.loss.rerun import LossMade, versions_of
-from penstock.loss.weigher import Share, Weigher
+from penstock.loss.weigher import KnownLoss, Share, Weigher
 
 __all__ = ["weigh_steadily"]
 

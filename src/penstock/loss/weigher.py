@@ -12,10 +12,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from penstock.errors import BatchError
 from penstock.loss.calls import LossCall
-from penstock.loss.memory import KnownForm, LossMemory
+from penstock.loss.memory import KnownForm, LossMemory, Term
 from penstock.loss.term_weights import ADVICE, Given
 
-__all__ = ["KnownWeights", "LossPart", "Share", "Weigher", "make_parts"]
+__all__ = ["KnownLoss", "KnownWeights", "LossPart", "Share", "Weigher", "make_parts"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +32,17 @@ class Share(NamedTuple):
 
     weight: float
     parts: Sequence[LossPart] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KnownLoss:
+    """A loss that is known: the signature and last operation of its graph, and its weights."""
+
+    signature: str
+    top: str
+    shares: Sequence[Share]
+    term: Term
+    weights: Sequence[float]
 
 
 class Weigher(Protocol):
