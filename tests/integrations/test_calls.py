@@ -192,14 +192,11 @@ def leave_out_a_backward(rank: int) -> str:
 def test_replicas_that_leave_out_a_backward_are_named(two_processes: Processes) -> None:
     # The one in its backward waited for torch's timeout, or took messages of the other's next step
     # for its own, since both used the connections of DDP.
-    assert (
-        two_processes.run(leave_out_a_backward)
-        == [
-            "replicas must differentiate the losses of the same calls (got a backward in replica 0, a "
-            "call of the model in replica 1); let all of them call backward, or none"
-        ]
-        * 2
+    said = (
+        "replicas must differentiate the losses of the same calls (got a backward in replica 0, "
+        "a call of the model in replica 1); let all of them call backward, or none"
     )
+    assert two_processes.run(leave_out_a_backward) == [said] * 2
 
 
 def end_before_a_backward(rank: int) -> None:

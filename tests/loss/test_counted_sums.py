@@ -1,5 +1,6 @@
 """Losses that are sums, or sums divided by a count that the model is given for the whole batch."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -45,6 +46,23 @@ def test_a_counted_sum_is_recognised_without_a_step_before() -> None:
         expected = model(ROWS, **given)["loss"]
     found = make_pipeline(model).evaluate(ROWS, **given).loss
     assert found == pytest.approx(float(expected), rel=1e-12)
+
+
+@pytest.mark.parametrize("around", [nullcontext, torch.inference_mode], ids=["plain", "inference"])
+@pytest.mark.parametrize("way", ["beside a mean", "gathered", "unreduced", "frozen"])
+def test_losses_of_several_parts_may_be_evaluated_before_any_step(way: str, around: Any) -> None:
+    # Only a graph shows the factors of a loss, which evaluations did not have: they were refused,
+    # in words that those who evaluate through a Trainer could not follow.
+    model = Counts(beside=0.5) if way in ("beside a mean", "frozen") else ByHand(way)
+    pipeline = make_pipeline(model.requires_grad_(way != "frozen"))
+    for labels in (LABELS.flip(0), LABELS) if isinstance(model, Counts) else (LABELS % 4,):
+        given = {"labels": labels, "num_items_in_batch": 9}
+        with around():
+            expected = model(ROWS, **given)["loss"].item()
+            result = pipeline.evaluate(ROWS.clone(), **given)
+        assert result.loss == pytest.approx(expected, rel=1e-12)
+        assert not result.outputs["loss"].requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_a_sum_is_divided_by_the_count_of_its_own_batch() -> None:

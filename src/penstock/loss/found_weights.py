@@ -51,12 +51,18 @@ class FoundWeights:
         self._key = (given.names, given.is_training)
         self.pattern = memory.begin_step(self._key)
         self._has_begun = False
-        # Whether all losses so far counted nothing, and whether each had a call that counts labels.
+        # Whether all losses so far counted nothing, and whether each has a call that counts labels.
         self.is_empty = self._is_labelled = True
         self._signature = ""
         self._call: LossMade | None = None
         self._inside: LossObserver | None = None
         self._outside: LossObserver | None = None
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the last stage of an evaluation must show what its loss consists of."""
+        is_own = self._given.makes_own and not self._given.is_training and not self.is_alone
+        return is_own and self._memory.is_unknown(self._given.names)
 
     def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
         """Observe the calls of loss functions in a last stage, unless its loss is known."""

@@ -10,7 +10,7 @@ from penstock.loss.calls import LossCall, Mean
 from penstock.loss.form import COUNTING, LossForm, find_form, find_shares
 from penstock.loss.labels import Source
 
-__all__ = ["KnownForm", "LossMemory", "LossPattern", "Reading", "Term"]
+__all__ = ["LossPattern", "KnownForm", "LossMemory", "Reading", "Term"]
 
 # The role of a call in the loss: a mean over what it counts, a sum, or neither.
 Reading: TypeAlias = Literal["mean", "sum", "rest"]
@@ -137,6 +137,11 @@ class LossMemory:
     patterns: dict[Hashable, list[LossPattern]] = field(default_factory=dict)
     forms: dict[Hashable, KnownForm] = field(default_factory=dict)
     has_warned: bool = False
+
+    def is_unknown(self, names: Hashable) -> bool:
+        """Whether only a graph shows what such a loss consists of, and by which factors."""
+        form = None if names not in self.forms else self.forms[names].form
+        return form is None or (bool(form.used) and len(form.used) + form.has_rest > 1)
 
     def begin_step(self, key: Hashable) -> LossPattern:
         """Return how the loss of such a step was computed last, or a new pattern."""

@@ -80,6 +80,7 @@ class ComparedWeights:
         self._dims = dims
         self._merge = merge
         self.found = FoundWeights(memory, given, is_compared=True)
+        self.needs_graph = self.found.needs_graph
         self._function: Callable[..., Any] | None = None
         self._kept: dict[int, _Kept] = {}
         self._values: dict[int, torch.Tensor] = {}

@@ -30,6 +30,8 @@ def weigh_steadily(careful: ComparedWeights) -> Weigher:
 class _SteadyWeights:
     """The weights of one step in which nothing new is expected."""
 
+    needs_graph = False
+
     def __init__(self, careful: ComparedWeights, known: KnownLoss) -> None:
         self._careful = careful
         self._known = known

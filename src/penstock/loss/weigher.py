@@ -48,6 +48,11 @@ class KnownLoss:
 class Weigher(Protocol):
     """The weights of the losses of a step's microbatches, found as the losses are computed."""
 
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the last stage of an evaluation must show what its loss consists of."""
+        ...
+
     def observe_stage(self, module: nn.Module) -> AbstractContextManager[object] | None:
         """Return a context to run a last stage in, if it computes a loss that is not known yet."""
         ...
@@ -73,6 +78,8 @@ class Weigher(Protocol):
 
 class KnownWeights:
     """Weights that are known before the step."""
+
+    needs_graph = False
 
     def __init__(self, weights: Sequence[float]) -> None:
         self._shares = [Share(weight) for weight in weights]
@@ -127,8 +134,9 @@ def make_parts(
     elif known is None or not _still_holds(known, loss, used, given.items):
         raise BatchError(
             "the factors of a loss's parts must be known if the parts have different weights, "
-            "but a loss without a graph does not show them (got an evaluation of a model that "
-            "computes its own loss, and no step before it with these factors); call step first, "
+            "but a loss without a graph does not show them (got an evaluation in which nothing "
+            "that makes the loss needs gradients, and no step before it with these factors); call "
+            "step first, or evaluate with microbatches=1, as trainers do with batches of one row, "
             f"or {ADVICE}"
         )
     parts = []

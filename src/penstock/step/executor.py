@@ -303,7 +303,9 @@ class Executor:
         received: Sequence[Packet],
         args: tuple[Any, ...],
     ) -> Any:
-        return stage.evaluate(microbatch, received, args, batch.kwargs[stage.index][microbatch])
+        kwargs, flow = batch.kwargs[stage.index][microbatch], self._schedule.dataflow
+        with_graph = batch.weigher.needs_graph and not flow.consumers(stage.index)
+        return stage.evaluate(microbatch, received, args, kwargs, with_graph=with_graph)
 
     def _bind_backward(
         self,

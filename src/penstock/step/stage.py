@@ -20,6 +20,7 @@ from penstock.step.crossing_hooks import InnerPasses, find_hooked
 from penstock.step.cuda_graphs import StageGraphs
 from penstock.step.gradient_marks import GradientMarks, mark_gradients
 from penstock.step.layer_random import StageRandom
+from penstock.step.shown_graph import keep_graph, start_graph
 from penstock.step.stage_boundary import InFlight, constant, edges_of, enter, values_for_parts
 from penstock.tensors.packet import Packet, as_arguments, cut_off, cut_off_all
 from penstock.tensors.plain import is_plain, require_plain
@@ -114,11 +115,16 @@ class Stage:
         received: Sequence[Packet],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        *,
+        with_graph: bool = False,
     ) -> Any:
-        """Run the module without keeping a graph."""
-        values = [self._unpack(packet.structure, packet.tensors) for packet in received]
+        """Run the module, without keeping a graph unless something has to be read off it."""
+        tensors: Sequence[Sequence[torch.Tensor]] = [packet.tensors for packet in received]
+        if with_graph:
+            tensors, args, kwargs = start_graph(tensors, args, kwargs)
+        values = [self._unpack(p.structure, t) for p, t in zip(received, tensors, strict=True)]
         random = self._random.forward(microbatch, is_training=False) if self._random else None
-        with torch.no_grad(), random or nullcontext():
+        with keep_graph(self.replica) if with_graph else torch.no_grad(), random or nullcontext():
             return self._call(*as_arguments(values, self._rerouting), *args, **kwargs)
 
     def forward(
@@ -319,17 +325,11 @@ class Stage:
         """Run gradients through the graph and free it; return the weight work that is left."""
         flight = self._flights.pop(microbatch)
         roots = flight.join_roots(gradients)
-        groups = flight.inputs
-        inputs = groups[0] if len(groups) == 1 else [leaf for group in groups for leaf in group]
-        if self._random is None:
+        inputs = [leaf for group in flight.inputs for leaf in group]
+        with nullcontext() if self._random is None else self._random.backward(microbatch):
             found, work = self._run_backward(flight, roots, inputs)
-        else:
-            with self._random.backward(microbatch):
-                found, work = self._run_backward(flight, roots, inputs)
-        if len(groups) == 1:
-            return [found], work
         answer = iter(found)
-        return [[next(answer) for _ in group] for group in groups], work
+        return [[next(answer) for _ in group] for group in flight.inputs], work
 
     def _run_backward(
         self, flight: InFlight, roots: Sequence[Root], inputs: Sequence[torch.Tensor]

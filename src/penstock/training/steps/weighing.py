@@ -166,6 +166,8 @@ def _weigh_rows(rows: tuple[int, ...]) -> KnownWeights:
 class _MissingCounts:
     """Refuses to weigh a loss, on the rank that has one, since there is nothing to count."""
 
+    needs_graph = False
+
     def observe_stage(self, module: nn.Module) -> None:  # noqa: ARG002  # Weigher's form
         return
 
