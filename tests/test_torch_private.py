@@ -604,6 +604,16 @@ def test_a_quotient_keeps_its_divisor() -> None:
     assert (quotient.name(), float(quotient._saved_other)) == ("DivBackward0", 8)
 
 
+def test_a_product_keeps_its_factor_and_a_mean_its_size() -> None:
+    given, factor = torch.ones(3, requires_grad=True), torch.tensor(8)
+    first: Any = (given * 8).grad_fn
+    second: Any = (factor * given).grad_fn
+    assert first.name() == second.name() == "MulBackward0"
+    assert (float(first._saved_other), float(second._saved_self)) == (8, 8)
+    mean: Any = given.mean().grad_fn
+    assert (mean.name(), mean._saved_self_sym_numel) == ("MeanBackward0", 3)
+
+
 def test_nodes_are_numbered_in_the_order_of_the_forward() -> None:
     x = torch.ones((), requires_grad=True)
     first = 2 * x

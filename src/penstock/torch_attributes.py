@@ -54,6 +54,11 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_saved_target": "the target of the loss",
     },
     "DivBackward0": {"_saved_other": "the divisor"},
+    "MulBackward0": {
+        "_saved_other": "the second factor, where the first has gradients",
+        "_saved_self": "the first factor, where the second has gradients",
+    },
+    "MeanBackward0": {"_saved_self_sym_numel": "the number of elements of a mean"},
     "torch.ops": {"_c10d_functional": "functional collectives, and the wait for them"},
     "torch.ops.aten": {
         "_grouped_mm": "products of many pairs of matrices",

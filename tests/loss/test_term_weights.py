@@ -31,7 +31,7 @@ def test_weights_are_rounded_once_for_all_microbatches(monkeypatch: pytest.Monke
         )
     )
     for microbatch in range(8):
-        weights.by_rows(microbatch, is_known=True)
+        weights.by_rows(microbatch)
     assert rounded == []
     assert weights.find_used() == {(0.125,) * 8}
     assert rounded == [8]

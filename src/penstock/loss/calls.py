@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -194,6 +194,8 @@ class LossObserver(TorchFunctionMode):
         self._is_safe = is_safe
         self.calls: list[LossCall] = []
         self.sums: list[torch.Tensor] = []
+        # Where tensors of one element, and not plain numbers, were divided by.
+        self.quotients: set[Node | None] = set()
 
     def __torch_function__(
         self,
@@ -206,6 +208,8 @@ class LossObserver(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         if func in _SUMMING and result.numel() == 1 and args[0].numel() > 1:
             self.sums.append(result)
+        if func in _DIVIDING and isinstance(args[-1], torch.Tensor) and args[-1].numel() == 1:
+            self.quotients.add(result.grad_fn)
         signature = _signature_of(func)
         if signature is None or not isinstance(result, torch.Tensor):
             return result
@@ -229,6 +233,18 @@ class LossObserver(TorchFunctionMode):
 
 
 _SUMS: dict[type, Any] = {str: "sum", int: 2}
+_DIVIDING = frozenset(
+    {
+        torch.div,
+        torch.true_divide,
+        torch.Tensor.div,
+        torch.Tensor.div_,
+        torch.Tensor.true_divide,
+        torch.Tensor.__truediv__,
+        torch.Tensor.__itruediv__,
+        torch.ops.aten.div.Tensor,
+    }
+)
 _SUMMING = frozenset({torch.sum, torch.Tensor.sum, torch.ops.aten.sum.default})
 
 

@@ -14,7 +14,9 @@ from penstock.torch_private import tree_leaves
 
 __all__ = [
     "COUNTING",
+    "Divisor",
     "LossForm",
+    "find_divisor",
     "find_form",
     "find_shares",
     "name_top",
@@ -65,6 +67,8 @@ _LINEAR = {
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
 _SUMS = {"SumBackward0", "SumBackward1"}
+_CHOOSING = {"IndexBackward0", "MaskedSelectBackward0"}
+_WHOLE_MEAN = "MeanBackward0"
 _MEANS = {"MeanBackward0", "MeanBackward1"}
 
 
@@ -81,6 +85,20 @@ class LossForm:
     has_rest: bool
     is_linear: bool
     is_scaled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Divisor:
+    """The number that a loss is divided by, and the quotients in its graph.
+
+    `is_trained` says that the number has gradients itself, `is_chosen` that it is the number of
+    elements that something has chosen.
+    """
+
+    value: torch.Tensor | float
+    quotients: frozenset[Node]
+    is_trained: bool
+    is_chosen: bool
 
 
 @dataclass(slots=True)
@@ -153,6 +171,56 @@ def find_shares(loss: torch.Tensor, items: float) -> set[bool]:
             is_divided |= other.is_cpu and other.numel() == 1 and float(other) == items
         nodes += [(inner, is_divided) for inner, _ in node.next_functions]
     return found
+
+
+def find_divisor(loss: torch.Tensor) -> Divisor | None:
+    """Return what a loss is divided by that is one sum or mean, times numbers."""
+    value: torch.Tensor | float = 1.0
+    quotients, is_trained = set[Node](), False
+    node = loss.grad_fn
+    while node is not None and (name := node.name()) not in _SUMS:
+        if name == _WHOLE_MEAN:
+            value *= float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
+            return Divisor(value, frozenset(quotients), is_trained, _is_chosen(node))
+        inputs = [inner for inner, _ in node.next_functions if inner is not None]
+        is_divided = name in _QUOTIENTS and node.next_functions[0][0] is not None
+        if not is_divided and (len(inputs) != 1 or name not in _LINEAR | _PRODUCTS):
+            return None
+        if is_divided or name in _PRODUCTS:
+            factor = _read_factor(node)
+            if factor is None:
+                return None
+            value = value * factor if is_divided else value / factor
+            is_trained |= len(inputs) > 1
+            quotients |= {node} if is_divided else set()
+        node = inputs[0]
+    if node is None:
+        return None
+    return Divisor(value, frozenset(quotients), is_trained, is_chosen=False)
+
+
+def _is_chosen(node: Node | None) -> bool:
+    """Whether a mean is over elements that were chosen by their indices or a mask."""
+    for _ in range(_SIGNED):
+        if node is None or not node.next_functions:
+            return False
+        if node.name() in _CHOOSING:
+            return True
+        node = node.next_functions[0][0]
+    return False
+
+
+def _read_factor(node: Node) -> torch.Tensor | None:
+    """Return the number that a quotient divides by, or a product multiplies with."""
+    is_second = node.next_functions[0][0] is not None
+    name = "_saved_other" if is_second else "_saved_self"
+    try:
+        factor = getattr(node, name)
+    except RuntimeError:
+        # It was written to meanwhile.
+        return None
+    is_number = isinstance(factor, torch.Tensor) and factor.numel() == 1
+    return factor.detach().double() if is_number else None
 
 
 def _find_below(node: Node, calls: Mapping[Node, int]) -> set[int]:

@@ -20,6 +20,7 @@ from torch import nn
 
 from penstock.errors import BatchError
 from penstock.loss.calls import Labelled, LossCall, LossObserver, number_alike, observe_eagerly
+from penstock.loss.divided import DividedLoss
 from penstock.loss.form import LossForm, name_top, read_count, sign_graph
 from penstock.loss.labels import Source
 from penstock.loss.memory import LossMemory, Reading, Term
@@ -37,21 +38,21 @@ _OPAQUE = ("CompiledFunction", "_Replay")
 class FoundWeights:
     """The weights of one step's losses.
 
-    With `is_compared`, a loss is weighted by rows even if its labels are spread unevenly, because
-    the caller compares it with the loss of several microbatches together.
+    A loss is weighted by rows even if its labels are spread unevenly, because the caller compares
+    it with the loss of several microbatches together.
     """
 
-    def __init__(self, memory: LossMemory, given: Given, *, is_compared: bool = False) -> None:
+    def __init__(self, memory: LossMemory, given: Given) -> None:
         self._memory = memory
         self._given = given
-        self._is_compared = is_compared
         self._weights = TermWeights(given)
+        self._divided = DividedLoss(memory, given)
         # Whether there is one microbatch, whose loss is that of the batch.
         self.is_alone = len(given.rows) == 1
         self._key = (given.names, given.is_training)
         self.pattern = memory.begin_step(self._key)
         self._has_begun = False
-        # Whether all losses so far counted nothing, and whether each has a call that counts labels.
+        # Whether all losses count nothing so far, and whether each has a call that counts labels.
         self.is_empty = self._is_labelled = True
         self._signature = ""
         self._call: LossMade | None = None
@@ -166,19 +167,16 @@ class FoundWeights:
 
     def find_used(self) -> Collection[Sequence[float]]:
         """Return the weights of all microbatches, for each part of the losses here."""
-        return self._weights.find_used()
+        return self._weights.find_used() | self._divided.find_used()
 
     def check(self) -> None:
         """Raise if a loss counted something else than the labels of the step."""
         self._weights.check()
+        self._divided.check()
 
     @property
     def is_due(self) -> bool:
-        """Whether to check in this step how the loss adds up.
-
-        It is, until a step could show that; and whenever the loss is weighted by rows although
-        labels are spread unevenly over the microbatches.
-        """
+        """Whether to check how the loss adds up: until that was shown, or if labels are uneven."""
         pattern = self.pattern
         if pattern.is_due or not pattern.is_tried:
             return True
@@ -187,7 +185,8 @@ class FoundWeights:
 
     def find_doubt(self) -> str | None:
         """Find labels that contradict a mean over rows, unless all of the loss is known."""
-        if self.pattern.is_counted or self.pattern.is_confirmed or self._is_labelled:
+        pattern = self.pattern
+        if pattern.is_counted or pattern.is_confirmed or self._is_labelled or self._divided.is_found:
             return None
         is_labelled = any(isinstance(term.mean, Labelled) for term in self.pattern.terms)
         return None if is_labelled else self._weights.find_uneven()
@@ -251,7 +250,7 @@ class FoundWeights:
         pattern, top = self.pattern, name_top(loss)
         is_same = top == pattern.top or pattern.is_opaque or top.startswith(_OPAQUE)
         if pattern.single is None and is_same:
-            return 1.0 if pattern.is_counted else self._by_rows(microbatch, is_known=False)
+            return 1.0 if pattern.is_counted else self._by_rows(microbatch, loss)
         weights = None if pattern.single is None else self._weights.of_all(pattern.single)
         if weights is None or not (is_same or self._weights.is_even(weights)):
             before = pattern.top if pattern.single is None else f"{pattern.top} of {pattern.single.source}"
@@ -267,9 +266,10 @@ class FoundWeights:
         self._weights.repeat(pattern.single, weights[microbatch])
         return weights[microbatch]
 
-    def _by_rows(self, microbatch: int, *, is_known: bool) -> float:
-        is_known = is_known or self._is_compared or self.pattern.is_confirmed
-        return self._weights.by_rows(microbatch, is_known=is_known)
+    def _by_rows(self, microbatch: int, loss: torch.Tensor) -> float:
+        quotients = () if self._inside is None else self._inside.quotients
+        found = self._divided.weigh(microbatch, loss, quotients)
+        return self._weights.by_rows(microbatch) if found is None else found
 
     def _find_terms(
         self, used: Sequence[LossCall], microbatch: int, form: LossForm, loss: torch.Tensor
@@ -339,12 +339,9 @@ class FoundWeights:
         is_rest = [term is not None and term.reading == "rest" for term in terms]
         if not all(is_rest) and not form.has_rest and len(set(weights)) == 1:
             return Share(weights[0])
-        base = self._by_rows(microbatch, is_known=is_known and not all(is_rest))
+        base = self._by_rows(microbatch, loss)
+        weights = [base if rest else one for one, rest in zip(weights, is_rest, strict=True)]
         if all(is_close(weight, base) for weight in weights):
             return Share(base)
-        return Share(
-            base,
-            make_parts(
-                self._memory, self._given, loss, used, [weight - base for weight in weights]
-            ),
-        )
+        extra = [weight - base for weight in weights]
+        return Share(base, make_parts(self._memory, self._given, loss, used, extra))

@@ -136,12 +136,15 @@ class LossMemory:
 
     patterns: dict[Hashable, list[LossPattern]] = field(default_factory=dict)
     forms: dict[Hashable, KnownForm] = field(default_factory=dict)
+    # The argument whose count a model divides its loss by.
+    divided: dict[Hashable, str] = field(default_factory=dict)
     has_warned: bool = False
 
     def is_unknown(self, names: Hashable) -> bool:
         """Whether only a graph shows what such a loss consists of, and by which factors."""
         form = None if names not in self.forms else self.forms[names].form
-        return form is None or (bool(form.used) and len(form.used) + form.has_rest > 1)
+        is_sum = form is not None and bool(form.used) and len(form.used) + form.has_rest > 1
+        return form is None or is_sum or names in self.divided
 
     def begin_step(self, key: Hashable) -> LossPattern:
         """Return how the loss of such a step was computed last, or a new pattern."""

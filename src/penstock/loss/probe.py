@@ -79,7 +79,7 @@ class ComparedWeights:
         self._given = given
         self._dims = dims
         self._merge = merge
-        self.found = FoundWeights(memory, given, is_compared=True)
+        self.found = FoundWeights(memory, given)
         self.needs_graph = self.found.needs_graph
         self._function: Callable[..., Any] | None = None
         self._kept: dict[int, _Kept] = {}
@@ -275,7 +275,7 @@ class ComparedWeights:
         """Sum the weighted losses of these microbatches as if they were the whole batch."""
         known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         targets = [copy_tensors(self._kept[number].target, known) for number in numbers]
-        weights = FoundWeights(LossMemory(), self._given.pick(numbers, targets), is_compared=True)
+        weights = FoundWeights(LossMemory(), self._given.pick(numbers, targets))
         total, gradients = 0.0, []
         for place, number in enumerate(numbers):
             output, leaves = as_leaves(self._kept[number].output)

@@ -136,18 +136,13 @@ class TermWeights:
         """Whether these weights of all microbatches are their shares of the rows."""
         return all(map(is_close, weights, self._rows))
 
-    def by_rows(self, microbatch: int, *, is_known: bool) -> float:
-        """Return the weight by rows, or raise if the loss may not be a mean over rows.
-
-        `is_known` says that labels that do not count are explained otherwise.
-        """
+    def by_rows(self, microbatch: int) -> float:
+        """Return the weight by rows, or raise if arguments do not agree on the rows."""
         if self._given.doubt is not None:
             raise BatchError(
                 "all arguments must agree on the rows of the microbatches if the loss is a mean "
                 f"over rows ({self._given.doubt}); {ADVICE}"
             )
-        if not is_known and (uneven := self.find_uneven()) is not None:
-            raise uneven_error(uneven)
         self._note(self._rows)
         return self._rows[microbatch]
 

@@ -1,4 +1,4 @@
-"""A forward of an evaluation that keeps a graph, which shows what a model's own loss consists of."""
+"""A forward of an evaluation that keeps its graph, to show what a model's own loss consists of."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,0 +1,128 @@
+"""Losses that a model divides by a count of its own are those of the unsplit model, or refused."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import penstock as ps
+from penstock.ranks.faults import StepFailedError
+
+WIDTH = 6
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def squares(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return (rows - wanted).square()
+
+
+def over_mask(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (squares(rows, wanted) * mask).sum() / mask.sum()
+
+
+def unreduced(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # As models of masked pictures do.
+    each = functional.l1_loss(rows, wanted, reduction="none")
+    return (each * mask).sum() / (mask.sum() + 1e-12) / 3
+
+
+def times(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    total = (squares(rows, wanted) * mask).sum()
+    total /= 2 * mask.sum()
+    return 0.5 * total
+
+
+def by_numbers(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return squares(rows, wanted).sum() / (len(mask) * 4.0)
+
+
+def over_sizes(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # Not what the mask counts, though its first microbatch has as many.
+    return (squares(rows, wanted) * mask).sum() / mask.numel()
+
+
+def chosen(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return squares(rows, wanted)[mask.bool()].mean()
+
+
+def by_hand_counted(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # Plain numbers do not show that they count something.
+    return (squares(rows, wanted) * mask).sum() / (1 + int(mask.sum()))
+
+
+def spread(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (squares(rows, wanted) * mask).sum() / wanted.abs().sum()
+
+
+class Divides(nn.Module):
+    """Computes its loss by itself."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2))
+        self.loss = loss
+
+    def forward(self, rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> Any:
+        for layer in self.layers:
+            rows = torch.tanh(layer(rows))
+        return {"loss": self.loss(rows, wanted, mask)}
+
+
+def make_batch(first: int, dtype: torch.dtype = torch.bool) -> dict[str, torch.Tensor]:
+    """Return a batch whose first microbatch has all of its rows masked, half of them, or none."""
+    generator = torch.Generator().manual_seed(1)
+    rows, wanted = torch.randn(2, 8, WIDTH, generator=generator, dtype=torch.float64)
+    counts = torch.tensor([first, first, 1, 2, 6, 4, 0, 5])
+    return {
+        "rows": rows,
+        "wanted": wanted,
+        "mask": (torch.arange(WIDTH) < counts[:, None]).to(dtype),
+    }
+
+
+def make_pipeline(model: nn.Module, group: Any = None) -> ps.Pipeline:
+    pipe = ps.split(model, layers="layers", stages=2, example=(), example_kwargs=make_batch(3))
+    return ps.Pipeline(pipe, "1F1B", ranks=2, microbatches=4, loss=ps.find_loss, group=group)
+
+
+def assert_like_unsplit(loss: Loss, batch: dict[str, torch.Tensor]) -> None:
+    model = Divides(loss)
+    plain, pipeline = deepcopy(model), make_pipeline(model)
+    expected = plain(**batch)["loss"]
+    expected.backward()
+    assert pipeline.evaluate(**batch).loss == pytest.approx(expected.item(), rel=1e-10)
+    for _ in range(4):
+        pipeline.zero_grad()
+        assert pipeline.step(**batch).loss == pytest.approx(expected.item(), rel=1e-10)
+        found = [parameter.grad for parameter in model.parameters()]
+        reference = [parameter.grad for parameter in plain.parameters()]
+        torch.testing.assert_close(found, reference, rtol=1e-10, atol=1e-12)
+    assert pipeline.evaluate(**batch).loss == pytest.approx(expected.item(), rel=1e-10)
+
+
+# Each microbatch divided by its own count, and counted by its rows in the loss of the batch.
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float64], ids=str)
+@pytest.mark.parametrize("first", [0, 3, WIDTH])
+def test_a_sum_divided_by_what_a_mask_counts_is_that_of_the_unsplit_model(
+    first: int, dtype: torch.dtype
+) -> None:
+    for loss in (over_mask, unreduced, times, chosen) if first else (unreduced,):
+        assert_like_unsplit(loss, make_batch(first, dtype))
+
+
+@pytest.mark.parametrize("loss", [by_numbers, over_sizes])
+def test_sums_divided_by_sizes_are_means_over_rows(loss: Loss) -> None:
+    assert_like_unsplit(loss, make_batch(WIDTH))
+
+
+@pytest.mark.parametrize("loss", [spread, by_hand_counted])
+def test_other_divisors_are_refused(loss: Loss) -> None:
+    pipeline = make_pipeline(Divides(loss))
+    for run in (pipeline.step, pipeline.evaluate):
+        with pytest.raises(StepFailedError, match="what a model divides its loss by must be"):
+            run(**make_batch(3))
