@@ -174,14 +174,16 @@ def find_shares(loss: torch.Tensor, items: float) -> set[bool]:
 
 
 def find_divisor(loss: torch.Tensor) -> Divisor | None:
-    """Return what a loss is divided by that is one sum or mean, times numbers."""
+    """Return what a loss is divided by that is one sum, or a mean of chosen elements."""
     value: torch.Tensor | float = 1.0
     quotients, is_trained = set[Node](), False
     node = loss.grad_fn
     while node is not None and (name := node.name()) not in _SUMS:
-        if name == _WHOLE_MEAN:
+        if name == _WHOLE_MEAN and _is_chosen(node):
             value *= float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
-            return Divisor(value, frozenset(quotients), is_trained, _is_chosen(node))
+            return Divisor(value, frozenset(quotients), is_trained, is_chosen=True)
+        if name in _MEANS:
+            return None
         inputs = [inner for inner, _ in node.next_functions if inner is not None]
         is_divided = name in _QUOTIENTS and node.next_functions[0][0] is not None
         if not is_divided and (len(inputs) != 1 or name not in _LINEAR | _PRODUCTS):
