@@ -9,6 +9,7 @@ import torch
 from transformers.trainer_pt_utils import safe_globals
 
 from penstock.integrations.layout import Layout
+from penstock.integrations.processes import share_random_states
 
 __all__ = ["load_random_states", "save_random_states"]
 
@@ -34,13 +35,14 @@ def load_random_states(folder: Path, layout: Layout) -> None:
     Otherwise all ranks of a pipeline keep the state that they have in common.
     """
     file = folder / _name(layout)
-    if not file.is_file():
-        return
-    with safe_globals():
-        states = torch.load(file, weights_only=True)
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])  # what collators draw from
-    torch.set_rng_state(states["cpu"])
+    if file.is_file():
+        with safe_globals():
+            states = torch.load(file, weights_only=True)
+        random.setstate(states["python"])
+        np.random.set_state(states["numpy"])  # what collators draw from
+        torch.set_rng_state(states["cpu"])
+    # The first rank has written the file, to a disk that others may not see.
+    share_random_states(layout)
 
 
 def _name(layout: Layout) -> str:

@@ -25,12 +25,14 @@ _SIGNATURES = 1024
 class Agreed:
     """What all ranks know of a step's batch.
 
-    `keywords` are those that any rank was given. `lacks_labels` is true if a rank that computes
+    `keywords` are those that any rank was given, and `shared` those of them that stages of several
+    ranks take. `lacks_labels` is true if a rank that computes
     the loss was given no `labels`, but another rank was.
     """
 
     rows: BatchRows
     keywords: frozenset[str]
+    shared: frozenset[str]
     lacks_labels: bool
 
 
@@ -95,14 +97,6 @@ class BatchAgreement:
             self._agreed[signature] = agreed
         return agreed, signature
 
-    def find_shared(self, keywords: Iterable[str]) -> frozenset[str]:
-        """Return those of these keywords that stages of several ranks take."""
-        return frozenset(
-            name
-            for name in keywords
-            if sum(name in names or "**" in names for names in self._taken) > 1
-        )
-
     def _compare(self, everyone: Sequence[BatchFacts]) -> Agreed:
         """Refuse, on every rank alike, a batch that does not fit together."""
         for rank, facts in enumerate(everyone):
@@ -128,7 +122,12 @@ class BatchAgreement:
         self._require_inputs(everyone)
         _compare_ties(everyone)
         keywords = frozenset(name for facts in everyone for name in facts.keywords)
-        return Agreed(_compare_rows(everyone), keywords, self._lacks_labels(everyone))
+        shared = frozenset(
+            name
+            for name in keywords
+            if sum(name in names or "**" in names for names in self._taken) > 1
+        )
+        return Agreed(_compare_rows(everyone), keywords, shared, self._lacks_labels(everyone))
 
     def _lacks_labels(self, everyone: Sequence[BatchFacts]) -> bool:
         """Return whether a rank with a last stage was given no labels, but another was."""

@@ -271,8 +271,8 @@ class StepRunner:
 
     def _watch_keywords(self, batch: Microbatches, agreed: Agreed) -> WrittenKeywords:
         """Watch what stages of other ranks get too; cut models know themselves what they write."""
-        names = self._agreement.find_shared(agreed.keywords)
-        return WrittenKeywords({index: batch.kwargs[index] for index in self._by_hand}, names)
+        kwargs = {index: batch.kwargs[index] for index in self._by_hand}
+        return WrittenKeywords(kwargs, agreed.shared)
 
     def _check(self, *checks: WrittenKeywords | Weigher) -> None:
         """Fail the step on every rank if a keyword was written to, or a loss weighed wrongly."""
