@@ -34,6 +34,7 @@ from penstock.step.overlap.overlaps import Overlaps
 from penstock.step.stage import Stage
 from penstock.tensors.rerouting import Rerouting
 from penstock.training.batch.batch import unwrap
+from penstock.training.build.batch_statistics import log_batch_statistics
 from penstock.training.build.compiled_stages import refuse_compiled_graphs
 from penstock.training.build.device import find_device
 from penstock.training.build.membership import groups_of_copies, warn_without_group
@@ -208,6 +209,7 @@ def _build(request: BuildRequest) -> LocalPart:
     device = find_device(request.device, found, request.group)
     require_graphs(request.facts, device)
     schedules.place_receives(receives_for(request.group, device))
+    log_batch_statistics(found.values(), count)
     checkpointed = _checkpointed_stages(request.schedule)
     options = request.facts.options
     _set_up(held, schedules.schedule, checkpointed, options.cuda_graphs)
