@@ -1,4 +1,4 @@
-"""What ranks tell those that hold the same stages in other replicas about calls of a model."""
+"""What ranks share with those that hold the same stages in other replicas, call by call."""
 
 import torch.distributed as dist
 
@@ -14,7 +14,7 @@ __all__ = ["Replicas"]
 class Replicas:
     """The ranks of all replicas that hold the stages of this one.
 
-    They tell each other what they do, so that none waits for another that does something else.
+    They notify each other of what they do, so that none waits for another that does something else.
     """
 
     def __init__(self, layout: Layout, pipeline: Pipeline) -> None:
@@ -32,11 +32,11 @@ class Replicas:
         with self._pipeline.guarded(self._connections.abort, group=self._group):
             if self._control is None:
                 self._control = open_control(self._group, self._connections)
-            told = self._control.gather([doing, number])
-        if any(other != doing for other, _ in told):
+            found = self._control.gather([doing, number])
+        if any(other != doing for other, _ in found):
             raise PipelineError(
                 "replicas must differentiate the losses of the same calls (got "
-                f"{', '.join(f'{what} in replica {i}' for i, (what, _) in enumerate(told))}); "
+                f"{', '.join(f'{what} in replica {i}' for i, (what, _) in enumerate(found))}); "
                 "let all of them call backward, or none"
             )
-        return [other for _, other in told]
+        return [other for _, other in found]
