@@ -54,6 +54,15 @@ def by_hand_counted(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor
     return (squares(rows, wanted) * mask).sum() / (1 + int(mask.sum()))
 
 
+def beside_a_mean(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # Both have weights of their own, but nothing shows the value of either.
+    return over_mask(rows, wanted, mask) + 0.1 * rows.square().mean()
+
+
+def two_sums(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return by_numbers(rows, wanted, mask) - 0.1 * rows.abs().sum() / len(rows)
+
+
 def spread(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (squares(rows, wanted) * mask).sum() / wanted.abs().sum()
 
@@ -115,12 +124,12 @@ def test_a_sum_divided_by_what_a_mask_counts_is_that_of_the_unsplit_model(
         assert_like_unsplit(loss, make_batch(first, dtype))
 
 
-@pytest.mark.parametrize("loss", [by_numbers, over_sizes])
+@pytest.mark.parametrize("loss", [by_numbers, over_sizes, two_sums])
 def test_sums_divided_by_sizes_are_means_over_rows(loss: Loss) -> None:
     assert_like_unsplit(loss, make_batch(WIDTH))
 
 
-@pytest.mark.parametrize("loss", [spread, by_hand_counted])
+@pytest.mark.parametrize("loss", [spread, by_hand_counted, beside_a_mean])
 def test_other_divisors_are_refused(loss: Loss) -> None:
     pipeline = make_pipeline(Divides(loss))
     for run in (pipeline.step, pipeline.evaluate):

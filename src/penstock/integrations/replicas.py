@@ -14,7 +14,7 @@ __all__ = ["Replicas"]
 class Replicas:
     """The ranks of all replicas that hold the stages of this one.
 
-    They notify each other of what they do, so that none waits for another that does something else.
+    They share what they do, so that none waits for another that does something else.
     """
 
     def __init__(self, layout: Layout, pipeline: Pipeline) -> None:

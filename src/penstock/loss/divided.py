@@ -11,12 +11,13 @@ count the divisor is a multiple of, and every microbatch is checked.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch.autograd.graph import Node
 
 from penstock.errors import BatchError
-from penstock.loss.form import find_divisor
+from penstock.loss.form import find_divisors
 from penstock.loss.labels import fetch_numbers
 from penstock.loss.memory import LossMemory
 from penstock.loss.reduction import round_weights, share_counts
@@ -42,7 +43,7 @@ class DividedLoss:
 
     def __init__(self, memory: LossMemory, given: Given) -> None:
         self._memory, self._given = memory, given
-        self._found: dict[int, torch.Tensor | float] = {}
+        self._found: dict[int, list[torch.Tensor | float]] = {}
         self._counted: _Counted | None = None
 
     def weigh(
@@ -52,18 +53,19 @@ class DividedLoss:
 
         `seen` are the quotients, of those that were observed, whose divisor is a tensor.
         """
-        divisor = find_divisor(loss) if self._given.makes_own else None
-        if divisor is None:
+        if not self._given.makes_own:
             return None
+        divisors, is_all = find_divisors(loss)
         divided, names = self._memory.divided, self._given.names
-        # What an evaluation receives may have gradients that it has not in training.
-        if divisor.is_chosen or not divisor.quotients.isdisjoint(seen):
-            divided.setdefault(names, "")
-        is_plain = not (divisor.is_trained and self._given.is_training)
-        if not self._found and names in divided and is_plain:
-            self._counted = self._find_counted(microbatch, divisor.value)
-            divided[names] = "" if self._counted is None else self._counted.name
-        self._found[microbatch] = divisor.value
+        for divisor in divisors:
+            # What an evaluation receives may have gradients that it has not in training.
+            is_plain = not (divisor.is_trained and self._given.is_training)
+            if divisor.is_chosen or not divisor.quotients.isdisjoint(seen):
+                divided.setdefault(names, "")
+            if is_all and not self._found and names in divided and is_plain:
+                self._counted = self._find_counted(microbatch, divisor.value)
+                divided[names] = "" if self._counted is None else self._counted.name
+        self._found[microbatch] = [divisor.value for divisor in divisors]
         return None if self._counted is None else share_counts(self._counted.counts)[microbatch]
 
     @property
@@ -79,7 +81,10 @@ class DividedLoss:
 
     def check(self) -> None:
         """Raise unless the divisors are what the weights have been made of."""
-        numbers = dict(zip(self._found, fetch_numbers(list(self._found.values())), strict=True))
+        for term in zip_longest(*self._found.values(), fillvalue=0.0):
+            self._require_alike(dict(zip(self._found, fetch_numbers(term), strict=True)))
+
+    def _require_alike(self, numbers: dict[int, float]) -> None:
         if self._counted is not None:
             is_right = _are_alike(numbers, self._counted.counts)
         else:

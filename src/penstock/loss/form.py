@@ -1,7 +1,7 @@
 """How a loss combines the results of loss functions, as its graph shows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ __all__ = [
     "COUNTING",
     "Divisor",
     "LossForm",
-    "find_divisor",
+    "find_divisors",
     "find_form",
     "find_shares",
     "name_top",
@@ -38,6 +38,8 @@ COUNTING = frozenset(_COUNTERS | _AVERAGES)
 _MEAN = 1
 # The number of operations in the signature of a graph, which every step reads.
 _SIGNED = 8
+# The number of operations in which the terms of a loss are looked for.
+_MOST_TERMS = 256
 # Operations whose result is a sum of their inputs, each multiplied by a factor.
 _LINEAR = {
     "AddBackward0",
@@ -96,9 +98,9 @@ class Divisor:
     """
 
     value: torch.Tensor | float
-    quotients: frozenset[Node]
-    is_trained: bool
-    is_chosen: bool
+    quotients: frozenset[Node] = frozenset()
+    is_trained: bool = False
+    is_chosen: bool = False
 
 
 @dataclass(slots=True)
@@ -173,32 +175,50 @@ def find_shares(loss: torch.Tensor, items: float) -> set[bool]:
     return found
 
 
-def find_divisor(loss: torch.Tensor) -> Divisor | None:
-    """Return what a loss is divided by that is one sum, or a mean of chosen elements."""
-    value: torch.Tensor | float = 1.0
-    quotients, is_trained = set[Node](), False
-    node = loss.grad_fn
-    while node is not None and (name := node.name()) not in _SUMS:
-        if name == _WHOLE_MEAN and _is_chosen(node):
-            value *= float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
-            return Divisor(value, frozenset(quotients), is_trained, is_chosen=True)
-        if name in _MEANS:
-            return None
-        inputs = [inner for inner, _ in node.next_functions if inner is not None]
-        is_divided = name in _QUOTIENTS and node.next_functions[0][0] is not None
-        if not is_divided and (len(inputs) != 1 or name not in _LINEAR | _PRODUCTS):
-            return None
-        if is_divided or name in _PRODUCTS:
-            factor = _read_factor(node)
-            if factor is None:
-                return None
-            value = value * factor if is_divided else value / factor
-            is_trained |= len(inputs) > 1
-            quotients |= {node} if is_divided else set()
-        node = inputs[0]
-    if node is None:
-        return None
-    return Divisor(value, frozenset(quotients), is_trained, is_chosen=False)
+def find_divisors(loss: torch.Tensor) -> tuple[list[Divisor], bool]:
+    """Return what the terms of a loss are divided by that are sums, or means of chosen elements.
+
+    The second value says whether the loss is one such term and nothing else.
+    """
+    found: list[Divisor] = []
+    others, waiting = 0, [(loss.grad_fn, Divisor(1.0))]
+    for _ in range(_MOST_TERMS):
+        if not waiting:
+            break
+        node, divisor = waiting.pop()
+        if node is None:
+            continue
+        name = node.name()
+        if name in _SUMS:
+            found.append(divisor)
+        elif name == _WHOLE_MEAN and _is_chosen(node):
+            size = float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
+            found.append(replace(divisor, value=divisor.value * size, is_chosen=True))
+        else:
+            inputs = _find_divided(node, divisor)
+            waiting += inputs
+            others += not inputs
+    return found, len(found) == 1 and not others and not waiting
+
+
+def _find_divided(node: Node, divisor: Divisor) -> list[tuple[Node, Divisor]]:
+    """Return the terms whose sum a node is, times numbers; nothing if it is anything else."""
+    name, inputs = node.name(), [inner for inner, _ in node.next_functions if inner is not None]
+    if name in _LINEAR - _MEANS:
+        return [(inner, divisor) for inner in inputs]
+    is_divided = name in _QUOTIENTS and node.next_functions[0][0] is not None
+    if not is_divided and (name not in _PRODUCTS or len(inputs) != 1):
+        return []
+    factor = _read_factor(node)
+    if factor is None:
+        return []
+    below = replace(
+        divisor,
+        value=divisor.value * factor if is_divided else divisor.value / factor,
+        quotients=divisor.quotients | ({node} if is_divided else set()),
+        is_trained=divisor.is_trained or len(inputs) > 1,
+    )
+    return [(inputs[0], below)]
 
 
 def _is_chosen(node: Node | None) -> bool:
