@@ -59,6 +59,14 @@ def beside_a_mean(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) 
     return over_mask(rows, wanted, mask) + 0.1 * rows.square().mean()
 
 
+def without_nan(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return squares(rows, wanted).masked_fill(mask == 0, torch.nan).nanmean()
+
+
+def mean_over_share(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (squares(rows, wanted) * mask).mean() / mask.double().mean()
+
+
 def two_sums(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return by_numbers(rows, wanted, mask) - 0.1 * rows.abs().sum() / len(rows)
 
@@ -120,7 +128,7 @@ def assert_like_unsplit(loss: Loss, batch: dict[str, torch.Tensor]) -> None:
 def test_a_sum_divided_by_what_a_mask_counts_is_that_of_the_unsplit_model(
     first: int, dtype: torch.dtype
 ) -> None:
-    for loss in (over_mask, unreduced, times, chosen) if first else (unreduced,):
+    for loss in (over_mask, unreduced, times, chosen, without_nan) if first else (unreduced,):
         assert_like_unsplit(loss, make_batch(first, dtype))
 
 
@@ -129,7 +137,7 @@ def test_sums_divided_by_sizes_are_means_over_rows(loss: Loss) -> None:
     assert_like_unsplit(loss, make_batch(WIDTH))
 
 
-@pytest.mark.parametrize("loss", [spread, by_hand_counted, beside_a_mean])
+@pytest.mark.parametrize("loss", [spread, by_hand_counted, beside_a_mean, mean_over_share])
 def test_other_divisors_are_refused(loss: Loss) -> None:
     pipeline = make_pipeline(Divides(loss))
     for run in (pipeline.step, pipeline.evaluate):

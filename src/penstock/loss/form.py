@@ -69,6 +69,8 @@ _LINEAR = {
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
 _SUMS = {"SumBackward0", "SumBackward1"}
+_NANSUM = "NansumBackward0"
+_TOTALS = _SUMS | {_NANSUM}
 _CHOOSING = {"IndexBackward0", "MaskedSelectBackward0"}
 _WHOLE_MEAN = "MeanBackward0"
 _MEANS = {"MeanBackward0", "MeanBackward1"}
@@ -189,11 +191,12 @@ def find_divisors(loss: torch.Tensor) -> tuple[list[Divisor], bool]:
         if node is None:
             continue
         name = node.name()
-        if name in _SUMS:
-            found.append(divisor)
-        elif name == _WHOLE_MEAN and _is_chosen(node):
+        if name == _WHOLE_MEAN and _is_chosen(node):
             size = float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
             found.append(replace(divisor, value=divisor.value * size, is_chosen=True))
+        elif name in _TOTALS or (name in _MEANS and divisor.quotients):
+            is_counted = name == _NANSUM and bool(divisor.quotients)
+            found.append(replace(divisor, is_chosen=is_counted))
         else:
             inputs = _find_divided(node, divisor)
             waiting += inputs
