@@ -56,7 +56,7 @@ def test_losses_of_several_parts_may_be_evaluated_before_any_step(way: str, arou
     model = Counts(beside=0.5) if way in ("beside a mean", "frozen") else ByHand(way)
     pipeline = make_pipeline(model.requires_grad_(way != "frozen"))
     for labels in (LABELS.flip(0), LABELS) if isinstance(model, Counts) else (LABELS % 4,):
-        given = {"labels": labels, "num_items_in_batch": 9}
+        given: dict[str, Any] = {"labels": labels, "num_items_in_batch": 9}
         with around():
             expected = model(ROWS, **given)["loss"].item()
             result = pipeline.evaluate(ROWS.clone(), **given)

@@ -90,7 +90,7 @@ class Divides(nn.Module):
         return {"loss": self.loss(rows, wanted, mask)}
 
 
-def make_batch(first: int, dtype: torch.dtype = torch.bool) -> dict[str, torch.Tensor]:
+def make_batch(first: int, dtype: torch.dtype = torch.bool) -> dict[str, Any]:
     """Return a batch whose first microbatch has all of its rows masked, half of them, or none."""
     generator = torch.Generator().manual_seed(1)
     rows, wanted = torch.randn(2, 8, WIDTH, generator=generator, dtype=torch.float64)
@@ -107,7 +107,7 @@ def make_pipeline(model: nn.Module, group: Any = None) -> ps.Pipeline:
     return ps.Pipeline(pipe, "1F1B", ranks=2, microbatches=4, loss=ps.find_loss, group=group)
 
 
-def assert_like_unsplit(loss: Loss, batch: dict[str, torch.Tensor]) -> None:
+def assert_like_unsplit(loss: Loss, batch: dict[str, Any]) -> None:
     model = Divides(loss)
     plain, pipeline = deepcopy(model), make_pipeline(model)
     expected = plain(**batch)["loss"]

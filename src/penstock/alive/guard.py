@@ -5,7 +5,6 @@ lost, all other ranks raise the same error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -44,11 +43,11 @@ class Guard(Protocol):
         """Where to note what this rank is doing."""
 
     @property
-    def watched(self) -> AbstractSet[int]:
+    def watched(self) -> frozenset[int]:
         """The processes that watch one another, by their ranks among all."""
 
     @property
-    def ranks(self) -> AbstractSet[int]:
+    def ranks(self) -> frozenset[int]:
         """Those of them that are the ranks of this pipeline."""
 
     def call(

@@ -134,7 +134,7 @@ class FoundWeights:
 
     def find_known(self) -> KnownLoss | None:
         """Return what is known of the losses of this step, if that is all there is to know."""
-        pattern = self.pattern
+        pattern, single = self.pattern, self.pattern.single
         if self.is_alone or self._given.makes_own or not self._given.is_training:
             return None
         if pattern.is_observed or pattern.is_opaque or len(pattern.signatures) != 1:
@@ -142,16 +142,16 @@ class FoundWeights:
         (signature,) = pattern.signatures
         if pattern.top.startswith(_OPAQUE) or not signature.startswith(pattern.top):
             return None
-        if pattern.single is None:
+        if single is None:
             return None
         try:
-            weights = self._weights.of_all(pattern.single)
+            weights = self._weights.of_all(single)
         except BatchError:
             # Where the labels of a batch count nothing, the loss may be another one.
             return None
         if weights is None:
             return None
-        return KnownLoss(signature, pattern.top, [Share(w) for w in weights], pattern.single, weights)
+        return KnownLoss(signature, pattern.top, [Share(w) for w in weights], single, weights)
 
     def note_repeated(self, known: KnownLoss, microbatches: Sequence[int]) -> None:
         """Note the microbatches whose losses were computed as before, and weighed elsewhere."""
@@ -186,9 +186,10 @@ class FoundWeights:
     def find_doubt(self) -> str | None:
         """Find labels that contradict a mean over rows, unless all of the loss is known."""
         pattern = self.pattern
-        if pattern.is_counted or pattern.is_confirmed or self._is_labelled or self._divided.is_found:
+        is_known = pattern.is_counted or pattern.is_confirmed
+        if is_known or self._is_labelled or self._divided.is_found:
             return None
-        is_labelled = any(isinstance(term.mean, Labelled) for term in self.pattern.terms)
+        is_labelled = any(isinstance(term.mean, Labelled) for term in pattern.terms)
         return None if is_labelled else self._weights.find_uneven()
 
     def weigh(self, microbatch: int, loss: torch.Tensor) -> Share:
@@ -247,23 +248,23 @@ class FoundWeights:
     def _repeat(self, microbatch: int, loss: torch.Tensor) -> float:
         """Return the weight of a loss that was computed as in an earlier microbatch."""
         self.is_empty = self._is_labelled = False
-        pattern, top = self.pattern, name_top(loss)
+        pattern, single, top = self.pattern, self.pattern.single, name_top(loss)
         is_same = top == pattern.top or pattern.is_opaque or top.startswith(_OPAQUE)
-        if pattern.single is None and is_same:
+        if single is None and is_same:
             return 1.0 if pattern.is_counted else self._by_rows(microbatch, loss)
-        weights = None if pattern.single is None else self._weights.of_all(pattern.single)
+        weights = None if single is None else self._weights.of_all(single)
         if weights is None or not (is_same or self._weights.is_even(weights)):
-            before = pattern.top if pattern.single is None else f"{pattern.top} of {pattern.single.source}"
+            before = pattern.top if single is None else f"{pattern.top} of {single.source}"
             pattern.forget()
             raise BatchError(
                 f"all microbatches must compute their losses in the same way (got {top}, after "
                 f"{before} in earlier ones); repeat the step, which looks again, or {ADVICE}"
             )
-        assert pattern.single is not None, "weights are those of a call"
+        assert single is not None, "weights are those of a call"
         found = read_count(loss, top)
         if found is not None:
-            self._weights.expect(pattern.single, {microbatch: found})
-        self._weights.repeat(pattern.single, weights[microbatch])
+            self._weights.expect(single, {microbatch: found})
+        self._weights.repeat(single, weights[microbatch])
         return weights[microbatch]
 
     def _by_rows(self, microbatch: int, loss: torch.Tensor) -> float:

@@ -10,7 +10,7 @@ from penstock.loss.calls import LossCall, Mean
 from penstock.loss.form import COUNTING, LossForm, find_form, find_shares
 from penstock.loss.labels import Source
 
-__all__ = ["LossPattern", "KnownForm", "LossMemory", "Reading", "Term"]
+__all__ = ["KnownForm", "LossMemory", "LossPattern", "Reading", "Term"]
 
 # The role of a call in the loss: a mean over what it counts, a sum, or neither.
 Reading: TypeAlias = Literal["mean", "sum", "rest"]
