@@ -107,6 +107,15 @@ def test_check_prints_every_problem_and_exits_with_one(
     assert (result.exit_code, result.output) == (1, f"{problems[0]}\n")
 
 
+def test_check_calls_a_placement_what_plan_calls_it() -> None:
+    # `check` said "loop" of what `plan` and its options call interleaved.
+    checked = run("check", "Interleaved1F1B", "--ranks", "2", "--microbatches", "4")
+    sizes = "--ranks 2 --microbatches 4 --placement interleaved --seconds 0.1".split()
+    planned = run("plan", *sizes)
+    for found in (checked.output, planned.output):
+        assert "2 ranks, 4 stages (interleaved" in found
+
+
 def test_check_prints_json_with_the_same_exit_code(tmp_path: Path) -> None:
     file = write(tmp_path, TWICE)
     (problem,) = find_problems(Schedule.from_csv(file))

@@ -23,7 +23,8 @@ def test_v_turns_at_the_last_rank() -> None:
     [
         ((0,), "loop"),
         ((0, 1, 2), "loop"),
-        ((0, 1, 0, 1), "loop"),
+        ((0, 1, 0, 1), "interleaved"),
+        ((0, 0), "interleaved"),
         ((0, 1, 1, 0), "v"),
         ((0, 1, 1, 0, 0, 1), "v"),
         ((0, 0, 1, 1), "free"),

@@ -63,8 +63,8 @@ class Placement:
 
     @property
     def style(self) -> str:
-        """ "loop", "v" or "free"."""
+        """ "loop" (one stage per rank), "interleaved" (several, round and round), "v" or "free"."""
         ranks, per_rank = self.num_ranks, -(-self.num_stages // self.num_ranks)
         if self == Placement.loop(ranks, per_rank):
-            return "loop"
+            return "loop" if per_rank == 1 else "interleaved"
         return "v" if self == Placement.v(ranks, per_rank) else "free"

@@ -16,6 +16,7 @@ from penstock.dropin.orders.tables import (
     order_of_rank,
 )
 from penstock.errors import ScheduleError, ScheduleNameError, SizeError
+from penstock.ir.placement import Placement
 from tests.covering import all_but_slow
 from tests.dropin.incumbent import (
     FAMILIES,
@@ -82,12 +83,12 @@ def test_every_order_is_valid_also_where_torch_has_none(
     for microbatches in (10, 11, 13) if name == "DualPipeV" else (1, 2, 5, 7, 11):
         order = build_order(name, ranks, microbatches, stages_per_rank)
         holder = _validate_schedule(order, ranks, ranks * stages_per_rank, microbatches)
-        style = "v" if name in ("ZBVZeroBubble", "DualPipeV") else "loop"
+        style = Placement.v if name in ("ZBVZeroBubble", "DualPipeV") else Placement.loop
         schedule = build(
             name, ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank
         )
         assert tuple(holder.values()) == schedule.placement.rank_of_stage
-        assert schedule.placement.style in (style, "loop")
+        assert schedule.placement == style(ranks, stages_per_rank)
 
 
 def test_orders_can_be_had_rank_by_rank() -> None:

@@ -173,6 +173,13 @@ def _read_fields(source: _Source) -> Iterator[Field | Event]:
             yield from _read_events(source)
         else:
             yield Field(name, source.value())
+    if _EVENTS not in names:
+        # Files of other kinds are known by their first field.
+        got = f"with {', '.join(map(quote, sorted(names)[:3]))}" if names else "without fields"
+        raise ParseError(
+            f"an object must have {quote(_EVENTS)} to be a trace, or begin with a field of a "
+            f"plan or of a recorded timeline (got an object {got})"
+        )
 
 
 def _read_events(source: _Source) -> Iterator[Event]:

@@ -77,11 +77,8 @@ def describe_placement(placement: Placement) -> str:
     ('v', 'interleaved x3')
     """
     per_rank = placement.num_stages / placement.num_ranks
-    if placement.style == "loop":
-        name, usual = ("loop", 1) if per_rank == 1 else ("interleaved", 2)
-    else:
-        name, usual = placement.style, 2
-    return name if per_rank == usual else f"{name} x{per_rank:g}"
+    usual = 1 if placement.style == "loop" else 2
+    return placement.style if per_rank == usual else f"{placement.style} x{per_rank:g}"
 
 
 def _stages_given(costs: Costs) -> int:
