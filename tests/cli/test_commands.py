@@ -109,9 +109,9 @@ def test_check_prints_every_problem_and_exits_with_one(
 
 def test_check_calls_a_placement_what_plan_calls_it() -> None:
     # `check` said "loop" of what `plan` and its options call interleaved.
-    checked = run("check", "Interleaved1F1B", "--ranks", "2", "--microbatches", "4")
-    sizes = "--ranks 2 --microbatches 4 --placement interleaved --seconds 0.1".split()
-    planned = run("plan", *sizes)
+    sizes = ("--ranks", "2", "--microbatches", "4")
+    checked = run("check", "Interleaved1F1B", *sizes)
+    planned = run("plan", *sizes, "--placement", "interleaved", "--seconds", "0.1")
     for found in (checked.output, planned.output):
         assert "2 ranks, 4 stages (interleaved" in found
 

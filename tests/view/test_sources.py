@@ -21,6 +21,6 @@ def test_object_that_is_nothing_known_is_not_called_a_trace(
     with pytest.raises(ParseError) as caught:
         read_source(file)
     assert str(caught.value) == (
-        f"{file}: an object must have 'traceEvents' to be a trace, or begin with a field of a plan "
-        f"or of a recorded timeline (got {got})"
+        f"{file}: an object must have 'traceEvents' to be a trace, or begin with a field of a "
+        f"plan or of a recorded timeline (got {got})"
     )

@@ -63,7 +63,7 @@ class Placement:
 
     @property
     def style(self) -> str:
-        """ "loop" (one stage per rank), "interleaved" (several, round and round), "v" or "free"."""
+        """ "loop" (one stage per rank), "interleaved" (round and round), "v" or "free"."""
         ranks, per_rank = self.num_ranks, -(-self.num_stages // self.num_ranks)
         if self == Placement.loop(ranks, per_rank):
             return "loop" if per_rank == 1 else "interleaved"

@@ -5,6 +5,7 @@ from penstock.measuring.layers import measure_layers
 from penstock.measuring.links import Links, measure_links
 from penstock.measuring.stability import MeasurementWarning
 from penstock.measuring.stages import Measurement, measure, measure_closely
+from penstock.measuring.wires import measure_wires
 
 __all__ = [
     "Links",
@@ -15,4 +16,5 @@ __all__ = [
     "measure_closely",
     "measure_layers",
     "measure_links",
+    "measure_wires",
 ]

@@ -9,25 +9,24 @@ rank b               receive  send                        a round trip has two o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import perf_counter
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.alive.guard_opening import open_guard
 from penstock.alive.timeouts import DEFAULT_TIMEOUTS, Timeouts
 from penstock.costs import Costs
 from penstock.errors import ArgumentError
 from penstock.ir.rows import Floats
+from penstock.measuring.between_ranks import measure_between_ranks, ring_of
 from penstock.measuring.busy_messages import time_busy_messages
 from penstock.measuring.stability import is_stable, spread_of, warn_if_links_vary
-from penstock.ranks.control import GroupControl
 from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import Message
 from penstock.step.clocks import Clock, clock_for
 from penstock.tensors.packet import Packet
-from penstock.training.build.device import find_device
 
 __all__ = ["Links", "measure_links"]
 
@@ -90,24 +89,17 @@ def measure_links(
             f"large_bytes must be more than {_SMALL_BYTES} and repeats at least 1 "
             f"(got {large_bytes} and {repeats})"
         )
-    chosen = find_device(device, {}, group)
-    guard = open_guard(group, (), timeouts)
-    try:
-        with guard.call():
-            control = GroupControl(group, connections=guard.connections)
-            transport = GroupTransport(group, chosen, control=control)
-        with guard.call(transport.abort):
-            return _measure(transport, chosen, large_bytes, repeats)
-    finally:
-        guard.close()
+    measure = partial(_measure, large_bytes=large_bytes, repeats=repeats)
+    links = measure_between_ranks(group, device, timeouts, measure)
+    warn_if_links_vary(links.spread)
+    return links
 
 
 def _measure(
-    transport: GroupTransport, device: torch.device, large_bytes: int, repeats: int
+    transport: GroupTransport, device: torch.device, *, large_bytes: int, repeats: int
 ) -> Links:
     ranks = transport.num_ranks
-    pairs = sorted({(min(r, (r + 1) % ranks), max(r, (r + 1) % ranks)) for r in range(ranks)})
-    pairs = [(a, b) for a, b in pairs if a != b]
+    pairs = ring_of(ranks)
     transport.open_channels({way: 2 for a, b in pairs for way in ((a, b), (b, a))})
     # One pair at a time, because pairs may share a link.
     found = {
@@ -119,8 +111,6 @@ def _measure(
     links = _complete(ranks, found, large_bytes)
     if device.type == "cpu" and pairs:
         links = replace(links, host_message=time_busy_messages(transport, repeats))
-    transport.close()
-    warn_if_links_vary(links.spread)
     return links
 
 

@@ -66,5 +66,5 @@ def warn_if_links_vary(spread: Mapping[tuple[int, int], float]) -> None:
             f"varied by {spread[worst]:.0%} of their median; measure again while the machines are "
             "idle, or with more repeats",
             MeasurementWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
