@@ -78,7 +78,7 @@ exec "$@"
 
 @pytest.mark.slow
 def test_a_slow_wire_is_shared_by_all_links_that_use_it() -> None:
-    """In a network of its own, whose loopback carries 25 MB a second, far less than a core."""
+    # In a network of its own, whose loopback carries 25 MB a second, far less than a core.
     if not all(map(shutil.which, ("unshare", "ip", "tc"))):
         pytest.skip("needs unshare, ip and tc")
     program = "from tests.measuring.test_wires import write_wires; write_wires()"
