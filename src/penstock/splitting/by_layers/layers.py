@@ -101,16 +101,25 @@ def _plan(units: Units, counts: Sequence[int]) -> LayerRoutes:
 def _plan_by_own_example(
     model: nn.Module, lists: Sequence[str], units: Units, plain: LayerRoutes
 ) -> LayerRoutes:
-    """Return the plain plan, or what the model's own example shows to be needed beyond it."""
-    dependencies = find_own_dependencies(model, lists)
-    if dependencies is None:
-        return plain
-    try:
-        routes = _plan_by_dependencies(units, plain, dependencies)
-    except ModelError:
-        return plain
+    """Return the plain plan, or what the model's own examples show to be needed beyond it.
+
+    Of several that need more, that with most calls counts: pictures and words before words alone.
+    What a batch then lacks is not sent.
+    """
+    planned: dict[int, LayerRoutes] = {}
+    refused: list[ModelError] = []
+    for dependencies in find_own_dependencies(model, lists):
+        try:
+            routes = _plan_by_dependencies(units, plain, dependencies)
+        except ModelError as error:
+            refused.append(error)
+        else:
+            planned.setdefault(len(dependencies.calls), routes)
+    if refused and not planned:
+        raise refused[0]
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return plain if _is_enough(plain, routes, parameters) else routes
+    needing = {n: one for n, one in planned.items() if not _is_enough(plain, one, parameters)}
+    return needing[max(needing)] if needing else plain
 
 
 def _is_enough(plain: LayerRoutes, routes: LayerRoutes, parameters: Collection[str]) -> bool:

@@ -3,7 +3,7 @@
 The run takes no memory and hardly any time: it is that of a copy on the meta device.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import chain
@@ -34,7 +34,7 @@ def find_own_towers(model: nn.Module, stages: int, found: list[str]) -> list[str
 
 
 def _called(model: nn.Module, lists: list[str]) -> list[str]:
-    dependencies = find_own_dependencies(model, lists)
+    dependencies = next(iter(find_own_dependencies(model, lists)), None)
     if dependencies is None and len(lists) == 1:
         return lists
     if dependencies is None:
@@ -48,20 +48,18 @@ def _called(model: nn.Module, lists: list[str]) -> list[str]:
     return [path for call in calls for path in lists if call.startswith(f"{path}.")]
 
 
-def find_own_dependencies(model: nn.Module, lists: Sequence[str]) -> Dependencies | None:
-    """Return what a model depends on when it runs on its own example; None if it has none.
+def find_own_dependencies(model: nn.Module, lists: Sequence[str]) -> Iterator[Dependencies]:
+    """Yield what a model depends on when it runs on each example of its own, the usual one first.
 
-    An example may not fit the model, as that of a class above it; then there is none either.
+    An example may not fit the model, as that of a class above it; it is left out then.
     """
     try:
-        for example in own_examples(model):
-            copy = _copy_on_meta(model)
-            found = _try(copy, lists, example)
+        for example in own_examples(_copy_on_meta(model)):
+            found = _try(_copy_on_meta(model), lists, example)
             if found is not None:
-                return found
+                yield found
     except Exception as error:  # the model's own code for its example
         _LOGGER.debug("the model cannot say what it takes: %s", error)
-    return None
 
 
 def _try(

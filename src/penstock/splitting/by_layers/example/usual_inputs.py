@@ -1,77 +1,119 @@
 """Inputs that a model says it takes, in the way of models of `transformers`.
 
     input_ids                        words: `dummy_inputs`, also for a second tower
-    pixel_values                     pictures of the size in the configuration
+    pixel_values                     pictures or frames of the size in the configuration
+    hidden_states, grid_thw          patches of pictures
     input_values, input_features     sounds
 
-They are for runs on the meta device, so that their sizes cost nothing.
+Pictures come with words that have places for them, if the model takes both. All are for runs on
+the meta device, so that their sizes cost nothing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from logging import getLogger
 from typing import Any
 
 import torch
 
 from penstock.splitting.by_layers.records.call_records import parameter_names
+from penstock.torch_private import tree_leaves
 
 __all__ = ["own_examples"]
 
+_LOGGER = getLogger(__name__)
 _ROWS, _WORDS, _SAMPLES, _FRAMES = 2, 5, 16000, 256
-_MEL_BINS, _SIZE = 80, 224
+_MEL_BINS, _SIZE, _PICTURES, _SIDE = 80, 224, 2, 4
+_Example = dict[str, torch.Tensor]
 
 
-def own_examples(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+def own_examples(model: Any) -> Iterator[_Example]:
     """Yield examples that a model may run on, the most likely first; none if it says nothing.
 
-    Pictures and sounds have the type of the model's parameters.
+    Pictures and sounds have the type of the model's parameters. A model that takes words and
+    pictures is asked how many places its pictures have, so it should be a copy on the meta device.
     """
     kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     dtype = next(kinds, torch.float32)
-    for example in _examples(model):
-        yield {n: t.to(dtype) if t.is_floating_point() else t for n, t in example.items()}
+    for example in _examples(model, dtype):
+        yield _typed(example, dtype)
 
 
-def _examples(model: Any) -> Iterator[dict[str, torch.Tensor]]:
+def _typed(example: _Example, dtype: torch.dtype) -> _Example:
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in example.items()}
+
+
+def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
     names, given = set(parameter_names(model)), getattr(model, "dummy_inputs", None)
     config = getattr(model, "config", None)
     words = dict(given) if isinstance(given, Mapping) else {}
     if "decoder_input_ids" in names and "input_ids" in words:
         # A model with two towers takes words for the second too.
         words = {"decoder_input_ids": words["input_ids"], **words}
-    has_pictures = "pixel_values" in names and config is not None
-    pictures = _pictures(config) if has_pictures else {}
+    rows = len(words["input_ids"]) if "input_ids" in words else _ROWS
+    pictures = [] if config is None else list(_pictures(config, names, rows))
     if words and ("input_ids" in names or not pictures):
         yield words
-    if pictures:
-        is_both = "input_ids" in names and bool(words)
-        yield {**words, **pictures} if is_both else pictures
+    for example in pictures:
+        if "input_ids" in names and words:
+            yield {**words, **example}
+            yield from _with_places(model, words, _typed(example, dtype), names)
+        yield example
+    if isinstance(given, Mapping):
+        yield from _sounds(config, names)
+
+
+def _pictures(config: Any, names: Collection[str], rows: int) -> Iterator[_Example]:
+    """Yield one picture in each row, several (frames, or those to compare), and patches of one."""
+    channels = _setting(config, "num_channels") or _setting(config, "in_channels") or 3
+    if "pixel_values" in names:
+        size = _setting(config, "image_size") or _SIZE
+        height, width = (size, size) if isinstance(size, int) else size
+        yield {"pixel_values": torch.zeros(rows, channels, height, width)}
+        frames = _setting(config, "num_frames") or _PICTURES
+        yield {"pixel_values": torch.zeros(rows, frames, channels, height, width)}
+    if "grid_thw" in names:
+        side, frames = _setting(config, "patch_size"), _setting(config, "temporal_patch_size") or 1
+        first = "hidden_states" if "hidden_states" in names else "pixel_values"
+        patches = torch.zeros(rows * _SIDE * _SIDE, channels * frames * side * side)
+        yield {first: patches, "grid_thw": torch.tensor([[1, _SIDE, _SIDE]] * rows)}
+
+
+def _with_places(
+    model: Any, words: _Example, pictures: _Example, names: Collection[str]
+) -> Iterator[_Example]:
+    """Yield words with as many places for a picture as the model makes features of it."""
+    token = _setting(model.config, "image_token_id")
+    token = _setting(model.config, "image_token_index") if token is None else token
+    if token is None or not hasattr(model, "get_image_features"):
+        return
+    device = next(model.parameters()).device
+    try:
+        with torch.no_grad():
+            found = model.get_image_features(**{n: t.to(device) for n, t in pictures.items()})
+    except Exception as error:  # the model's own code on pictures that it may not be made for
+        _LOGGER.debug("the model makes no features of %s: %s", list(pictures), error)
+        return
+    features = tree_leaves(getattr(found, "pooler_output", found))
+    text = words["input_ids"]
+    count = sum(one.numel() // one.shape[-1] for one in features) // len(text)
+    places = torch.full((len(text), count), token)
+    ids = torch.cat([text[:, :2], places, text[:, 2:]], 1)
+    kinds = {n: (ids == token).long() for n in names if n.endswith("token_type_ids")}
+    yield {**words, **pictures, "input_ids": ids, **kinds}
+
+
+def _sounds(config: Any, names: Collection[str]) -> Iterator[_Example]:
+    """Yield sounds: samples, or bands and frames; with words if there is a tower for them."""
+    words: _Example = {}
     if "decoder_input_ids" in names:
         words = {"decoder_input_ids": torch.ones(_ROWS, _WORDS, dtype=torch.long)}
-    else:
-        words = {}
-    if not isinstance(given, Mapping):
-        return
-    for name, shape in _sounds(config):
-        if name in names:
-            yield {name: torch.zeros(_ROWS, *shape), **words}
-
-
-def _pictures(config: Any) -> dict[str, torch.Tensor]:
-    size, channels = _setting(config, "image_size"), _setting(config, "num_channels")
-    size = _SIZE if size is None else size
-    height, width = (size, size) if isinstance(size, int) else size
-    return {"pixel_values": torch.zeros(_ROWS, channels or 3, height, width)}
-
-
-def _sounds(config: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield inputs of sounds and the shapes of a row: samples, or bands and frames."""
     bands = _setting(config, "num_mel_bins") or _MEL_BINS
     positions = _setting(config, "max_source_positions")
     frames = _FRAMES if positions is None else 2 * positions
-    yield "input_values", (_SAMPLES,)
-    yield "input_values", (1, _SAMPLES)
-    yield "input_features", (bands, frames)
-    yield "input_features", (frames, bands)
+    values, features = ((_SAMPLES,), (1, _SAMPLES)), ((bands, frames), (frames, bands))
+    for name, shapes in (("input_values", values), ("input_features", features)):
+        for shape in shapes if name in names else ():
+            yield {name: torch.zeros(_ROWS, *shape), **words}
 
 
 def _setting(config: Any, name: str) -> Any:
