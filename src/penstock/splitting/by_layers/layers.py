@@ -7,7 +7,7 @@ inputs, which is cheaper than sending it. What other layers return is sent.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 from torch import nn
@@ -185,7 +185,29 @@ def _find_needed_by(
     for stage, values in [*uses, (num_stages - 1, dependencies.output), *deciding]:
         for value in values:
             needed_by.setdefault(value, set()).add(stage)
+    _add_merged(num_stages, stages, dependencies, needed_by)
     return needed_by
+
+
+def _add_merged(
+    num_stages: int,
+    stages: Mapping[tuple[str, int], int],
+    dependencies: Dependencies,
+    needed_by: dict[Value, set[int]],
+) -> None:
+    """Add what is written to tensors that a stage can make: it would not know the rest of them."""
+
+    def has_all(stage: int, values: frozenset[Value]) -> bool:
+        return all(_origin(v, stages) == stage or stage in needed_by.get(v, ()) for v in values)
+
+    is_complete = False
+    while not is_complete:
+        is_complete = True
+        for (target, written), stage in product(dependencies.merged, range(num_stages)):
+            if has_all(stage, target) and not has_all(stage, written):
+                is_complete = False
+                for value in written:
+                    needed_by.setdefault(value, set()).add(stage)
 
 
 def _stages_of_paths(

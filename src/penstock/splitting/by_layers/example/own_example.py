@@ -28,9 +28,20 @@ _LOGGER = getLogger(__name__)
 def find_own_towers(model: nn.Module, stages: int, found: list[str]) -> list[str]:
     """Return those of the lists of layers that the model's own example runs, in order.
 
-    Without such an example a single list is taken to run; several are refused.
+    Without such an example a single list is taken to run; several are refused. So is a model that
+    does not run them all on another of its own examples, such as pictures without words.
     """
-    return settle_towers(model, stages, found, partial(_called, model))
+    lists = settle_towers(model, stages, found, partial(_called, model))
+    for dependencies in find_own_dependencies(model, lists):
+        called = _lists_called(lists, dependencies)
+        if left_out := [path for path in lists if path not in called]:
+            inputs = sorted(value.leaf for value in dependencies.inputs)
+            raise ModelError(
+                f"the model does not run the layers of {left_out[0]!r} on {', '.join(inputs)}, so "
+                "that only an example shows what to cut; give one (layers='auto', "
+                "example_kwargs={...}), or name the lists that run (layers=[...])"
+            )
+    return lists
 
 
 def _called(model: nn.Module, lists: list[str]) -> list[str]:
@@ -44,6 +55,11 @@ def _called(model: nn.Module, lists: list[str]) -> list[str]:
             "of them run, and in which order; give one (layers='auto', example_kwargs={...}), or "
             f"name the lists in the order in which they run (layers=[{known}])"
         )
+    return _lists_called(lists, dependencies)
+
+
+def _lists_called(lists: list[str], dependencies: Dependencies) -> list[str]:
+    """Return the list of each layer that was called, in order."""
     calls = [call.path for call in dependencies.calls]
     return [path for call in calls for path in lists if call.startswith(f"{path}.")]
 
