@@ -410,6 +410,20 @@ def test_a_model_with_an_example_of_its_own_needs_no_other() -> None:
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
 
 
+class ReversedWithOwnExample(small.Reversed):
+    """A model whose layers run in another order than that of their list, by its own example."""
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        return {"x": numbers(2, WIDTH)}
+
+
+def test_what_an_example_of_its_own_shows_to_be_impossible_is_refused_at_the_split() -> None:
+    # It was split all the same, and the first step said to give an example, which does not help.
+    with pytest.raises(ModelError, match="layers must run in the order of their lists"):
+        split_layers(ReversedWithOwnExample(), ["layers"], 4)
+
+
 def test_an_example_of_its_own_that_does_not_fit_is_left_out() -> None:
     class Unfit(Chain):
         dummy_inputs = {"words": torch.ones(2)}  # noqa: RUF012  # as a property would return it

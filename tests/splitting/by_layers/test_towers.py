@@ -1,6 +1,7 @@
 """The lists of layers of a model are found: where most of its parameters are."""
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,39 @@ def test_an_example_of_the_models_own_shows_which_towers_run() -> None:
     pipe = ps.split(model, stages=4)
     assert pipe.layers == ("early.layers", "late.layers")
     assert_same_gradients(model, pipe, (x,))
+
+
+class Either(nn.Module):
+    """Runs one tower on words and the other on pictures."""
+
+    dummy_inputs = {"input_ids": torch.ones(2, WIDTH)}  # noqa: RUF012  # as a property would return it
+    config = SimpleNamespace(image_size=WIDTH, num_channels=1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.pictures = tower(4), tower(4)
+
+    def forward(
+        self, input_ids: torch.Tensor | None = None, pixel_values: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        x = pixel_values if input_ids is None else input_ids
+        layers: Any = (self.pictures if input_ids is None else self.words)["layers"]
+        for layer in layers:
+            x = layer(x)
+        assert x is not None
+        return x
+
+
+def test_lists_that_run_on_some_inputs_only_are_refused_at_the_split() -> None:
+    # The first step with pictures said that a module of a later stage was called before.
+    with pytest.raises(ModelError) as caught:
+        ps.split(Either(), stages=4)
+    assert str(caught.value) == (
+        "the model does not run the layers of 'words.layers' on pixel_values, so that only an "
+        "example shows what to cut; give one (layers='auto', example_kwargs={...}), or name the "
+        "lists that run (layers=[...])"
+    )
+    assert ps.split(Either(), layers="pictures.layers", stages=4).layers == ("pictures.layers",)
 
 
 class Stages(nn.Module):

@@ -95,6 +95,39 @@ def test_a_write_between_layers_happens_once_with_an_example(
         assert_same_gradients(model, pipe, (X,))
 
 
+class Joining(nn.Module):
+    """Writes what one layer returned into a tensor made by hand, or made like another's."""
+
+    def __init__(self, is_like_another: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.is_like_another = is_like_another
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = self.layers[0](x)
+        second = self.layers[1](x)
+        made = second if self.is_like_another else x
+        joined = made.new_zeros(len(x), 2, WIDTH)
+        joined[:, 0] = first
+        joined[:, 1] = second
+        y: torch.Tensor = joined.sum(1)
+        for layer in self.layers[2:]:
+            y = layer(y)
+        return y
+
+
+@pytest.mark.parametrize("is_like_another", [False, True])
+def test_what_is_written_to_a_tensor_that_another_stage_makes_is_sent(
+    is_like_another: bool,
+) -> None:
+    # Stages after the write have no use for the value, but make the tensor too. They refused to
+    # write to it what they had not been sent, in the first step and with an example.
+    torch.manual_seed(0)
+    model = Joining(is_like_another)
+    pipe = split_layers(model, ["layers"], 4, (X.clone(),), {})
+    assert_same_gradients(model, pipe, (X,))
+
+
 def test_writing_to_what_a_layer_returned_is_refused_without_an_example() -> None:
     pipe = split_layers(Between(), ["layers"], 4)
     with pytest.raises(ModelError, match=r"what 'layers\.0' returns .* was written to in place"):

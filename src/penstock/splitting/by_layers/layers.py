@@ -7,7 +7,7 @@ inputs, which is cheaper than sending it. What other layers return is sent.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import accumulate, product
+from itertools import accumulate
 from typing import Any
 
 from torch import nn
@@ -203,11 +203,13 @@ def _add_merged(
     is_complete = False
     while not is_complete:
         is_complete = True
-        for (target, written), stage in product(dependencies.merged, range(num_stages)):
-            if has_all(stage, target) and not has_all(stage, written):
-                is_complete = False
-                for value in written:
-                    needed_by.setdefault(value, set()).add(stage)
+        for written, target, calls in dependencies.merged:
+            last = [stages[call.path, call.number] for call in dependencies.calls[:calls][-1:]]
+            for stage in range(max(last, default=0), num_stages):
+                if has_all(stage, target) and not has_all(stage, written):
+                    is_complete = False
+                    for value in written:
+                        needed_by.setdefault(value, set()).add(stage)
 
 
 def _stages_of_paths(

@@ -159,6 +159,25 @@ def test_a_model_on_the_meta_device_may_look_at_the_values_of_its_inputs() -> No
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
 
 
+class ByHand(Looking):
+    """Multiplies by a parameter of a layer outside of its call, after it looked at its mask."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        layer: Any = self.layers[1]
+        return super().forward(x, mask) + mask * layer.linear.weight[0]
+
+
+def test_parameters_of_units_may_be_used_outside_on_the_meta_device_too() -> None:
+    # They stayed without values there, and met tensors that have some.
+    with torch.device("meta"):
+        model = ByHand()
+    mask = torch.ones(4, 1, dtype=torch.bool)
+    found, expected = find(model, X, mask), find(ByHand(), X, mask)
+    assert (found.calls, found.output) == (expected.calls, expected.output)
+    assert Value("layers.1.linear.weight", 0, "") in found.output
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
 def test_a_decision_by_what_a_unit_returns_is_refused_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = small.Deciding()

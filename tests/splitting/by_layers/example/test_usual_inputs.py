@@ -7,6 +7,7 @@ import transformers
 
 from penstock.splitting.by_layers.example.usual_inputs import own_examples
 from tests.splitting.small import Chain
+from tests.splitting.zoo import IMAGE, ZOO
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
@@ -20,15 +21,33 @@ def shapes(name: str, **sizes: object) -> list[dict[str, tuple[int, ...]]]:
 def test_words_come_first_then_pictures_with_them() -> None:
     vision = {**SMALL, "intermediate_size": 16, "image_size": 8, "patch_size": 4}
     text = {**SMALL, "intermediate_size": 16, "vocab_size": 9}
-    words, both = shapes("CLIP", vision_config=vision, text_config=text)
+    words, both, pictures = shapes("CLIP", vision_config=vision, text_config=text)
     assert set(words) == {"input_ids"}
-    assert set(both) == {"input_ids", "pixel_values"}
-    assert both["pixel_values"][1:] == (3, 8, 8)
+    # The pictures once had rows of their own, and no model ran on both.
+    assert both == {**words, "pixel_values": (words["input_ids"][0], 3, 8, 8)}
+    assert set(pictures) == {"pixel_values"}
+
+
+def test_words_have_places_for_the_features_of_pictures() -> None:
+    # Words without places were refused by the model, so that its example had words alone.
+    model = ZOO["LLaVA"].build().model.to("meta")
+    example = next(e for e in own_examples(model) if "pixel_values" in e)
+    both = next(e for e in own_examples(model) if len(e["input_ids"][0]) == 9)
+    assert example["pixel_values"].shape == both["pixel_values"].shape
+    assert (both["input_ids"] == IMAGE).sum(1).tolist() == [4, 4, 4]
+
+
+def test_patches_come_with_their_grid() -> None:
+    sizes = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    config = transformers.Glm4vVisionConfig(**sizes, patch_size=2, image_size=8)
+    patches, *_ = own_examples(transformers.Glm4vVisionModel(config))
+    assert tuple(patches["hidden_states"].shape) == (3 * 16, 3 * 2 * 2 * 2)
+    assert patches["grid_thw"].tolist() == [[1, 4, 4]] * 3
 
 
 def test_pictures_have_the_size_of_the_configuration() -> None:
     found = shapes("ViT", **SMALL, intermediate_size=16, image_size=8, patch_size=4)
-    assert {"pixel_values": (2, 3, 8, 8)} in found
+    assert [one["pixel_values"][1:] for one in found] == [(3, 8, 8)]
 
 
 def test_sounds_are_samples() -> None:

@@ -1,7 +1,7 @@
 """Inputs that a model says it takes, in the way of models of `transformers`.
 
     input_ids                        words: `dummy_inputs`, also for a second tower
-    pixel_values                     pictures or frames of the size in the configuration
+    pixel_values                     pictures of the size in the configuration
     hidden_states, grid_thw          patches of pictures
     input_values, input_features     sounds
 
@@ -22,7 +22,7 @@ __all__ = ["own_examples"]
 
 _LOGGER = getLogger(__name__)
 _ROWS, _WORDS, _SAMPLES, _FRAMES = 2, 5, 16000, 256
-_MEL_BINS, _SIZE, _PICTURES, _SIDE = 80, 224, 2, 4
+_MEL_BINS, _SIZE, _SIDE = 80, 224, 4
 _Example = dict[str, torch.Tensor]
 
 
@@ -63,14 +63,12 @@ def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
 
 
 def _pictures(config: Any, names: Collection[str], rows: int) -> Iterator[_Example]:
-    """Yield one picture in each row, several (frames, or those to compare), and patches of one."""
+    """Yield a picture in each row, and the patches of one."""
     channels = _setting(config, "num_channels") or _setting(config, "in_channels") or 3
     if "pixel_values" in names:
         size = _setting(config, "image_size") or _SIZE
         height, width = (size, size) if isinstance(size, int) else size
         yield {"pixel_values": torch.zeros(rows, channels, height, width)}
-        frames = _setting(config, "num_frames") or _PICTURES
-        yield {"pixel_values": torch.zeros(rows, frames, channels, height, width)}
     if "grid_thw" in names:
         side, frames = _setting(config, "patch_size"), _setting(config, "temporal_patch_size") or 1
         first = "hidden_states" if "hidden_states" in names else "pixel_values"

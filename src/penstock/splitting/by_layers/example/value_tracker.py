@@ -68,7 +68,8 @@ class Dependencies:
     A parameter or buffer that is used outside of the calls of units is a value of its own name.
 
     - `written`: buffers of containers that were written to, with the values written.
-    - `merged`: pairs of what units returned: what a tensor was made of, and what was written to it.
+    - `merged`: what was written to a tensor, what that was made of before, and the number of calls
+      until then.
     - `inner_uses`: pairs of units of which the second uses a tensor from inside of the first.
     - `example_form`: the tree of the inputs, and the number of leaves of the output.
     - `hook_calls`: calls inside of units that have hooks, as path and number, with the unit.
@@ -82,7 +83,7 @@ class Dependencies:
     output: Sources = _NOTHING
     decisions: Sources = _NOTHING
     written: dict[str, Sources] = field(default_factory=dict)
-    merged: set[tuple[Sources, Sources]] = field(default_factory=set)
+    merged: set[tuple[Sources, Sources, int]] = field(default_factory=set)
     inner_uses: frozenset[tuple[str, str]] = frozenset()
     example_form: tuple[str, int] = ("", 0)
     hook_calls: dict[tuple[str, int], tuple[str, int]] = field(default_factory=dict)
@@ -178,20 +179,13 @@ class ValueTracker(TorchFunctionMode):
             if tensor in self._names:
                 name, written = self._names[tensor], self.dependencies.written
                 written[name] = written.get(name, _NOTHING) | found
-            else:
-                self._record_merged(before, found - before)
+            elif found - before:
+                calls = len(self.dependencies.calls)
+                self.dependencies.merged.add((found - before, before, calls))
             self._mark_written(tensor, found)
         for tensor in tensors_in(result):
             for inner in _unwrapped(tensor):
                 self._sources[inner] = found | self.sources(inner)
-
-    def _record_merged(self, before: Sources, written: Sources) -> None:
-        target, added = (
-            frozenset(value for value in sources if value.path in self._counts)
-            for sources in (before, written)
-        )
-        if added:
-            self.dependencies.merged.add((target, added))
 
     def sources(self, tree: Any) -> Sources:
         """Return the values that anything in a tree depends on."""

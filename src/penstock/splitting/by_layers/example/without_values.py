@@ -1,10 +1,10 @@
 """Runs a model on the meta device where its code looks at values: of masks, positions, lengths.
 
 Units run without values, and return zeros. What is between them runs with the values of the
-inputs. A unit that looks at values itself gets zeros as parameters, only while it runs.
+inputs, and with zeros as parameters; so does a unit that looks at values itself.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,35 +18,47 @@ from penstock.torch_private import tree_leaves, tree_map_only
 __all__ = ["units_without_values"]
 
 
+_Meta = dict[int, torch.Tensor]
+
+
 @contextmanager
 def units_without_values(model: nn.Module, units: Units, inputs: Any) -> Iterator[None]:
     """Let a model on the meta device run on these inputs, which have values."""
     tensors = (leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
     device = next((tensor.device for tensor in tensors), torch.device("cpu"))
-    inside = {part for unit in units.units for part in unit.module.modules()}
-    beside = [module for module in model.modules() if module not in inside]
     with ExitStack() as stack:
-        stack.enter_context(_memory(beside, device))
+        # Those of units too, since the model may use them outside of the calls of units.
+        meta = stack.enter_context(_zeros_instead(model, device))
         for module in dict.fromkeys(unit.module for unit in units.units):
-            stack.enter_context(_own_forward(module, partial(_run, module, device)))
+            stack.enter_context(_own_forward(module, partial(_run, module, device, meta)))
         yield
 
 
 @contextmanager
-def _memory(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None]:
-    """Give modules zeros for what they have on the meta device, meanwhile."""
+def _zeros_instead(model: nn.Module, device: torch.device) -> Iterator[_Meta]:
+    """Give a model zeros for what it has on the meta device; yield that by what replaces it."""
     made: dict[int, torch.Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_meta:
+            made[id(tensor)] = _zeros(device, tensor)
+    originals = {id(t): t for t in (*model.parameters(), *model.buffers()) if t.is_meta}
+    meta = {id(zeros): originals[key] for key, zeros in made.items()}
+    with _replaced(model, made):
+        yield meta
+
+
+@contextmanager
+def _replaced(module: nn.Module, others: _Meta) -> Iterator[None]:
+    """Replace parameters and buffers by others, which are known by the identity of the first."""
     replaced: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    for module in modules:
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for inner in module.modules():
+        tables: tuple[dict[str, Any], ...] = (inner._parameters, inner._buffers)
         for table in tables:
             for name, tensor in table.items():
-                if tensor is not None and tensor.is_meta:
+                if id(tensor) in others:
                     replaced.append((table, name, tensor))
     for table, name, tensor in replaced:
-        if id(tensor) not in made:
-            made[id(tensor)] = _zeros(device, tensor)
-        table[name] = made[id(tensor)]
+        table[name] = others[id(tensor)]
     try:
         yield
     finally:
@@ -55,10 +67,11 @@ def _memory(modules: Iterable[nn.Module], device: torch.device) -> Iterator[None
 
 
 def _zeros(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    zeros = torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
+    """Return zeros like a tensor; as a parameter, which nobody writes to, they share one number."""
     if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(zeros, requires_grad=tensor.requires_grad)
-    return zeros
+        zero = torch.zeros((), dtype=tensor.dtype, device=device)
+        return nn.Parameter(zero.expand(tensor.shape), requires_grad=tensor.requires_grad)
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=device)
 
 
 @contextmanager
@@ -74,7 +87,14 @@ def _own_forward(module: nn.Module, forward: Any) -> Iterator[None]:
         table.update(before)
 
 
-def _run(module: nn.Module, device: torch.device, forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _run(
+    module: nn.Module,
+    device: torch.device,
+    meta: _Meta,
+    forward: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     given: dict[int, torch.Tensor] = {}
 
     def hide(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,8 +109,8 @@ def _run(module: nn.Module, device: torch.device, forward: Any, *args: Any, **kw
 
     hidden = tree_map_only(torch.Tensor, hide, (args, kwargs))
     try:
-        output = forward(*hidden[0], **hidden[1])
+        with _replaced(module, meta):
+            output = forward(*hidden[0], **hidden[1])
     except (NotImplementedError, RuntimeError):
-        with _memory(module.modules(), device):
-            return forward(*args, **kwargs)
+        return forward(*args, **kwargs)
     return tree_map_only(torch.Tensor, show, output)
