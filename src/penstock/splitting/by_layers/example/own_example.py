@@ -8,6 +8,7 @@ from copy import deepcopy
 from functools import partial
 from itertools import chain
 from logging import getLogger
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,9 +79,7 @@ def find_own_dependencies(model: nn.Module, lists: Sequence[str]) -> Iterator[De
         _LOGGER.debug("the model cannot say what it takes: %s", error)
 
 
-def _try(
-    copy: nn.Module, lists: Sequence[str], example: Mapping[str, torch.Tensor]
-) -> Dependencies | None:
+def _try(copy: nn.Module, lists: Sequence[str], example: Mapping[str, Any]) -> Dependencies | None:
     try:
         return find_dependencies(copy, find_units(copy, lists), (), example)
     except Exception as error:  # the model's own code on inputs that it may not be made for

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from penstock.splitting.by_layers.example.diffusion_inputs import diffusion_examples
 from penstock.splitting.by_layers.records.call_records import parameter_names
 from penstock.torch_private import tree_leaves
 
@@ -23,7 +24,7 @@ __all__ = ["own_examples"]
 _LOGGER = getLogger(__name__)
 _ROWS, _WORDS, _SAMPLES, _FRAMES = 2, 5, 16000, 256
 _MEL_BINS, _SIZE, _SIDE = 80, 224, 4
-_Example = dict[str, torch.Tensor]
+_Example = dict[str, Any]
 
 
 def own_examples(model: Any) -> Iterator[_Example]:
@@ -39,7 +40,12 @@ def own_examples(model: Any) -> Iterator[_Example]:
 
 
 def _typed(example: _Example, dtype: torch.dtype) -> _Example:
-    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in example.items()}
+    return {
+        name: value.to(dtype)
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+        else value
+        for name, value in example.items()
+    }
 
 
 def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
@@ -60,6 +66,7 @@ def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
         yield example
     if isinstance(given, Mapping):
         yield from _sounds(config, names)
+    yield from diffusion_examples(model)
 
 
 def _pictures(config: Any, names: Collection[str], rows: int) -> Iterator[_Example]:

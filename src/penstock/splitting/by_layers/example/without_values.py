@@ -67,7 +67,7 @@ def _replaced(module: nn.Module, others: _Meta) -> Iterator[None]:
 
 
 def _zeros(device: torch.device, tensor: torch.Tensor) -> torch.Tensor:
-    """Return zeros like a tensor; as a parameter, which nobody writes to, they share one number."""
+    """Return zeros like a tensor; those of a parameter share one number, as nobody writes it."""
     if isinstance(tensor, nn.Parameter):
         zero = torch.zeros((), dtype=tensor.dtype, device=device)
         return nn.Parameter(zero.expand(tensor.shape), requires_grad=tensor.requires_grad)
