@@ -16,6 +16,7 @@ from penstock.splitting.by_layers.towers import count_lists, find_towers
 from penstock.splitting.by_tracing.traced import Policy, split_traced
 from penstock.splitting.marks import SplitPoint
 from penstock.splitting.pipe import Pipe
+from penstock.splitting.router_losses import log_router_loss
 
 __all__ = ["split"]
 
@@ -57,6 +58,7 @@ def split(
     """
     _require_shapes(model)
     given = None if example is None else tuple(example)
+    log_router_loss(model, example_kwargs or {})
     pipe = _split(model, stages, layers, at, given, example_kwargs, shared)
     return pipe.of_model(model)
 
