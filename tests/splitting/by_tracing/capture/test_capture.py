@@ -46,6 +46,29 @@ def branch_on_rows(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.shape[0] > 3 else x
 
 
+class LosesConstants(nn.Module):
+    """Fails as torch does for Gemma 3n."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(2))
+
+    def forward(self, _x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("We found a fake tensor in the exported program constant's list. Please")
+
+
+def test_a_constant_that_torch_loses_is_explained() -> None:
+    # The message was torch's own, with a request to report it to torch.
+    with pytest.raises(ModelError) as refusal:
+        capture(LosesConstants(), (torch.ones(2, SIZE),), {}, dynamic=True)
+    message = str(refusal.value)
+    assert message.startswith(
+        "the model cannot be traced: torch.export loses the value of a constant that it makes in "
+        "its forward, in LosesConstants at "
+    )
+    assert message.endswith('; split it by layers: split(model, layers="layers", stages=2)')
+
+
 def test_a_path_that_depends_on_values_is_refused_with_its_line_and_advice(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -18,6 +18,10 @@ from penstock.torch_private import (
 __all__ = ["explain_failure", "suggest_layers"]
 
 
+# What torch says, beside a request to report it, of a constant that has no value after the trace.
+_LOST_CONSTANT = "fake tensor in the exported program constant's list"
+
+
 def explain_failure(model: nn.Module, error: BaseException) -> str:
     """Return the message for an error that was raised while the model was traced."""
     frames = list(_frames(error))
@@ -74,6 +78,8 @@ def _reason(error: BaseException) -> str:
             return f"its path depends on a random number, which it compares with {error.number}"
         case UnsupportedOperatorException():
             return f"{error.func} does not define the shape of its result"
+        case RuntimeError() if _LOST_CONSTANT in str(error):
+            return "torch.export loses the value of a constant that it makes in its forward"
         case _:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
