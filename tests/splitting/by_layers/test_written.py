@@ -128,6 +128,21 @@ def test_what_is_written_to_a_tensor_that_another_stage_makes_is_sent(
     assert_same_gradients(model, pipe, (X,))
 
 
+class JoiningWithOwnExample(Joining):
+    """A model that says by itself what it takes."""
+
+    @property
+    def dummy_inputs(self) -> dict[str, torch.Tensor]:
+        return {"x": numbers(2, WIDTH)}
+
+
+def test_what_is_written_to_such_a_tensor_is_needed_without_an_example_too() -> None:
+    # Without an example each stage has the inputs, so that it can make the tensor; with one, not.
+    torch.manual_seed(0)
+    model = JoiningWithOwnExample(is_like_another=False)
+    assert_same_gradients(model, split_layers(model, ["layers"], 4), (X,))
+
+
 def test_writing_to_what_a_layer_returned_is_refused_without_an_example() -> None:
     pipe = split_layers(Between(), ["layers"], 4)
     with pytest.raises(ModelError, match=r"what 'layers\.0' returns .* was written to in place"):

@@ -7,6 +7,7 @@ inputs, which is cheaper than sending it. What other layers return is sent.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -106,19 +107,24 @@ def _plan_by_own_example(
     Of several that need more, that with most calls counts: pictures and words before words alone.
     What a batch then lacks is not sent.
     """
-    planned: dict[int, LayerRoutes] = {}
+    needing: dict[int, LayerRoutes] = {}
     refused: list[ModelError] = []
+    is_planned = False
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for dependencies in find_own_dependencies(model, lists):
+        # In the plain plan all stages get all inputs.
+        everywhere = replace(dependencies, decisions=dependencies.decisions | dependencies.inputs)
         try:
             routes = _plan_by_dependencies(units, plain, dependencies)
+            needed = _plan_by_dependencies(units, plain, everywhere)
         except ModelError as error:
             refused.append(error)
-        else:
-            planned.setdefault(len(dependencies.calls), routes)
-    if refused and not planned:
+            continue
+        is_planned = True
+        if not _is_enough(plain, needed, parameters):
+            needing.setdefault(len(dependencies.calls), routes)
+    if refused and not is_planned:
         raise refused[0]
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    needing = {n: one for n, one in planned.items() if not _is_enough(plain, one, parameters)}
     return needing[max(needing)] if needing else plain
 
 

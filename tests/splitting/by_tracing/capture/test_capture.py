@@ -54,7 +54,9 @@ class LosesConstants(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(2))
 
     def forward(self, _x: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("We found a fake tensor in the exported program constant's list. Please")
+        raise RuntimeError(
+            "We found a fake tensor in the exported program constant's list. Please"
+        )
 
 
 def test_a_constant_that_torch_loses_is_explained() -> None:
