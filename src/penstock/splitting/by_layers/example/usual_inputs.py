@@ -61,8 +61,8 @@ def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
         yield words
     for example in pictures:
         if "input_ids" in names and words:
-            yield {**words, **example}
-            yield from _with_places(model, words, _typed(example, dtype), names)
+            placed = _with_places(model, words, _typed(example, dtype), names)
+            yield {**words, **example} if placed is None else placed
         yield example
     if isinstance(given, Mapping):
         yield from _sounds(config, names)
@@ -85,26 +85,26 @@ def _pictures(config: Any, names: Collection[str], rows: int) -> Iterator[_Examp
 
 def _with_places(
     model: Any, words: _Example, pictures: _Example, names: Collection[str]
-) -> Iterator[_Example]:
-    """Yield words with as many places for a picture as the model makes features of it."""
+) -> _Example | None:
+    """Return words with as many places for a picture as the model makes features of it."""
     token = _setting(model.config, "image_token_id")
     token = _setting(model.config, "image_token_index") if token is None else token
     if token is None or not hasattr(model, "get_image_features"):
-        return
+        return None
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
             found = model.get_image_features(**{n: t.to(device) for n, t in pictures.items()})
     except Exception as error:  # the model's own code on pictures that it may not be made for
         _LOGGER.debug("the model makes no features of %s: %s", list(pictures), error)
-        return
+        return None
     features = tree_leaves(getattr(found, "pooler_output", found))
     text = words["input_ids"]
     count = sum(one.numel() // one.shape[-1] for one in features) // len(text)
     places = torch.full((len(text), count), token)
     ids = torch.cat([text[:, :2], places, text[:, 2:]], 1)
     kinds = {n: (ids == token).long() for n in names if n.endswith("token_type_ids")}
-    yield {**words, **pictures, "input_ids": ids, **kinds}
+    return {**words, **pictures, "input_ids": ids, **kinds}
 
 
 def _sounds(config: Any, names: Collection[str]) -> Iterator[_Example]:
