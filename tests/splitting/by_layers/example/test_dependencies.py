@@ -164,7 +164,8 @@ class ByHand(Looking):
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         layer: Any = self.layers[1]
-        return super().forward(x, mask) + mask * layer.linear.weight[0]
+        result: torch.Tensor = super().forward(x, mask) + mask * layer.linear.weight[0]
+        return result
 
 
 def test_parameters_of_units_may_be_used_outside_on_the_meta_device_too() -> None:

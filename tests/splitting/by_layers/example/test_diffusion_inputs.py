@@ -35,7 +35,8 @@ class Denoiser(nn.Module):
         if hidden_states.ndim != 3:
             raise ValueError("tokens are needed")
         steps = self.steps(timestep[:, None].to(hidden_states.dtype))[:, None]
-        x = self.inward(hidden_states) + self.words(encoder_hidden_states).sum(1, keepdim=True)
+        x: torch.Tensor = self.inward(hidden_states)
+        x = x + self.words(encoder_hidden_states).sum(1, keepdim=True)
         for layer in self.layers:
             x = layer(x, steps)
         return x

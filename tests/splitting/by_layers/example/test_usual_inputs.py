@@ -38,7 +38,7 @@ def test_words_have_places_for_the_features_of_pictures() -> None:
 
 
 def test_patches_come_with_their_grid() -> None:
-    sizes = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    sizes: Any = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
     config = transformers.Glm4vVisionConfig(**sizes, patch_size=2, image_size=8)
     patches, *_ = own_examples(transformers.Glm4vVisionModel(config))
     assert tuple(patches["hidden_states"].shape) == (3 * 16, 3 * 2 * 2 * 2)
