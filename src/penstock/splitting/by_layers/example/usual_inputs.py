@@ -60,7 +60,7 @@ def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
     if words and ("input_ids" in names or not pictures):
         yield words
     for example in pictures:
-        if "input_ids" in names and words:
+        if "input_ids" in names and "input_ids" in words:
             placed = _with_places(model, words, _typed(example, dtype), names)
             yield {**words, **example} if placed is None else placed
         yield example
@@ -76,8 +76,8 @@ def _pictures(config: Any, names: Collection[str], rows: int) -> Iterator[_Examp
         size = _setting(config, "image_size") or _SIZE
         height, width = (size, size) if isinstance(size, int) else size
         yield {"pixel_values": torch.zeros(rows, channels, height, width)}
-    if "grid_thw" in names:
-        side, frames = _setting(config, "patch_size"), _setting(config, "temporal_patch_size") or 1
+    side, frames = _setting(config, "patch_size"), _setting(config, "temporal_patch_size") or 1
+    if "grid_thw" in names and isinstance(side, int):
         first = "hidden_states" if "hidden_states" in names else "pixel_values"
         patches = torch.zeros(rows * _SIDE * _SIDE, channels * frames * side * side)
         yield {first: patches, "grid_thw": torch.tensor([[1, _SIDE, _SIDE]] * rows)}
