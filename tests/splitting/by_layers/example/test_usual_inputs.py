@@ -1,10 +1,13 @@
 """What models of transformers say they take, in words, pictures and sounds."""
 
+from copy import deepcopy
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 
+from penstock.splitting.by_layers.example.own_example import find_own_dependencies
 from penstock.splitting.by_layers.example.usual_inputs import own_examples
 from tests.splitting.small import Chain
 from tests.splitting.zoo import IMAGE, ZOO
@@ -12,10 +15,14 @@ from tests.splitting.zoo import IMAGE, ZOO
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
+def examples_of(model: nn.Module) -> list[dict[str, Any]]:
+    return list(own_examples(model, deepcopy(model).to("meta")))
+
+
 def shapes(name: str, **sizes: object) -> list[dict[str, tuple[int, ...]]]:
     config = getattr(transformers, f"{name}Config")(**sizes)
     model = getattr(transformers, f"{name}Model")(config)
-    return [{key: tuple(t.shape) for key, t in one.items()} for one in own_examples(model)]
+    return [{key: tuple(t.shape) for key, t in one.items()} for one in examples_of(model)]
 
 
 def test_words_come_first_then_pictures_with_them() -> None:
@@ -30,8 +37,8 @@ def test_words_come_first_then_pictures_with_them() -> None:
 
 def test_words_have_places_for_the_features_of_pictures() -> None:
     # Words without places were refused by the model, so that its example had words alone.
-    model = ZOO["LLaVA"].build().model.to("meta")
-    words, both, _ = own_examples(model)
+    model = ZOO["LLaVA"].build().model
+    words, both, _ = examples_of(model)
     assert (words["input_ids"] == IMAGE).sum() == 0
     assert tuple(both["pixel_values"].shape) == (3, 3, 16, 16)
     assert (both["input_ids"] == IMAGE).sum(1).tolist() == [4, 4, 4]
@@ -40,7 +47,7 @@ def test_words_have_places_for_the_features_of_pictures() -> None:
 def test_patches_come_with_their_grid() -> None:
     sizes: Any = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
     config = transformers.Glm4vVisionConfig(**sizes, patch_size=2, image_size=8)
-    patches, *_ = own_examples(transformers.Glm4vVisionModel(config))
+    patches, *_ = examples_of(transformers.Glm4vVisionModel(config))
     assert tuple(patches["hidden_states"].shape) == (3 * 16, 3 * 2 * 2 * 2)
     assert patches["grid_thw"].tolist() == [[1, 4, 4]] * 3
 
@@ -59,11 +66,19 @@ def test_sounds_have_the_type_of_the_parameters() -> None:
     # They were float32, in which a model in bfloat16 or float64 does not run.
     sizes: Any = {**SMALL, "intermediate_size": 16}
     config = transformers.Wav2Vec2Config(**sizes)
-    examples = list(own_examples(transformers.Wav2Vec2Model(config).double()))
+    examples = examples_of(transformers.Wav2Vec2Model(config).double())
     assert {t.dtype for one in examples for t in one.values() if t.is_floating_point()} == {
         torch.float64
     }
 
 
 def test_a_model_that_says_nothing_has_no_example() -> None:
-    assert list(own_examples(Chain())) == []
+    assert examples_of(Chain()) == []
+
+
+def test_inputs_of_a_models_own_have_values() -> None:
+    # Those of BART are made on the device of the model, and were asked of a copy without memory,
+    # where its code could not look at the mask.
+    model = ZOO["BART"].build().model
+    assert {t.device.type for one in examples_of(model) for t in one.values()} == {"cpu"}
+    assert list(find_own_dependencies(model, ["encoder.layers", "decoder.layers"]))

@@ -71,7 +71,7 @@ def find_own_dependencies(model: nn.Module, lists: Sequence[str]) -> Iterator[De
     An example may not fit the model, as that of a class above it; it is left out then.
     """
     try:
-        for example in own_examples(_copy_on_meta(model)):
+        for example in own_examples(model, _copy_on_meta(model)):
             found = _try(_copy_on_meta(model), lists, example)
             if found is not None:
                 yield found

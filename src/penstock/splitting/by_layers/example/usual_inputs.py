@@ -27,15 +27,15 @@ _MEL_BINS, _SIZE, _SIDE = 80, 224, 4
 _Example = dict[str, Any]
 
 
-def own_examples(model: Any) -> Iterator[_Example]:
+def own_examples(model: Any, copy: Any) -> Iterator[_Example]:
     """Yield examples that a model may run on, the most likely first; none if it says nothing.
 
-    Pictures and sounds have the type of the model's parameters. A model that takes words and
-    pictures is asked how many places its pictures have, so it should be a copy on the meta device.
+    Pictures and sounds have the type of the model's parameters. Its copy on the meta device is
+    asked how many places pictures have among words. Inputs of the copy's own have no values.
     """
     kinds = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     dtype = next(kinds, torch.float32)
-    for example in _examples(model, dtype):
+    for example in _examples(model, copy, dtype):
         yield _typed(example, dtype)
 
 
@@ -48,7 +48,7 @@ def _typed(example: _Example, dtype: torch.dtype) -> _Example:
     }
 
 
-def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
+def _examples(model: Any, copy: Any, dtype: torch.dtype) -> Iterator[_Example]:
     names, given = set(parameter_names(model)), getattr(model, "dummy_inputs", None)
     config = getattr(model, "config", None)
     words = dict(given) if isinstance(given, Mapping) else {}
@@ -61,7 +61,7 @@ def _examples(model: Any, dtype: torch.dtype) -> Iterator[_Example]:
         yield words
     for example in pictures:
         if "input_ids" in names and "input_ids" in words:
-            placed = _with_places(model, words, _typed(example, dtype), names)
+            placed = _with_places(copy, words, _typed(example, dtype), names)
             yield {**words, **example} if placed is None else placed
         yield example
     if isinstance(given, Mapping):
