@@ -301,6 +301,14 @@ def a_setting_of_sizes_is_changed_for_a_while() -> bool:
     return inside is True and config.backed_size_oblivious is False
 
 
+def an_export_leaves_notes_that_can_be_cleared() -> bool:
+    torch.export.export(torch.nn.Linear(2, 2), (torch.randn(3, 2),))
+    has_notes = bool(torch_private.notes_of_last_export)
+    torch_private.notes_of_last_export.clear()
+    torch.export.export(torch.nn.Linear(2, 2), (torch.randn(3, 2),))
+    return has_notes and bool(torch_private.notes_of_last_export)
+
+
 def sizes_are_written_as_python() -> bool:
     expression = sympy.Symbol("s0", integer=True) + 1
     return str(torch_private.PythonPrinter().doprint(expression)) in ("s0 + 1", "1 + s0")
@@ -423,6 +431,7 @@ CHECKS: dict[Callable[[], bool], tuple[str, ...]] = {
         "global_forward_pre_hooks",
     ),
     a_setting_of_sizes_is_changed_for_a_while: ("symbolic_shape_config",),
+    an_export_leaves_notes_that_can_be_cleared: ("notes_of_last_export",),
     sizes_are_written_as_python: ("PythonPrinter",),
     failures_of_tracing_are_errors: (
         "DataDependentOutputException",

@@ -84,6 +84,9 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.filesystem import _StorageInfo as StorageInfo
     from torch.distributed.distributed_c10d import _get_default_group as get_default_group
     from torch.distributed.distributed_c10d import _get_default_store as get_default_store
+    from torch.fx.experimental.proxy_tensor import (
+        _FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT as notes_of_last_export,  # noqa: N811  # a dict
+    )
     from torch.utils._sympy.printers import PythonPrinter
 
 __all__ = [
@@ -141,6 +144,7 @@ __all__ = [
     "make_wrapper_subclass",
     "mesh_layouts",
     "min_cut_rematerialization_partition",
+    "notes_of_last_export",
     "peek_interpreter_stack",
     "pop_dispatch_mode",
     "pop_function_mode",
@@ -251,6 +255,10 @@ _LATE = {
     "DataDependentOutputException": "torch._subclasses.fake_tensor DataDependentOutputException",
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor DynamicOutputShapeException",
     "UnsupportedOperatorException": "torch._subclasses.fake_tensor UnsupportedOperatorException",
+    # What torch notes of an export until the next one, which keeps the exported model alive.
+    "notes_of_last_export": (
+        "torch.fx.experimental.proxy_tensor _FAKE_TENSOR_ID_TO_PROXY_MAP_FOR_EXPORT"
+    ),
     # Writes expressions of symbolic sizes as Python.
     "PythonPrinter": "torch.utils._sympy.printers PythonPrinter",
     # What `torch.compile` puts around a module, and how it calls the compiler.
@@ -279,6 +287,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _find(module: str, attribute: str) -> Any:
-    found = import_module(module)
+    found = getattr(import_module(module), attribute, None)
     # A module inside of a package is an attribute of it only after it was imported.
-    return getattr(found, attribute, None) or import_module(f"{module}.{attribute}")
+    return import_module(f"{module}.{attribute}") if found is None else found

@@ -20,7 +20,7 @@ from penstock.ir.dataflow import Dataflow, Routed
 from penstock.ir.schedule import Schedule
 from penstock.splitting.materialize import compute_buffers, expect_filled, give_memory
 from penstock.splitting.original import unguarded
-from penstock.splitting.placed_routes import ValueRoutes, place_values
+from penstock.splitting.placed_routes import ValueRoutes, dataflow_on
 from penstock.splitting.signature import Signature, sign
 from penstock.tensors.packet import as_arguments
 from penstock.torch_private import tree_map_only
@@ -108,8 +108,7 @@ class Pipe:
         from another rank, and the others from the one before them on their own rank. To simulate a
         step of this pipe, `reroute` a schedule to this dataflow.
         """
-        placed = place_values(self.routes, self.num_stages, schedule)
-        return self.dataflow if placed is None else placed.dataflow
+        return dataflow_on(self.routes, self.num_stages, self.dataflow, schedule)
 
     def of_model(self, model: nn.Module) -> "Pipe":
         """Return this pipe with a reference to the model that it was split from."""

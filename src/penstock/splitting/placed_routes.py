@@ -13,7 +13,7 @@ from penstock.ir.dataflow import Dataflow
 from penstock.ir.schedule import Schedule
 from penstock.tensors.rerouting import Rerouting
 
-__all__ = ["PlacedRoutes", "ValueRoutes", "place_values"]
+__all__ = ["PlacedRoutes", "ValueRoutes", "dataflow_on", "place_values"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,6 +38,17 @@ def place_values(
     if routes is None or schedule.dataflow.num_parts != num_stages:
         return None
     return routes.place(_places_of_parts(schedule))
+
+
+def dataflow_on(
+    routes: ValueRoutes | None, num_stages: int, plain: Dataflow, schedule: Schedule
+) -> Dataflow:
+    """Return the dataflow of a pipe where it runs in the order of a schedule.
+
+    It needs no stage of the pipe, so that a pipeline may keep it without keeping all of them.
+    """
+    placed = place_values(routes, num_stages, schedule)
+    return plain if placed is None else placed.dataflow
 
 
 def _places_of_parts(schedule: Schedule) -> list[tuple[int, ...]]:

@@ -94,7 +94,7 @@ class Pipeline:
         self._part = part
         self._routes = dict(assembly.routes)
         self._stages = part.stages
-        shared = merge_names(names_of_shared(pipe, part.modules, ties))
+        shared = merge_names(names_of_shared(pipe, assembly.modules, ties))
         self._model = HeldModel(self.modules, pipe is not None, shared)
         tied = ties if pipe is None else [*ties, *ties_of(pipe)]
         with assembly.guard.call(), assembly.guard.tracking():

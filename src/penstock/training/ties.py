@@ -41,9 +41,9 @@ def keep_ties(
     rank, placement = dist.get_rank(group), schedule.placement
     with assembly.control.together(cannot(BUILDING)):
         ties = declared_ties(names, held, placement, rank)
-        if not isinstance(part.modules, Mapping):
+        if not isinstance(assembly.modules, Mapping):
             known = {tie.parameter for tie in ties}
-            found = find_ties(part.modules, placement)
+            found = find_ties(assembly.modules, placement)
             ties += [tie for tie in found if tie.parameter not in known]
     groups = connect_holders(ties, group)
     return Ties(ties, rank, groups, modules) if ties else None

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,7 +29,7 @@ from penstock.ranks.group_transport import GroupTransport
 from penstock.ranks.transport import LocalTransport, Transport
 from penstock.sim.in_flight import messages_in_flight
 from penstock.splitting.pipe import Pipe, require_stages
-from penstock.splitting.placed_routes import place_values
+from penstock.splitting.placed_routes import dataflow_on, place_values
 from penstock.splitting.signature import Signature, sign
 from penstock.step.overlap.overlaps import Overlaps
 from penstock.step.stage import Stage
@@ -81,12 +82,8 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """What this process builds by itself.
+    """What this process builds by itself, and keeps; it has no stage of another rank."""
 
-    `modules` are those of all stages, or those that this process was given.
-    """
-
-    modules: Modules
     microbatches: int
     schedules: StepSchedules
     stages: dict[int, Stage]
@@ -102,9 +99,13 @@ class LocalPart:
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A process's own part, and what connects it with the other ranks."""
+    """A process's own part, the modules it was chosen from, and what connects it with other ranks.
+
+    Only the build needs `modules`: whoever keeps them keeps the memory of the whole model.
+    """
 
     part: LocalPart
+    modules: Modules
     transport: Transport
     control: Control
     guards: JointGuards
@@ -124,11 +125,12 @@ def assemble(
     """Build this process's part; fail on every rank if one cannot, or if ranks differ."""
     group = request.group
     if group is None:
-        part = _build(request)
+        part, modules = _build(request)
         warn_without_group(request.ranks, part.stages.values())
         local = LocalTransport(part.schedule.num_ranks)
         return Assembly(
             part,
+            modules,
             _inject(local, fault_injection),
             LocalControl(),
             JointGuards(NoGuard(), timeouts),
@@ -149,7 +151,7 @@ def _assemble(
     control = GroupControl(group, connections=guards.own.connections)
     with control.together(cannot(BUILDING)):
         require_names(group, fault_injection)
-        part = _build(request)
+        part, modules = _build(request)
         refuse_compiled_graphs(part.stages, part.device)
         facts, known = _facts(part, request.facts), _model_facts(request.stages, part)
     agree(control, facts)
@@ -158,6 +160,7 @@ def _assemble(
     guards.own.attach(members, part.schedule)
     return Assembly(
         part,
+        modules,
         _inject(members, fault_injection),
         control,
         guards,
@@ -193,15 +196,16 @@ def _nothing() -> None:
     """Wait for nothing and close nothing, because one process has no channels."""
 
 
-def _build(request: BuildRequest) -> LocalPart:
-    """Do everything that needs no other rank."""
+def _build(request: BuildRequest) -> tuple[LocalPart, Modules]:
+    """Do all that needs no other rank; return it with the modules that it chose from."""
     require_stages(request.stages)
     require_reduction(request.facts.reduction)
     given = read_schedule(request.schedule)
     count = count_microbatches(given, request.microbatches)
     modules, dataflow = _take_apart(request.stages, given)
     num_stages, num_ranks = _count(modules, given, request)
-    place = None if request.pipe is None else request.pipe.dataflow_on
+    pipe = request.pipe
+    place = pipe and partial(dataflow_on, pipe.routes, pipe.num_stages, pipe.dataflow)
     schedules = StepSchedules(given, count, num_stages, num_ranks, dataflow, place)
     own = range(num_ranks) if request.group is None else [dist.get_rank(request.group)]
     held = _own_stages(modules, schedules.schedule, own, _reroutings(request, schedules.schedule))
@@ -211,14 +215,10 @@ def _build(request: BuildRequest) -> LocalPart:
     schedules.place_receives(receives_for(request.group, device))
     log_batch_statistics(found.values(), count)
     checkpointed = _checkpointed_stages(request.schedule)
-    options = request.facts.options
-    _set_up(held, schedules.schedule, checkpointed, options.cuda_graphs)
-    overlaps = Overlaps(
-        device,
-        takes_turns=not options.cuda_graphs,
-        finds_collectives=options.find_turning_points,
-    )
-    return LocalPart(modules, count, schedules, held, device, checkpointed, overlaps)
+    graphs, finds = request.facts.options.cuda_graphs, request.facts.options.find_turning_points
+    _set_up(held, schedules.schedule, checkpointed, graphs)
+    overlaps = Overlaps(device, takes_turns=not graphs, finds_collectives=finds)
+    return LocalPart(count, schedules, held, device, checkpointed, overlaps), modules
 
 
 def _take_apart(stages: Pipe | Modules, given: str | Schedule) -> tuple[Modules, Dataflow | None]:

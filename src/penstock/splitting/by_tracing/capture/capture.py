@@ -33,7 +33,7 @@ from penstock.splitting.by_tracing.capture.sizes import describe_inputs, find_ru
 from penstock.splitting.by_tracing.capture.traced_graph import build_graph, user_inputs
 from penstock.splitting.caches import find_configs, log_ignored_cache, refuse_cache, without_cache
 from penstock.splitting.original import unguarded
-from penstock.torch_private import pytree, symbolic_shape_config
+from penstock.torch_private import notes_of_last_export, pytree, symbolic_shape_config
 
 __all__ = ["Capture", "capture"]
 
@@ -147,6 +147,7 @@ def capture(
         ):
             stack.enter_context(context)
         leave_out_conversions(model)
+        stack.callback(notes_of_last_export.clear)
         program, is_oblivious = _export(flat, dynamic=dynamic)
     tensors = user_inputs(program)
     inputs = describe_inputs(
