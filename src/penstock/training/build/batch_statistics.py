@@ -15,7 +15,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 def log_batch_statistics(modules: Iterable[nn.Module], microbatches: int) -> None:
     """Log that a batch norm in training mode takes its statistics from each microbatch.
 
-    Once in a process. It is no `Warning`, because every pipeline does so, and evaluation is not
+    Once in a process. This is not a `Warning`: every pipeline does so, and evaluation is not
     affected.
     """
     held = [module for stage in modules for module in stage.modules()]
