@@ -59,6 +59,14 @@ ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "_saved_self": "the first factor, where the second has gradients",
     },
     "MeanBackward0": {"_saved_self_sym_numel": "the number of elements of a mean"},
+    "SelectBackward0": {
+        "_saved_dim": "the dimension of which one index is taken",
+        "_saved_self_sym_sizes": "the sizes of what it is taken from",
+    },
+    "UnbindBackward0": {
+        "_saved_dim": "the dimension over which a loop goes",
+        "_input_metadata": "one for each of its results",
+    },
     "torch.ops": {"_c10d_functional": "functional collectives, and the wait for them"},
     "torch.ops.aten": {
         "_grouped_mm": "products of many pairs of matrices",

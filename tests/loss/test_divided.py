@@ -71,6 +71,35 @@ def two_sums(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> to
     return by_numbers(rows, wanted, mask) - 0.1 * rows.abs().sum() / len(rows)
 
 
+def weighted(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return -0.3 * over_mask(rows, wanted, mask)
+
+
+def enlarged(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (squares(rows, wanted) * mask).sum() * 1e4 / mask.sum()
+
+
+def looped(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    each = zip(rows, wanted, mask, strict=True)
+    return sum((over_mask(*row) for row in each), torch.zeros(())) / len(rows)
+
+
+def indexed(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    found = squares(rows, wanted)
+    each = [found[i][mask[i].bool()].mean() for i in range(len(rows))]
+    return 2.0 * torch.stack(each).sum() / len(rows) + sum(each) / len(rows)
+
+
+def looped_over_all(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # The rows of all microbatches are divided by one count, which no term shows to be theirs.
+    each = (squares(rows, wanted) * mask).unbind()
+    return sum((row.sum() for row in each), torch.zeros(())) / mask.sum()
+
+
+def tiny(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return (squares(rows, wanted) * mask).sum() / (1e-6 * wanted.abs().sum())
+
+
 def spread(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (squares(rows, wanted) * mask).sum() / wanted.abs().sum()
 
@@ -102,14 +131,16 @@ def make_batch(first: int, dtype: torch.dtype = torch.bool) -> dict[str, Any]:
     }
 
 
-def make_pipeline(model: nn.Module, group: Any = None) -> ps.Pipeline:
+def make_pipeline(model: nn.Module, group: Any = None, microbatches: int = 4) -> ps.Pipeline:
     pipe = ps.split(model, layers="layers", stages=2, example=(), example_kwargs=make_batch(3))
-    return ps.Pipeline(pipe, "1F1B", ranks=2, microbatches=4, loss=ps.find_loss, group=group)
+    return ps.Pipeline(
+        pipe, "1F1B", ranks=2, microbatches=microbatches, loss=ps.find_loss, group=group
+    )
 
 
-def assert_like_unsplit(loss: Loss, batch: dict[str, Any]) -> None:
+def assert_like_unsplit(loss: Loss, batch: dict[str, Any], microbatches: int = 4) -> None:
     model = Divides(loss)
-    plain, pipeline = deepcopy(model), make_pipeline(model)
+    plain, pipeline = deepcopy(model), make_pipeline(model, microbatches=microbatches)
     expected = plain(**batch)["loss"]
     expected.backward()
     assert pipeline.evaluate(**batch).loss == pytest.approx(expected.item(), rel=1e-10)
@@ -137,7 +168,31 @@ def test_sums_divided_by_sizes_are_means_over_rows(loss: Loss) -> None:
     assert_like_unsplit(loss, make_batch(WIDTH))
 
 
-@pytest.mark.parametrize("loss", [spread, by_hand_counted, beside_a_mean, mean_over_share])
+# A factor, such as the weight or the sign of a loss, was taken for a part of the count. A large
+# one made all divisors so small that any of them seemed alike, and the loss was weighed by rows.
+@pytest.mark.parametrize("loss", [weighted, enlarged])
+def test_a_factor_is_no_part_of_a_count(loss: Loss) -> None:
+    assert_like_unsplit(loss, make_batch(3))
+
+
+# The divisors of single rows were taken for those of whole microbatches: refused, or of wrong
+# weights where a microbatch has one row.
+@pytest.mark.parametrize("microbatches", [3, 4, 8])
+@pytest.mark.parametrize("loss", [looped, indexed])
+def test_a_loop_over_rows_is_a_mean_over_rows(loss: Loss, microbatches: int) -> None:
+    batch = make_batch(3)
+    batch["mask"][6, 0] = True
+    assert_like_unsplit(loss, batch, microbatches)
+
+
+@pytest.mark.parametrize("microbatches", [4, 8])
+def test_a_loop_over_rows_that_are_divided_together_is_refused(microbatches: int) -> None:
+    pipeline = make_pipeline(Divides(looped_over_all), microbatches=microbatches)
+    with pytest.raises(StepFailedError, match="what a model divides its loss by must be"):
+        pipeline.step(**make_batch(3))
+
+
+@pytest.mark.parametrize("loss", [spread, tiny, by_hand_counted, beside_a_mean, mean_over_share])
 def test_other_divisors_are_refused(loss: Loss) -> None:
     pipeline = make_pipeline(Divides(loss))
     for run in (pipeline.step, pipeline.evaluate):

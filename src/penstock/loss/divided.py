@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import Node
 
 from penstock.errors import BatchError
-from penstock.loss.form import find_divisors
+from penstock.loss.form import Divisor, find_divisors
 from penstock.loss.labels import fetch_numbers
 from penstock.loss.memory import LossMemory
 from penstock.loss.reduction import round_weights, share_counts
@@ -55,7 +55,7 @@ class DividedLoss:
         """
         if not self._given.makes_own:
             return None
-        divisors, is_all = find_divisors(loss)
+        divisors, is_all = find_divisors(loss, self._given.rows[microbatch])
         divided, names = self._memory.divided, self._given.names
         for divisor in divisors:
             # What an evaluation receives may have gradients that it has not in training.
@@ -63,7 +63,7 @@ class DividedLoss:
             if divisor.is_chosen or not divisor.quotients.isdisjoint(seen):
                 divided.setdefault(names, "")
             if is_all and not self._found and names in divided and is_plain:
-                self._counted = self._find_counted(microbatch, divisor.value)
+                self._counted = self._find_counted(microbatch, divisor)
                 divided[names] = "" if self._counted is None else self._counted.name
         self._found[microbatch] = [divisor.value for divisor in divisors]
         return None if self._counted is None else share_counts(self._counted.counts)[microbatch]
@@ -100,14 +100,19 @@ class DividedLoss:
             f"(got {shown}); let the model divide by num_items_in_batch, or {ADVICE}"
         )
 
-    def _find_counted(self, microbatch: int, divisor: torch.Tensor | float) -> _Counted | None:
+    def _find_counted(self, microbatch: int, divisor: Divisor) -> _Counted | None:
         """Find what a divisor counts, if that differs between microbatches of one size."""
         found = list(self._find_uneven())
         known = self._memory.divided[self._given.names]
         if known:
             return next((counted for counted in found if counted.name == known), None)
-        number = float(divisor) if found else 0.0
-        fitting = [one for one in found if _is_multiple(number, one.counts[microbatch])]
+        # A factor of the loss, such as its weight or sign, need not be a whole number.
+        numbers = fetch_numbers([divisor.value, divisor.quotient]) if found else []
+        fitting = [
+            one
+            for one in found
+            if any(_is_multiple(abs(number), one.counts[microbatch]) for number in numbers)
+        ]
         return max(fitting, key=lambda one: one.counts[microbatch], default=None)
 
     def _find_uneven(self) -> Iterator[_Counted]:
@@ -127,9 +132,14 @@ def _is_multiple(divisor: float, count: float) -> bool:
 
 
 def _are_alike(numbers: dict[int, float], counts: Sequence[float]) -> bool:
-    """Whether numbers of microbatches are their counts, all times the same number."""
+    """Whether numbers of microbatches are their counts, all times the same number.
+
+    A divisor may be small itself; only where nothing is counted it may be just about zero.
+    """
     times = max((n / counts[i] for i, n in numbers.items() if counts[i]), default=0.0)
     return all(
-        math.isclose(number, times * counts[i], rel_tol=_ACCURACY, abs_tol=_SMALL)
+        math.isclose(number, times * counts[i], rel_tol=_ACCURACY)
+        if counts[i]
+        else abs(number) < _SMALL
         for i, number in numbers.items()
     )

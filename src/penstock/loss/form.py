@@ -1,6 +1,6 @@
 """How a loss combines the results of loss functions, as its graph shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
@@ -65,6 +65,8 @@ _LINEAR = {
     "MeanBackward0",
     "MeanBackward1",
 }
+# Those of them that join several terms.
+_JOINING = {"AddBackward0", "AddBackward1", "StackBackward0", "CatBackward0"}
 # Operations that are linear in one input, if no other input depends on a call.
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
@@ -95,11 +97,14 @@ class LossForm:
 class Divisor:
     """The number that a loss is divided by, and the quotients in its graph.
 
-    `is_trained` says that the number has gradients itself, `is_chosen` that it is the number of
-    elements that something has chosen.
+    `value` has the factors of products too, and `quotient` has not. `shared` is what the term is
+    divided by together with others. `is_trained` says that the number has gradients itself,
+    `is_chosen` that it is the number of elements that something has chosen.
     """
 
-    value: torch.Tensor | float
+    value: torch.Tensor | float = 1.0
+    quotient: torch.Tensor | float = 1.0
+    shared: torch.Tensor | float = 1.0
     quotients: frozenset[Node] = frozenset()
     is_trained: bool = False
     is_chosen: bool = False
@@ -177,13 +182,14 @@ def find_shares(loss: torch.Tensor, items: float) -> set[bool]:
     return found
 
 
-def find_divisors(loss: torch.Tensor) -> tuple[list[Divisor], bool]:
+def find_divisors(loss: torch.Tensor, rows: float) -> tuple[list[Divisor], bool]:
     """Return what the terms of a loss are divided by that are sums, or means of chosen elements.
 
-    The second value says whether the loss is one such term and nothing else.
+    The second value says whether the loss is one such term and nothing else. Where a loop makes
+    one term for each of the rows, what counts is the divisor of all of them together.
     """
-    found: list[Divisor] = []
-    others, waiting = 0, [(loss.grad_fn, Divisor(1.0))]
+    found, of_rows = list[Divisor](), list[Divisor]()
+    others, waiting = 0, [(loss.grad_fn, Divisor())]
     for _ in range(_MOST_TERMS):
         if not waiting:
             break
@@ -191,16 +197,25 @@ def find_divisors(loss: torch.Tensor) -> tuple[list[Divisor], bool]:
         if node is None:
             continue
         name = node.name()
-        if name == _WHOLE_MEAN and _is_chosen(node):
+        is_row = _is_below(node, lambda inner: _is_row(inner, rows), until="StackBackward0")
+        terms = of_rows if is_row else found
+        if name == _WHOLE_MEAN and _is_below(node, lambda inner: inner.name() in _CHOOSING):
             size = float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
-            found.append(replace(divisor, value=divisor.value * size, is_chosen=True))
+            value, quotient = divisor.value * size, divisor.quotient * size
+            terms.append(replace(divisor, value=value, quotient=quotient, is_chosen=True))
         elif name in _TOTALS or (name in _MEANS and divisor.quotients):
             is_counted = name == _NANSUM and bool(divisor.quotients)
-            found.append(replace(divisor, is_chosen=is_counted))
+            terms.append(replace(divisor, is_chosen=is_counted))
         else:
             inputs = _find_divided(node, divisor)
             waiting += inputs
             others += not inputs
+    if of_rows and len(of_rows) % rows:
+        found += of_rows
+    else:
+        # As many as there are loops, since microbatches may differ in their rows.
+        found += [Divisor(shared) for shared in {id(t.shared): t.shared for t in of_rows}.values()]
+        others += len(of_rows)
     return found, len(found) == 1 and not others and not waiting
 
 
@@ -208,7 +223,8 @@ def _find_divided(node: Node, divisor: Divisor) -> list[tuple[Node, Divisor]]:
     """Return the terms whose sum a node is, times numbers; nothing if it is anything else."""
     name, inputs = node.name(), [inner for inner, _ in node.next_functions if inner is not None]
     if name in _LINEAR - _MEANS:
-        return [(inner, divisor) for inner in inputs]
+        below = replace(divisor, shared=divisor.value) if name in _JOINING else divisor
+        return [(inner, below) for inner in inputs]
     is_divided = name in _QUOTIENTS and node.next_functions[0][0] is not None
     if not is_divided and (name not in _PRODUCTS or len(inputs) != 1):
         return []
@@ -218,21 +234,30 @@ def _find_divided(node: Node, divisor: Divisor) -> list[tuple[Node, Divisor]]:
     below = replace(
         divisor,
         value=divisor.value * factor if is_divided else divisor.value / factor,
+        quotient=divisor.quotient * factor if is_divided else divisor.quotient,
         quotients=divisor.quotients | ({node} if is_divided else set()),
         is_trained=divisor.is_trained or len(inputs) > 1,
     )
     return [(inputs[0], below)]
 
 
-def _is_chosen(node: Node | None) -> bool:
-    """Whether a mean is over elements that were chosen by their indices or a mask."""
+def _is_below(node: Node | None, is_it: Callable[[Node], bool], until: str = "") -> bool:
+    """Whether one of the operations that a result is made of, in the first place, is like this."""
     for _ in range(_SIGNED):
-        if node is None or not node.next_functions:
+        if node is None or not node.next_functions or node.name() == until:
             return False
-        if node.name() in _CHOOSING:
+        if is_it(node):
             return True
         node = node.next_functions[0][0]
     return False
+
+
+def _is_row(one: Any, rows: float) -> bool:
+    """Whether an operation takes one of the rows, by its number or in a loop over all of them."""
+    if one.name() == "SelectBackward0":
+        return not one._saved_dim and bool(one._saved_self_sym_sizes[0] == rows)
+    is_loop = one.name() == "UnbindBackward0" and not one._saved_dim
+    return is_loop and len(one._input_metadata) == rows
 
 
 def _read_factor(node: Node) -> torch.Tensor | None:
