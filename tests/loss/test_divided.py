@@ -132,7 +132,9 @@ def make_batch(first: int, dtype: torch.dtype = torch.bool) -> dict[str, Any]:
 
 
 def make_pipeline(model: nn.Module, group: Any = None, microbatches: int = 4) -> ps.Pipeline:
-    pipe = ps.split(model, layers="layers", stages=2, example=(), example_kwargs=make_batch(3))
+    kind = next(model.parameters()).dtype
+    example = {name: value.to(kind) for name, value in make_batch(3).items()}
+    pipe = ps.split(model, layers="layers", stages=2, example=(), example_kwargs=example)
     return ps.Pipeline(
         pipe, "1F1B", ranks=2, microbatches=microbatches, loss=ps.find_loss, group=group
     )
@@ -171,7 +173,7 @@ def test_sums_divided_by_sizes_are_means_over_rows(loss: Loss) -> None:
 # A factor, such as the weight or the sign of a loss, was taken for a part of the count. A large
 # one made all divisors so small that any of them seemed alike, and the loss was weighed by rows.
 @pytest.mark.parametrize("loss", [weighted, enlarged])
-def test_a_factor_is_no_part_of_a_count(loss: Loss) -> None:
+def test_factors_do_not_belong_to_counts(loss: Loss) -> None:
     assert_like_unsplit(loss, make_batch(3))
 
 
@@ -183,6 +185,17 @@ def test_a_loop_over_rows_is_a_mean_over_rows(loss: Loss, microbatches: int) -> 
     batch = make_batch(3)
     batch["mask"][6, 0] = True
     assert_like_unsplit(loss, batch, microbatches)
+
+
+# A sum of bfloat16 is a multiple of 4 from 512 on: the model divides by 600, and not by 601.
+def test_counts_are_compared_as_exactly_as_the_type_of_the_loss_allows() -> None:
+    model = Divides(lambda rows, wanted, mask: over_mask(rows, wanted, mask.to(rows))).bfloat16()
+    batch = {name: value.repeat_interleave(100, 0) for name, value in make_batch(3).items()}
+    batch["mask"][0, 3] = True
+    kind = torch.bfloat16
+    batch |= {"rows": batch["rows"].to(kind), "wanted": batch["wanted"].to(kind)}
+    expected = deepcopy(model)(**batch)["loss"]
+    assert make_pipeline(model).step(**batch).loss == pytest.approx(expected.item(), rel=0.01)
 
 
 @pytest.mark.parametrize("microbatches", [4, 8])

@@ -45,6 +45,7 @@ class DividedLoss:
         self._memory, self._given = memory, given
         self._found: dict[int, list[torch.Tensor | float]] = {}
         self._counted: _Counted | None = None
+        self._accuracy = _ACCURACY
 
     def weigh(
         self, microbatch: int, loss: torch.Tensor, seen: Collection[Node | None]
@@ -57,6 +58,9 @@ class DividedLoss:
             return None
         divisors, is_all = find_divisors(loss, self._given.rows[microbatch])
         divided, names = self._memory.divided, self._given.names
+        # Whoever counts in the type of the loss rounds the count.
+        if loss.is_floating_point():
+            self._accuracy = max(_ACCURACY, torch.finfo(loss.dtype).eps)
         for divisor in divisors:
             # What an evaluation receives may have gradients that it has not in training.
             is_plain = not (divisor.is_trained and self._given.is_training)
@@ -86,10 +90,10 @@ class DividedLoss:
 
     def _require_alike(self, numbers: dict[int, float]) -> None:
         if self._counted is not None:
-            is_right = _are_alike(numbers, self._counted.counts)
+            is_right = _are_alike(numbers, self._counted.counts, self._accuracy)
         else:
-            is_right = _are_alike(numbers, [1.0] * len(self._given.rows))
-            is_right |= _are_alike(numbers, self._given.rows)
+            is_right = _are_alike(numbers, [1.0] * len(self._given.rows), self._accuracy)
+            is_right |= _are_alike(numbers, self._given.rows, self._accuracy)
         if is_right:
             return
         self._memory.divided[self._given.names] = ""
@@ -102,43 +106,45 @@ class DividedLoss:
 
     def _find_counted(self, microbatch: int, divisor: Divisor) -> _Counted | None:
         """Find what a divisor counts, if that differs between microbatches of one size."""
-        found = list(self._find_uneven())
         known = self._memory.divided[self._given.names]
+        found = list(self._find_uneven(known))
         if known:
-            return next((counted for counted in found if counted.name == known), None)
+            return next(iter(found), None)
         # A factor of the loss, such as its weight or sign, need not be a whole number.
         numbers = fetch_numbers([divisor.value, divisor.quotient]) if found else []
         fitting = [
             one
             for one in found
-            if any(_is_multiple(abs(number), one.counts[microbatch]) for number in numbers)
+            if any(self._is_multiple(abs(number), one.counts[microbatch]) for number in numbers)
         ]
         return max(fitting, key=lambda one: one.counts[microbatch], default=None)
 
-    def _find_uneven(self) -> Iterator[_Counted]:
-        """Yield what may be counted: labels, and masks of zeros and ones."""
+    def _is_multiple(self, divisor: float, count: float) -> bool:
+        """Whether a divisor is a count, or a whole number of times as large."""
+        if not count:
+            return abs(divisor) < _SMALL
+        times = divisor / count
+        is_whole = abs(times - round(times)) < self._accuracy * times
+        return times > 1 - self._accuracy and is_whole
+
+    def _find_uneven(self, only: str) -> Iterator[_Counted]:
+        """Yield what may be counted: labels, and masks of zeros and ones; or one of them."""
         rows = self._given.rows
-        for name, counts in self._given.labels.count_all():
+        for name, counts in self._given.labels.count_all(only):
             if sum(counts) and not _are_alike(dict(enumerate(counts)), rows):
                 yield _Counted(name, counts)
 
 
-def _is_multiple(divisor: float, count: float) -> bool:
-    """Whether a divisor is a count, or a whole number of times as large."""
-    if not count:
-        return abs(divisor) < _SMALL
-    times = divisor / count
-    return times > 1 - _ACCURACY and abs(times - round(times)) < _ACCURACY * times
-
-
-def _are_alike(numbers: dict[int, float], counts: Sequence[float]) -> bool:
+def _are_alike(
+    numbers: dict[int, float], counts: Sequence[float], accuracy: float = _ACCURACY
+) -> bool:
     """Whether numbers of microbatches are their counts, all times the same number.
 
     A divisor may be small itself; only where nothing is counted it may be just about zero.
     """
     times = max((n / counts[i] for i, n in numbers.items() if counts[i]), default=0.0)
     return all(
-        math.isclose(number, times * counts[i], rel_tol=_ACCURACY)
+        math.isclose(number, times * counts[i], rel_tol=accuracy)
         if counts[i]
         else abs(number) < _SMALL
         for i, number in numbers.items()

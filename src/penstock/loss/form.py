@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -66,7 +66,8 @@ _LINEAR = {
     "MeanBackward1",
 }
 # Those of them that join several terms.
-_JOINING = {"AddBackward0", "AddBackward1", "StackBackward0", "CatBackward0"}
+_STACK = "StackBackward0"
+_JOINING = {"AddBackward0", "AddBackward1", _STACK, "CatBackward0"}
 # Operations that are linear in one input, if no other input depends on a call.
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
@@ -188,8 +189,8 @@ def find_divisors(loss: torch.Tensor, rows: float) -> tuple[list[Divisor], bool]
     The second value says whether the loss is one such term and nothing else. Where a loop makes
     one term for each of the rows, what counts is the divisor of all of them together.
     """
-    found, of_rows = list[Divisor](), list[Divisor]()
-    others, waiting = 0, [(loss.grad_fn, Divisor())]
+    found, of_rows, others = list[Divisor](), list[Divisor](), 0
+    waiting = [(loss.grad_fn, Divisor())]
     for _ in range(_MOST_TERMS):
         if not waiting:
             break
@@ -197,8 +198,9 @@ def find_divisors(loss: torch.Tensor, rows: float) -> tuple[list[Divisor], bool]
         if node is None:
             continue
         name = node.name()
-        is_row = _is_below(node, lambda inner: _is_row(inner, rows), until="StackBackward0")
-        terms = of_rows if is_row else found
+        terms = found
+        if name in _TOTALS | _MEANS and _is_below(node, partial(_is_row, rows=rows), _STACK):
+            terms = of_rows
         if name == _WHOLE_MEAN and _is_below(node, lambda inner: inner.name() in _CHOOSING):
             size = float(node._saved_self_sym_numel)  # type: ignore[attr-defined]  # it has that
             value, quotient = divisor.value * size, divisor.quotient * size
@@ -210,12 +212,11 @@ def find_divisors(loss: torch.Tensor, rows: float) -> tuple[list[Divisor], bool]
             inputs = _find_divided(node, divisor)
             waiting += inputs
             others += not inputs
-    if of_rows and len(of_rows) % rows:
-        found += of_rows
-    else:
-        # As many as there are loops, since microbatches may differ in their rows.
-        found += [Divisor(shared) for shared in {id(t.shared): t.shared for t in of_rows}.values()]
+    if of_rows and not len(of_rows) % rows:
         others += len(of_rows)
+        # As many as there are loops, since microbatches may differ in their rows.
+        of_rows = list({id(one.shared): Divisor(one.shared) for one in of_rows}.values())
+    found += of_rows
     return found, len(found) == 1 and not others and not waiting
 
 

@@ -95,19 +95,26 @@ class BatchLabels:
         counts = iter(fetch_numbers(mean.count_each(derived)))
         return [0.0 if leaf is None else next(counts) for leaf in leaves]
 
-    def count_all(self) -> Iterator[tuple[str, list[float]]]:
-        """Yield, by name, what may be counted: labels, and masks of zeros and ones."""
+    def count_all(self, only: str = "") -> Iterator[tuple[str, list[float]]]:
+        """Yield, by name, what may be counted: labels, and masks of zeros and ones; or one name.
+
+        Nothing else is read then, since reading waits for a device.
+        """
         for name, column in self._columns.items():
             leaves = [dict(_leaves(value)) for value in column]
             for place in leaves[0]:
                 found = [each[place] for each in leaves if place in each]
                 if len(found) < len(leaves) or any(leaf.is_complex() for leaf in found):
                     continue
-                if all(bool(((leaf == 0) | (leaf == 1)).all()) for leaf in found):
-                    yield f"ones of {name}{place}", fetch_numbers([leaf.sum() for leaf in found])
-                if not any(leaf.is_floating_point() for leaf in found):
+                ones, labels = f"ones of {name}{place}", f"labels of {name}{place}"
+                if only in ("", ones) and all(
+                    bool(((leaf == 0) | (leaf == 1)).all()) for leaf in found
+                ):
+                    # Counted exactly, whatever their type.
+                    yield ones, fetch_numbers([(leaf == 1).sum() for leaf in found])
+                if only in ("", labels) and not any(leaf.is_floating_point() for leaf in found):
                     counts = [(leaf != HINTED_IGNORE_INDEX).sum() for leaf in found]
-                    yield f"labels of {name}{place}", fetch_numbers(counts)
+                    yield labels, fetch_numbers(counts)
 
     def find_uneven(self) -> str | None:
         """Find labels of -100, or a mask in a target, that are spread unevenly.
