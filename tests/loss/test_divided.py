@@ -96,6 +96,16 @@ def looped_over_all(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor
     return sum((row.sum() for row in each), torch.zeros(())) / mask.sum()
 
 
+def from_one(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return 1 - over_mask(rows, wanted, mask)
+
+
+def overlap(rows: torch.Tensor, _: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    # A ratio of two sums over the batch, which was weighed by rows without an error.
+    found = rows.sigmoid()
+    return 1 - 2 * (found * mask).sum() / (found.sum() + mask.sum())
+
+
 def tiny(rows: torch.Tensor, wanted: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (squares(rows, wanted) * mask).sum() / (1e-6 * wanted.abs().sum())
 
@@ -172,7 +182,7 @@ def test_sums_divided_by_sizes_are_means_over_rows(loss: Loss) -> None:
 
 # A factor, such as the weight or the sign of a loss, was taken for a part of the count. A large
 # one made all divisors so small that any of them seemed alike, and the loss was weighed by rows.
-@pytest.mark.parametrize("loss", [weighted, enlarged])
+@pytest.mark.parametrize("loss", [weighted, enlarged, from_one])
 def test_factors_do_not_belong_to_counts(loss: Loss) -> None:
     assert_like_unsplit(loss, make_batch(3))
 
@@ -205,7 +215,9 @@ def test_a_loop_over_rows_that_are_divided_together_is_refused(microbatches: int
         pipeline.step(**make_batch(3))
 
 
-@pytest.mark.parametrize("loss", [spread, tiny, by_hand_counted, beside_a_mean, mean_over_share])
+@pytest.mark.parametrize(
+    "loss", [spread, tiny, overlap, by_hand_counted, beside_a_mean, mean_over_share]
+)
 def test_other_divisors_are_refused(loss: Loss) -> None:
     pipeline = make_pipeline(Divides(loss))
     for run in (pipeline.step, pipeline.evaluate):

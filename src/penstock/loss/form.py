@@ -40,12 +40,18 @@ _MEAN = 1
 _SIGNED = 8
 # The number of operations in which the terms of a loss are looked for.
 _MOST_TERMS = 256
-# Operations whose result is a sum of their inputs, each multiplied by a factor.
+_SUMS = {"SumBackward0", "SumBackward1"}
+_MEANS = {"MeanBackward0", "MeanBackward1"}
+# Operations whose result is a sum of their inputs, each multiplied by a factor, and of a number.
 _LINEAR = {
+    *_SUMS,
+    *_MEANS,
     "AddBackward0",
     "AddBackward1",
     "SubBackward0",
     "SubBackward1",
+    "RsubBackward0",
+    "RsubBackward1",
     "NegBackward0",
     "CloneBackward0",
     "AliasBackward0",
@@ -60,10 +66,6 @@ _LINEAR = {
     "CatBackward0",
     "SelectBackward0",
     "UnbindBackward0",
-    "SumBackward0",
-    "SumBackward1",
-    "MeanBackward0",
-    "MeanBackward1",
 }
 # Those of them that join several terms.
 _STACK = "StackBackward0"
@@ -71,12 +73,10 @@ _JOINING = {"AddBackward0", "AddBackward1", _STACK, "CatBackward0"}
 # Operations that are linear in one input, if no other input depends on a call.
 _PRODUCTS = {"MulBackward0", "MulBackward1"}
 _QUOTIENTS = {"DivBackward0", "DivBackward1"}
-_SUMS = {"SumBackward0", "SumBackward1"}
 _NANSUM = "NansumBackward0"
 _TOTALS = _SUMS | {_NANSUM}
 _CHOOSING = {"IndexBackward0", "MaskedSelectBackward0"}
 _WHOLE_MEAN = "MeanBackward0"
-_MEANS = {"MeanBackward0", "MeanBackward1"}
 
 
 @dataclass(frozen=True, slots=True)
