@@ -52,6 +52,25 @@ def test_patches_come_with_their_grid() -> None:
     assert patches["grid_thw"].tolist() == [[1, 4, 4]] * 3
 
 
+def test_patches_among_words_have_as_many_places_as_are_left_of_them() -> None:
+    # Words ran without pictures, so that a tower behind the layers was on the last stage.
+    text: Any = {**SMALL, "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 40}
+    rope: Any = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    vision: Any = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "patch_size": 4}
+    config = transformers.Qwen2VLConfig(
+        text_config={**text, "rope_parameters": rope}, vision_config=vision, image_token_id=39
+    )
+    model = transformers.Qwen2VLForConditionalGeneration(config)
+    both = next(one for one in examples_of(model) if {"input_ids", "image_grid_thw"} <= one.keys())
+    assert tuple(both["pixel_values"].shape) == (3 * 16, 3 * 2 * 4 * 4)
+    assert (both["input_ids"] == 39).sum(1).tolist() == [4, 4, 4]
+    calls = [
+        {call.path.rpartition("model.")[2] for call in found.calls}
+        for found in find_own_dependencies(model, ["model.language_model.layers"])
+    ]
+    assert ["visual" in called for called in calls] == [False, True]
+
+
 def test_pictures_have_the_size_of_the_configuration() -> None:
     found = shapes("ViT", **SMALL, intermediate_size=16, image_size=8, patch_size=4)
     assert [one["pixel_values"][1:] for one in found] == [(3, 8, 8)]

@@ -3,6 +3,7 @@
     input_ids                        words: `dummy_inputs`, also for a second tower
     pixel_values                     pictures of the size in the configuration
     hidden_states, grid_thw          patches of pictures
+    pixel_values, image_grid_thw     patches of pictures that come with words
     input_values, input_features     sounds
 
 Pictures come with words that have places for them, if the model takes both. All are for runs on
@@ -24,6 +25,7 @@ __all__ = ["own_examples"]
 _LOGGER = getLogger(__name__)
 _ROWS, _WORDS, _SAMPLES, _FRAMES = 2, 5, 16000, 256
 _MEL_BINS, _SIZE, _SIDE = 80, 224, 4
+_WORDS_GRID = "image_grid_thw"
 _Example = dict[str, Any]
 
 
@@ -70,17 +72,19 @@ def _examples(model: Any, copy: Any, dtype: torch.dtype) -> Iterator[_Example]:
 
 
 def _pictures(config: Any, names: Collection[str], rows: int) -> Iterator[_Example]:
-    """Yield a picture in each row, and the patches of one."""
+    """Yield a picture in each row, and the patches of one, as the names ask for."""
     channels = _setting(config, "num_channels") or _setting(config, "in_channels") or 3
     if "pixel_values" in names:
         size = _setting(config, "image_size") or _SIZE
         height, width = (size, size) if isinstance(size, int) else size
         yield {"pixel_values": torch.zeros(rows, channels, height, width)}
     side, frames = _setting(config, "patch_size"), _setting(config, "temporal_patch_size") or 1
-    if "grid_thw" in names and isinstance(side, int):
-        first = "hidden_states" if "hidden_states" in names else "pixel_values"
+    grid = next((name for name in ("grid_thw", _WORDS_GRID) if name in names), None)
+    if grid is not None and isinstance(side, int):
+        is_tower = grid != _WORDS_GRID and "hidden_states" in names
         patches = torch.zeros(rows * _SIDE * _SIDE, channels * frames * side * side)
-        yield {first: patches, "grid_thw": torch.tensor([[1, _SIDE, _SIDE]] * rows)}
+        first = "hidden_states" if is_tower else "pixel_values"
+        yield {first: patches, grid: torch.tensor([[1, _SIDE, _SIDE]] * rows)}
 
 
 def _with_places(
@@ -91,6 +95,21 @@ def _with_places(
     token = _setting(model.config, "image_token_index") if token is None else token
     if token is None or not hasattr(model, "get_image_features"):
         return None
+    text = words["input_ids"]
+    count = _count_places(model, pictures, len(text))
+    if count is None:
+        return None
+    places = torch.full((len(text), count), token)
+    ids = torch.cat([text[:, :2], places, text[:, 2:]], 1)
+    kinds = {n: (ids == token).long() for n in names if n.endswith("token_type_ids")}
+    return {**words, **pictures, "input_ids": ids, **kinds}
+
+
+def _count_places(model: Any, pictures: _Example, rows: int) -> int | None:
+    """Return how many features the model makes of the picture in each row."""
+    if _WORDS_GRID in pictures:
+        # The model's code looks at the values of the grid, so that a copy without memory cannot.
+        return (_SIDE // (_setting(model.config, "spatial_merge_size") or 1)) ** 2
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
@@ -99,12 +118,7 @@ def _with_places(
         _LOGGER.debug("the model makes no features of %s: %s", list(pictures), error)
         return None
     features = tree_leaves(getattr(found, "pooler_output", found))
-    text = words["input_ids"]
-    count = sum(one.numel() // one.shape[-1] for one in features) // len(text)
-    places = torch.full((len(text), count), token)
-    ids = torch.cat([text[:, :2], places, text[:, 2:]], 1)
-    kinds = {n: (ids == token).long() for n in names if n.endswith("token_type_ids")}
-    return {**words, **pictures, "input_ids": ids, **kinds}
+    return sum(one.numel() // one.shape[-1] for one in features) // rows
 
 
 def _sounds(config: Any, names: Collection[str]) -> Iterator[_Example]:
