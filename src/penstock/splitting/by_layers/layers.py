@@ -109,9 +109,10 @@ def _plan_by_own_example(
     """
     needing: dict[int, LayerRoutes] = {}
     refused: list[ModelError] = []
-    is_planned = False
+    has_run = is_planned = False
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for dependencies in find_own_dependencies(model, lists):
+        has_run = True
         # In the plain plan all stages get all inputs.
         everywhere = replace(dependencies, decisions=dependencies.decisions | dependencies.inputs)
         try:
@@ -123,9 +124,33 @@ def _plan_by_own_example(
         is_planned = True
         if not _is_enough(plain, needed, parameters):
             needing.setdefault(len(dependencies.calls), routes)
+    if not has_run:
+        _require_no_lists_beside(model, units)
     if refused and not is_planned:
         raise refused[0]
     return needing[max(needing)] if needing else plain
+
+
+def _require_no_lists_beside(model: nn.Module, units: Units) -> None:
+    """Raise if other lists have a module for each layer, or for each but one: norms, scores.
+
+    Such modules may run between the layers, which the plain plan takes for after all of them.
+    """
+    parents = {layer.rpartition(".")[0] for layer in units.layers}
+    lengths = {len(model.get_submodule(path)._modules) for path in parents}
+    beside = []
+    for path in units.containers:
+        module = model.get_submodule(path)
+        count = len(module._modules) if isinstance(module, nn.ModuleList | nn.ModuleDict) else 0
+        is_around = any(f"{parent}.".startswith(f"{path}.") for parent in parents)
+        if count > 1 and not is_around and {count, count + 1} & lengths:
+            beside.append(path)
+    if beside:
+        raise ModelError(
+            f"the model has other lists with as many modules as layers ("
+            f"{', '.join(map(repr, beside))}), and only an example shows whether they run between "
+            "the layers; give one (layers='auto', example_kwargs={...})"
+        )
 
 
 def _is_enough(plain: LayerRoutes, routes: LayerRoutes, parameters: Collection[str]) -> bool:
