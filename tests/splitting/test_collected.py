@@ -146,6 +146,7 @@ def assert_router_gradients(
         assert (found[name] - gradient).abs().max().item() <= 1e-9, name
 
 
+@pytest.mark.parametrize("has_example", [True, False], ids=["example", "none"])
 @pytest.mark.parametrize(
     ("stages", "schedule", "microbatches"),
     [
@@ -156,13 +157,14 @@ def assert_router_gradients(
     ],
 )
 def test_router_losses_over_all_layers_have_the_models_gradients(
-    stages: int, schedule: str, microbatches: int
+    stages: int, schedule: str, microbatches: int, has_example: bool
 ) -> None:
-    # Router logits are collected by hooks on a part of each layer, and were refused.
+    # Router logits are collected by hooks on a part of each layer, and were refused. The model's
+    # own example was left out, since tokens per expert could not be counted on the meta device.
     model = mixtral()
-    example = {"labels": IDS[:2]}
+    example, labels = ([IDS[:2]], {"labels": IDS[:2]}) if has_example else (None, None)
     pipe = ps.split(
-        model, layers="model.layers", stages=stages, example=[IDS[:2]], example_kwargs=example
+        model, layers="model.layers", stages=stages, example=example, example_kwargs=labels
     )
     pipeline = ps.Pipeline(pipe, schedule, microbatches=microbatches, loss=ps.find_loss)
     result = pipeline.step(IDS, labels=IDS, return_outputs=True)
@@ -172,12 +174,6 @@ def test_router_losses_over_all_layers_have_the_models_gradients(
     assert len(result.outputs.router_logits) == 4
     found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     assert_router_gradients(found, expected)
-
-
-def test_router_losses_without_an_example_are_refused_with_advice() -> None:
-    pipe = ps.split(mixtral(), layers="model.layers", stages=2)
-    with pytest.raises(ModelError, match=r"'model\.layers\.0\.mlp\.gate' .*split with example="):
-        pipe(IDS, labels=IDS)
 
 
 def train_mixtral(_rank: int, schedule: str) -> tuple[float | None, dict[str, torch.Tensor]]:

@@ -212,7 +212,8 @@ def _find_needed_by(
     """Return the stages that need each value; none for an input that was not used."""
     needed_by: dict[Value, set[int]] = {value: set() for value in dependencies.inputs}
     uses = [(stages[call.path, call.number], call.uses) for call in dependencies.calls]
-    deciding = [(stage, dependencies.decisions) for stage in range(num_stages)]
+    everywhere = dependencies.decisions | dependencies.counts
+    deciding = [(stage, everywhere) for stage in range(num_stages)]
     for stage, values in [*uses, (num_stages - 1, dependencies.output), *deciding]:
         for value in values:
             needed_by.setdefault(value, set()).add(stage)

@@ -92,16 +92,29 @@ class Picking(nn.Module):
                 x = x + 1 if torch.equal(x, x) else x
             case "unique":
                 x = torch.unique_consecutive(x)
+            case "bincount":
+                x = torch.bincount(x.flatten().long().abs())
+            case "count":
+                x = torch.bincount(x.flatten().long().abs(), minlength=99)
         return x
 
 
-@pytest.mark.parametrize("how", ["item", "list", "array", "mask", "equal", "unique"])
+@pytest.mark.parametrize("how", ["item", "list", "array", "mask", "equal", "unique", "bincount"])
 def test_every_way_to_read_values_is_a_decision(how: str) -> None:
     assert find(Picking(how)).decisions == {layer(0)}
 
 
 def test_indexing_by_numbers_is_not_a_decision() -> None:
     assert find(Picking("numbers")).decisions == frozenset()
+
+
+def test_counts_of_a_known_length_are_needed_everywhere_but_decide_nothing() -> None:
+    # Tokens per expert are counted so, also of a model without memory, in which torch cannot.
+    found = find(Picking("count"))
+    with torch.device("meta"):
+        model = Picking("count")
+    for dependencies in (found, find(model)):
+        assert (dependencies.counts, dependencies.decisions) == ({layer(0)}, frozenset())
 
 
 def test_a_write_to_a_view_counts_for_the_whole_tensor() -> None:

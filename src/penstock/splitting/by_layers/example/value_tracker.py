@@ -67,6 +67,8 @@ class Dependencies:
 
     A parameter or buffer that is used outside of the calls of units is a value of its own name.
 
+    - `counts`: what is counted into a known length, as tokens per expert. Every stage counts it,
+      but nothing else depends on the values.
     - `written`: buffers of containers that were written to, with the values written.
     - `merged`: what was written to a tensor, what that was made of before, and the number of calls
       until then.
@@ -82,6 +84,7 @@ class Dependencies:
     calls: list[Call] = field(default_factory=list)
     output: Sources = _NOTHING
     decisions: Sources = _NOTHING
+    counts: Sources = _NOTHING
     written: dict[str, Sources] = field(default_factory=dict)
     merged: set[tuple[Sources, Sources, int]] = field(default_factory=set)
     inner_uses: frozenset[tuple[str, str]] = frozenset()
@@ -97,15 +100,26 @@ class _Decisions(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped upstream
-        self.is_found = False
+        self.is_found = self.is_count = False
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Run the operation, and check what it is."""
-        if _DECIDING_TAGS.intersection(func.tags):
+        is_bincount = func is torch.ops.aten.bincount.default
+        length = _length_of_counts(*args, **(kwargs or {})) if is_bincount else 0
+        if length:
+            self.is_count = True
+            if args[0].is_meta:  # where torch cannot count
+                return args[0].new_empty(length, dtype=torch.long)
+        elif _DECIDING_TAGS.intersection(func.tags):
             self.is_found |= func is not torch.ops.aten.index.Tensor or _has_mask(args[1])
         return func(*args, **(kwargs or {}))
+
+
+def _length_of_counts(_given: Any, weights: Any = None, minlength: int = 0) -> int:
+    """Return the length that counts have whatever is counted, or zero if values decide it."""
+    return minlength if weights is None else 0
 
 
 def _unwrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -173,7 +187,10 @@ class ValueTracker(TorchFunctionMode):
         if func in _DECIDING or self._decisions.is_found:
             self.dependencies.decisions |= found
             self._side_outputs.refuse(args, "the model decides by")
-        self._decisions.is_found = False
+        if self._decisions.is_count:
+            self.dependencies.counts |= found
+            self._side_outputs.refuse(args, "the model counts")
+        self._decisions.is_found = self._decisions.is_count = False
         for tensor in written_by(func, args):
             before = self.sources(tensor)
             if tensor in self._names:
