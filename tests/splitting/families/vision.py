@@ -27,6 +27,7 @@ TIMM: dict[str, dict[str, Any]] = {
     },
     "MetaFormer": {**_PYRAMID, "dims": (8, 8, 16, 16)},
     "pvt_v2_b0": _PYRAMID,
+    "xcit_nano_12_p8_224": {"depth": 4, "img_size": 32, **_WIDTH},
     "resnet10t": {"drop_rate": 0.0},
 }
 # A function of `torchvision.models`, and its sizes.
