@@ -70,11 +70,12 @@ def measure(kind: str, columns: Collection[str] = COLUMNS) -> dict[str, Any]:
         return {"kind": kind, "not built": "its gradients are zero"}
     for name in columns:
         schedules, split = ways[name]
-        row[name] = _try(built, split, schedules, expected)
-        if row[name].startswith("WRONG") and _has_batch_norms(built.model):
+        found = _try(built, split, schedules, expected)
+        if found.startswith("WRONG") and _has_batch_norms(built.model):
             with batch_norms_in_one_layout():
                 again = _try(built, split, schedules, _reference(built))
-            row[name] = ONE_LAYOUT if again == EXACT else row[name]
+            found = ONE_LAYOUT if again == EXACT else found
+        row[name] = found
     if str(row.get(COLUMNS[2], EXACT)).startswith((REFUSED, LATE)):
         one = rows_of(built.inputs, 0, built.shared)
         again = _try(

@@ -60,7 +60,8 @@ def test_patches_among_words_have_as_many_places_as_are_left_of_them() -> None:
     config = transformers.Qwen2VLConfig(
         text_config={**text, "rope_parameters": rope}, vision_config=vision, image_token_id=39
     )
-    model = transformers.Qwen2VLForConditionalGeneration(config)
+    made: Any = transformers.Qwen2VLForConditionalGeneration
+    model = made(config)
     both = next(one for one in examples_of(model) if {"input_ids", "image_grid_thw"} <= one.keys())
     assert tuple(both["pixel_values"].shape) == (3 * 16, 3 * 2 * 4 * 4)
     assert (both["input_ids"] == 39).sum(1).tolist() == [4, 4, 4]

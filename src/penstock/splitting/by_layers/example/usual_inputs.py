@@ -109,7 +109,7 @@ def _count_places(model: Any, pictures: _Example, rows: int) -> int | None:
     """Return how many features the model makes of the picture in each row."""
     if _WORDS_GRID in pictures:
         # The model's code looks at the values of the grid, so that a copy without memory cannot.
-        return (_SIDE // (_setting(model.config, "spatial_merge_size") or 1)) ** 2
+        return (_SIDE // int(_setting(model.config, "spatial_merge_size") or 1)) ** 2
     device = next(model.parameters()).device
     try:
         with torch.no_grad():
@@ -118,7 +118,7 @@ def _count_places(model: Any, pictures: _Example, rows: int) -> int | None:
         _LOGGER.debug("the model makes no features of %s: %s", list(pictures), error)
         return None
     features = tree_leaves(getattr(found, "pooler_output", found))
-    return sum(one.numel() // one.shape[-1] for one in features) // rows
+    return sum(int(one.numel() // one.shape[-1]) for one in features) // rows
 
 
 def _sounds(config: Any, names: Collection[str]) -> Iterator[_Example]:
